@@ -32,7 +32,7 @@ from bench.results import ROOT, percentiles, spread
 from bench.shapes import SHAPES, qwen
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.kernels import activation, attention, linear, norm, rope, sample
+from minfer.kernels import activation, attention, fused_linear, norm, rope, sample
 from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.sample_reference import SamplingValues
 
@@ -406,7 +406,8 @@ def kernels(_lab: Lab, model: str) -> Figures:
         return Norm(t(size), eps)
 
     unfiltered, rotate = partial(sample.sample, filtered=False), rope.rope_and_cache
-    plain, gated, add = linear.norm_linear, linear.norm_gated, linear.linear_add
+    plain, gated = fused_linear.norm_linear, fused_linear.norm_gated
+    add = fused_linear.linear_add
     # The function, the bytes that it moves, and its arguments.
     work: dict[str, tuple[Callable[..., Any], int, Callable[[], Any]]] = {
         "RMSNorm of a sum, 4096 tokens": (

@@ -103,6 +103,7 @@ class Model:
             max_model_len=length,
             max_num_seqs=256,
             gpu_memory_utilization=0.93 if name == "moe" else 0.88,
+            enforce_eager=args.hits,
         )
         self.start = time.perf_counter() - began
         self.executor = cast(TorchExecutor, self.llm.worker.driver.executor)
@@ -155,32 +156,25 @@ class Model:
             "step_ms": 1e3 * median(gaps) if gaps else None,
         }
 
-    def hit(self, rows: int) -> dict[str, Any] | None:
-        """Returns how many experts a layer's decode step hits, the mean of all layers
-        and some steps, with graphs off.
+    def hit(self, rows: int) -> dict[str, Any]:
+        """Returns how many experts a layer's step of so many decode rows hits: the mean
+        of all layers of some steps. The engine must run without graphs.
         """
-        sparse = [
-            one.feed_forward
-            for one in self.model.spec.layers
-            if isinstance(one.feed_forward, MoE)
-        ]
-        if not sparse:
-            return None
+        feeds = [layer.feed_forward for layer in self.model.spec.layers]
+        sparse = next(one for one in feeds if isinstance(one, MoE))
         counts: list[torch.Tensor] = []
         real = router.route
 
         def counted(*given: Any) -> Choice:
             choice = real(*given)
-            if (choice.ids[:, 0] >= 0).sum() == rows:
+            if len(choice.ids) >= rows == int((choice.ids[:, 0] >= 0).sum()):
                 counts.append(experts_hit(choice))
             return choice
 
-        router.route = counted  # type: ignore[assignment]  # for these steps
-        runner = self.executor.runner
-        graphs, runner.graphs = runner.graphs, None  # type: ignore[assignment]
-        self.ask(rows, 64, 8)
-        router.route, runner.graphs = real, graphs
-        experts, k = sparse[0].experts, sparse[0].rule.top_k
+        vars(router).update(route=counted)
+        self.ask(rows, 16, 16)
+        vars(router).update(route=real)
+        experts, k = sparse.experts, sparse.rule.top_k
         return {
             "rows": rows,
             "hit": float(torch.stack(counts).float().mean()),
@@ -201,6 +195,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in args.models:
         model = Model(name, args)
+        if args.hits:
+            found[name] = {"hits": [model.hit(rows) for rows in args.rows]}
+            print(name, found[name], flush=True)
+            model.llm.close()
+            continue
         row: dict[str, Any] = {"start_s": model.start, "throughput": [], "steps": []}
         found[name] = row
         for rows in args.rows:
@@ -222,6 +221,7 @@ if __name__ == "__main__":
             "--models": {"nargs": "+", "default": list(SHAPES)},
             "--rows": {"nargs": "*", "type": int, "default": [1, 8, 64, 256]},
             "--long": {"nargs": "*", "type": int, "default": [1, 8]},
+            "--hits": {"action": "store_true", "help": "count experts instead"},
             "--tiny": {"action": "store_true"},
         },
     )

@@ -36,7 +36,7 @@ from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS, SAME, STANDARD
+from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records import acceptance
 from minfer.records.state import EngineState, Turn

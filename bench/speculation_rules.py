@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from attrs import frozen
 
-from minfer.effects.setup.speculation import (
+from minfer.effects.setup.speculation_settings import (
     DRAFT_MODEL,
     METHODS,
     SpeculativeConfig,

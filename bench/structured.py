@@ -30,7 +30,7 @@ from attrs import frozen
 from bench.results import percentiles, run, show, spread
 from bench.schemas import Maker
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 
 MOST_TOKENS = 800
 AT_ONCE = 64

@@ -212,7 +212,7 @@ def first_eviction() -> Measure:
 
 
 def _cold(keys: bool) -> Measure:
-    """Nobody else runs: all of the turn is the prompt's."""
+    """No other row runs: all of the turn is the prompt's."""
     engine = Engine()
     cold = engine.request(100_000)
     return engine.again(Submit(cold if keys else evolve(cold, keys=())))

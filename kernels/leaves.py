@@ -36,7 +36,7 @@ PLAIN: Final = Scheme(
     scales="none",
     arithmetic="the activations' dtype, summed in float32",
     cpu="plain",
-    gpu="linear",
+    gpu="fused_linear",
     cpu_experts="plain_experts",
     gpu_experts="experts",
 )

@@ -1,4 +1,4 @@
-"""The Triton kernel of matrix products of few tokens; linear.py has its theory, and
+"""The Triton kernel of matrix products of few tokens; fused_linear.py has its theory, and
 launches it.
 """
 

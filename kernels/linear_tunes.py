@@ -1,4 +1,4 @@
-"""Constants of the kernel of linear.py for each product, from measurements.
+"""Constants of the kernel of fused_linear.py for each product, from measurements.
 
 Best of 875 candidates at the shapes of Qwen2.5 0.5B, 1.5B and 7B on an H200, in CUDA
 graphs over 220 MB of weights (2026-11-20). Compared with separate norm, cuBLAS and

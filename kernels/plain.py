@@ -1,4 +1,4 @@
-"""Plain torch versions of linear, logprobs, norm, rows and verify.py for the CPU, without
+"""Plain torch versions of linear, logprobs, norm, rows and drafts for the CPU, without
 Triton.
 
 They are the kernels' references, too. Few operations matter more than few bytes: the time
@@ -129,13 +129,13 @@ def advance(
 
 
 def keep(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
-    """Store logits of rows that are not the scratch row; see masks.py."""
+    """Store logits of rows that are not the scratch row; see masked_logits.py."""
     there = rows != scratch
     out[rows[there].long()] = logits[there]
 
 
 def hide(kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-    """Logits of rows, without the tokens that are not allowed; see masks.py."""
+    """Logits of rows, without the tokens that are not allowed; see masked_logits.py."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : kept.shape[1]]
     return kept.index_select(0, rows.long()).masked_fill(bits == 0, -torch.inf)
@@ -174,7 +174,7 @@ def write_draft_inputs(
     state: RowTensors,
     out: Tensor,
 ) -> None:
-    """Drafts as inputs; see verify.py."""
+    """Drafts as inputs; see verify_drafts.py."""
     places = torch.arange(len(drafts), dtype=torch.int32, device=drafts.device)[:, None]
     there = places < counts
     tokens = drafts if proposed is None else torch.where(drafts < 0, proposed, drafts)
@@ -195,7 +195,7 @@ def accept_drafts(
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
-    """Which rows' drafts equal the sampled tokens; see verify.py."""
+    """Which rows' drafts equal the sampled tokens; see verify_drafts.py."""
     accepts = (owners == before) & (owners != state.scratch)
     accepts &= state.last.index_select(0, owners) == drafts
     next_rows.copy_(torch.where(accepts, owners, state.scratch))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from minfer.effects.live.errors import RequestError as RequestError
     from minfer.effects.live.llm import LLM as LLM
     from minfer.effects.models.config_reader import CheckpointError as CheckpointError
-    from minfer.effects.text.chat import ChatTemplateError as ChatTemplateError
+    from minfer.effects.text.chat_templates import ChatTemplateError as ChatTemplateError
     from minfer.effects.text.outputs import EmbeddingOutput as EmbeddingOutput
     from minfer.effects.text.outputs import RequestOutput as RequestOutput
 
@@ -31,7 +31,7 @@ _LAZY = {
     "AsyncLLM": "live.async_llm",
     "BeamSearchOutput": "live.beams.beam_search",
     "BeamSearchParams": "live.beams.beam_search",
-    "ChatTemplateError": "text.chat",
+    "ChatTemplateError": "text.chat_templates",
     "CheckpointError": "models.config_reader",
     "EngineDeadError": "live.errors",
     "LLM": "live.llm",

@@ -138,7 +138,7 @@ def test_what_follows_does_not_know_the_specification(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=shown)
-def test_kernels_import_torch_and_triton_alone(path: Path) -> None:
+def test_kernels_import_only_torch_and_triton(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
         allowed = {*sys.stdlib_module_names, "torch", "triton", "flash_attn", "quack"}

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol, cast
 
 from attrs import frozen
 
-from minfer.effects.cli.errors import BAD_INPUT
+from minfer.effects.cli.exit_codes import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
 from minfer.effects.setup.removed import refuse
 

@@ -2,7 +2,7 @@
 
 Each command is a module that adds its options and runs the command (see `commands.py`).
 It is imported only when its command is used, and imports heavy modules when it runs:
-`--help` needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
+`--help` needs no torch. Exit codes are those of `minfer.effects.cli.exit_codes`.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Final
 
 import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
-from minfer.effects.cli.errors import guarded
+from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
 from minfer.values.checks import ConfigError
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from minfer.effects.cli.errors import guarded
+from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.options import (
     TOY,
     TOY_LIMITS,

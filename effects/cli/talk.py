@@ -13,7 +13,7 @@ from minfer.effects.live.input_processing.input_processor import (
     TooLongError,
 )
 from minfer.effects.live.llm import LLM
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.lifecycle.arrive import longest_prompt
 
 _HELP: Final = """\

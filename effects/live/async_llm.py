@@ -31,7 +31,7 @@ from minfer.records.plan import LAST
 from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat_templates import ChatOptions, Conversation, Tools
 
 
 class AsyncLLM(ServedModel):
@@ -201,7 +201,7 @@ class AsyncLLM(ServedModel):
                 await ready.wait()
                 ready.clear()
                 # Log-probabilities of a long prompt take a while to read.
-                long = processor.scores is not None and processor.scores.unread
+                long = processor.scores is not None and bool(processor.scores.unread)
                 output = (
                     await asyncio.to_thread(processor.take) if long else processor.take()
                 )

@@ -34,9 +34,10 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.plan import Logprobs, Pooled
+from minfer.records.plan import Pooled
 from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
+from minfer.records.token_logprobs import Logprobs
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the outputs that it is in.

@@ -33,7 +33,7 @@ from minfer.records.plan import LAST
 from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversations, Tools
+    from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -254,7 +254,7 @@ class LLM(ServedModel):
         *,
         streaming: bool = False,
     ) -> RequestBatch:
-        from minfer.effects.text.chat import conversations
+        from minfer.effects.text.chat_templates import conversations
 
         chat_prompts = [self._rendered(one, how) for one in conversations(messages)]
         if params is None:

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
+from typing_extensions import override
 
 from minfer.records.messages import Event, Finish, Pause
 from minfer.records.plan import Mask, Plan
@@ -64,31 +65,38 @@ class MaskMaker(Protocol):
         ...
 
 
-class NoMasks:
+class NoMasks(MaskMaker):
     """A `MaskMaker` without masks: every row may sample any token."""
 
+    @override
     def listen(self, post: Callable[[Event], None]) -> None:
-        """As `MaskMaker` says: no events are posted."""
+        """No events are posted."""
 
+    @override
     def use_memory(self, lend: "Callable[[int], Lines | None]") -> None:
-        """As `MaskMaker` says: no masks are written."""
+        """No masks are written."""
 
-    def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
-        """As `MaskMaker` says: no sample is paused."""
+    @override
+    def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
+        """No sample is paused."""
         return ()
 
+    @override
     def observe(self, transition: Transition) -> None:
-        """As `MaskMaker` says: ignored."""
+        """Ignored."""
 
-    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":  # noqa: ARG002  # the protocol's
-        """As `MaskMaker` says: at once."""
+    @override
+    def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
+        """At once."""
         return ready_masks(StepMasks())
 
+    @override
     def drop(self, samples: Iterable[SampleId]) -> None:
-        """As `MaskMaker` says: there is no state."""
+        """There is no state."""
 
+    @override
     def close(self) -> None:
-        """As `MaskMaker` says: there is nothing to release."""
+        """There is nothing to release."""
 
 
 def no_memory(step: int) -> None:

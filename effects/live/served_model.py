@@ -36,7 +36,7 @@ from minfer.effects.live.input_processing.prompts import (
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.text.grammars.protocol import Compiler, GrammarError
+from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
 from minfer.effects.text.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation
+    from minfer.effects.text.chat_templates import ChatOptions, Conversation
     from minfer.effects.text.user_tokenizer import UserTokenizer
 
 

@@ -30,7 +30,7 @@ from minfer.effects.models.linear import (
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
-from minfer.effects.models.rope import FULL, SLIDING, Rope
+from minfer.effects.models.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.windows import read_windows
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 

@@ -48,7 +48,7 @@ from minfer.effects.models.moe import (
     read_moe,
 )
 from minfer.effects.models.parts import Part
-from minfer.effects.models.rope import FULL, parse_ropes
+from minfer.effects.models.rope_scaling import FULL, parse_ropes
 
 if TYPE_CHECKING:
     from torch import Tensor

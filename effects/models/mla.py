@@ -34,7 +34,7 @@ from minfer.effects.models.linear import (
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
-from minfer.effects.models.rope import Rope, softmax_factor
+from minfer.effects.models.rope_scaling import Rope, softmax_factor
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:

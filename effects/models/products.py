@@ -51,7 +51,7 @@ def norm_gated(
     """Returns activation(gate) * up of gate and up, fused in a leaf: [tokens, inputs] ->
     [tokens, outputs / 2].
 
-    `fused` is as in `minfer.kernels.linear.norm_gated`.
+    `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
     kernels = _kernels(gate_up)
     found: Tensor = kernels.norm_gated(x, norm, gate_up, activation, fused)

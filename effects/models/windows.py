@@ -2,7 +2,7 @@
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.rope import FULL, KINDS, SLIDING
+from minfer.effects.models.rope_scaling import FULL, KINDS, SLIDING
 
 
 def read_windows(read: ConfigReader, family: Family) -> tuple[int | None, ...]:

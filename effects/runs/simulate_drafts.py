@@ -16,7 +16,7 @@ from attrs import evolve
 
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.simulate_options import Case
-from minfer.effects.setup.speculation import DRAFT_MODEL, NGRAM, SUFFIX
+from minfer.effects.setup.speculation_settings import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.runs.cost import CostModel

@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.description import BODYLESS
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
-from minfer.effects.serving.errors import ApiError
 from minfer.effects.setup.nearest import nearest
 
 ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all below

@@ -22,7 +22,12 @@ from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.request_names import prompt_name
-from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
+from minfer.effects.serving.client_errors import (
+    CANCELLED,
+    INTERNAL,
+    SHUTTING_DOWN,
+    ApiError,
+)
 from minfer.effects.serving.protocol import (
     AnswerWriter,
     Endpoint,

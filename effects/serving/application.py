@@ -28,12 +28,12 @@ from minfer.effects.serving.addresses import (
     wrong_method,
 )
 from minfer.effects.serving.answer_task import AnswerTask
-from minfer.effects.serving.anthropic import errors as anthropic_errors
+from minfer.effects.serving.anthropic import error_format as anthropic_errors
 from minfer.effects.serving.anthropic import models as anthropic_models
 from minfer.effects.serving.anthropic.models import speaks_anthropic
+from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS, ROUTES
-from minfer.effects.serving.errors import ApiError, to_api_error
 from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView

@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import ModelSchema
 
 import minfer
-from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
+from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject

@@ -7,8 +7,13 @@ WebSocket (`wire/websocket.py`) is no row: one path of its own reaches all endpo
 
 from typing import Final
 
-from minfer.effects.serving.anthropic import count_tokens, messages
-from minfer.effects.serving.openai import chat, completions, embeddings, responses
+from minfer.effects.serving.anthropic import count_tokens, create_message
+from minfer.effects.serving.openai import (
+    chat_completions,
+    completions,
+    embeddings,
+    responses,
+)
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.tokens import detokenize, tokenize
 from minfer.effects.serving.wire.post import post_route
@@ -16,10 +21,10 @@ from minfer.effects.serving.wire.transport import RouteMaker
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     completions.ENDPOINT,
-    chat.ENDPOINT,
+    chat_completions.ENDPOINT,
     responses.ENDPOINT,
     embeddings.ENDPOINT,
-    messages.ENDPOINT,
+    create_message.ENDPOINT,
 )
 QUERY_ENDPOINTS: Final[tuple[QueryEndpoint, ...]] = (
     count_tokens.QUERY_ENDPOINT,

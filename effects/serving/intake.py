@@ -19,7 +19,7 @@ from minfer.effects.live.errors import EngineDeadError, OverloadedError, Request
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.serving.access.authentication import Caller, caller_of
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
+from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
     Prepared,
@@ -33,7 +33,7 @@ from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import client_field
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.transport import Connection, ignore_part
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.policies.fair_queue import FairQueue
 from minfer.sampling.structured import StructuredOutputs
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -32,7 +32,7 @@ from minfer.records.request import SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import Conversation, Tools
+    from minfer.effects.text.chat_templates import Conversation, Tools
 
 
 @frozen(kw_only=True)

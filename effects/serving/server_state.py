@@ -12,7 +12,7 @@ from minfer.effects.live.client import EngineDied, EngineMessage
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.access.retry_after import QueuePace
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import (
+from minfer.effects.serving.client_errors import (
     INTERNAL,
     OVERLOADED,
     SHUTTING_DOWN,

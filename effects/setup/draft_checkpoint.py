@@ -16,7 +16,7 @@ from minfer.effects.models.checkpoint import CheckpointError, read_config
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.folders import bundled_folder, model_folder
-from minfer.effects.setup.speculation import DRAFT_MODEL, SpeculativeConfig
+from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
 from minfer.records.config import EngineConfig
 from minfer.values.checks import ConfigError
 

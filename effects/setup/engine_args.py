@@ -21,7 +21,7 @@ from minfer.effects.setup.option_values import (
     option,
     whole,
 )
-from minfer.effects.setup.speculation import SpeculativeConfig
+from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
 
 _SHORT: Final = {"half": "float16", "float": "float32"}

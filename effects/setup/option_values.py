@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.effects.setup.speculation import read_json, speculative_config
+from minfer.effects.setup.speculation_settings import read_json, speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
 from minfer.values.checks import MOST, ConfigError, is_number

@@ -30,7 +30,10 @@ from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.option_values import policy_of
-from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
+from minfer.effects.setup.speculation_settings import (
+    SpeculativeConfig,
+    speculative_config,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.values.checks import ConfigError

@@ -10,11 +10,11 @@ themselves, and gets them at once.
 from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.logprobs import by_id
-from minfer.effects.text.outputs import BeamFinished, CompletionOutput, Logprob
+from minfer.effects.text.logprobs_by_id import by_id
+from minfer.effects.text.outputs import BeamFinished, CompletionOutput
 from minfer.effects.text.stops import StopMatcher
 from minfer.records.messages import Finished
-from minfer.records.plan import TokenLogprobs
+from minfer.records.token_logprobs import TokenLogprobs
 
 
 @define
@@ -87,10 +87,11 @@ class OutputBuffer:
             index=index, text=self.text, token_ids=tokens, vector=self.vector
         )
         if self.logprobs is not None:
-            logprobs = tuple(map(self._logprobs_by_id, tokens, self.logprobs))
+            own = self.logprobs[: len(tokens)]
             del self.logprobs[: len(tokens)]
-            own = zip(tokens, logprobs, strict=True)
-            self.total += sum(by_id[token].logprob for token, by_id in own)
+            tokenizer = None if self.decoder is None else self.decoder.tokenizer
+            logprobs = tuple([by_id(one, tokenizer) for one in own])
+            self.total += sum(one.logprob for one in own)
             new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
         self.tokens = []
         self.text = ""
@@ -138,7 +139,3 @@ class OutputBuffer:
             stop_reason=ending[0] if stopped else None,
             error=done.error,
         )
-
-    def _logprobs_by_id(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-        tokenizer = None if self.decoder is None else self.decoder.tokenizer
-        return by_id(token, logprobs, tokenizer)

@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from minfer.effects.text.best_of import best_of
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.logprobs_by_id import PromptScores
 from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import (
     CompletionOutput,
@@ -31,8 +31,8 @@ from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Finish, Finished
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request
+from minfer.records.token_logprobs import TokenLogprobs
 
 Sink = Callable[["OutputProcessor"], None]  # called in the engine's thread: be quick
 
@@ -114,7 +114,7 @@ class OutputProcessor:
         if self.scores is None:
             self.samples[0].vector = data
         else:
-            self.scores.add(data)
+            self.scores.unread.append(data)
         if self.request.ends_with_prompt:
             self.times.output(now)
 

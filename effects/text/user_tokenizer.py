@@ -4,7 +4,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from minfer.effects.text.chat import ChatOptions, Conversation, Tools, render_chat
+from minfer.effects.text.chat_templates import (
+    ChatOptions,
+    Conversation,
+    Tools,
+    render_chat,
+)
 from minfer.effects.text.tokenizer import Tokenizer
 
 # Arguments of transformers' method which would change what it returns.

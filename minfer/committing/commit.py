@@ -18,9 +18,10 @@ from minfer.lifecycle.transitions import Cause
 from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Finished, clip
-from minfer.records.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
+from minfer.records.plan import Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.records.sequence import Running, edited, positions
 from minfer.records.state import EngineState, Transition, emit, ignore
+from minfer.records.token_logprobs import Logprobs
 from minfer.speculate.learn import update_acceptance
 from minfer.values import thresholds
 from minfer.values.record import evolve
@@ -51,7 +52,7 @@ def commit(
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
-    flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
+    flaw = flaw or flaw_beside(event.logprobs, event.pooled, sizes)
     if flaw:
         return discard(config, state, plan.step, flaw)
     return _commit_results(config, state, event, tokens, sizes)

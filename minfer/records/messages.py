@@ -12,10 +12,11 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
-from minfer.records.plan import Logprobs, Plan, Pooled, Scores, Yields
+from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.speculation import MOST_DRAFTS
+from minfer.records.token_logprobs import Logprobs
 from minfer.values.checks import (
     ParameterError,
     check_flag,
@@ -139,8 +140,6 @@ class Propose(OfSample):
 class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
-    `scores` are log-probabilities of these tokens, on which the engine's decisions may
-    depend, for rows that were opened with them; empty if there is no such row.
     `logprobs`, and `pooled` (vectors or log-probabilities of prompts), are for clients:
     they pass through and no decision depends on them. Journals keep those of rows that
     are beams of a search, and no others.
@@ -148,7 +147,6 @@ class Executed:
 
     step: int
     yields: Yields
-    scores: Scores = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)
     pooled: Pooled = field(default=(), eq=False, repr=False)
 

@@ -29,7 +29,7 @@ Contract of an executor:
   tokens, as log-probabilities are.
 - For a row that was opened with `prompt_logprobs`, each plan that has inputs of its
   prompt yields the log-probabilities of the prompt tokens that follow these inputs
-  (`minfer.records.prompt_logprobs`): in the place of a vector, as such a row is never
+  (`minfer.records.token_logprobs`): in the place of a vector, as such a row is never
   pooled.
 - A row in `deferred` is sampled when the host sends `SampleDeferred`, with a mask of the
   allowed tokens (deferred sampling). The other rows do not wait for it, but the plan's
@@ -44,7 +44,6 @@ Contract of an executor:
 """
 
 from itertools import chain
-from math import isfinite
 from typing import Any, Final
 
 from attrs import frozen
@@ -53,7 +52,6 @@ from minfer.records.sequence import SampleId
 from minfer.sampling.reference_sampler import RowSampling
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
-Scores = tuple[tuple[float, ...], ...]  # per row, one for each token it yielded, or none
 DEVICE: Final = "device"  # the tier of the blocks that rows read and write
 
 
@@ -67,17 +65,6 @@ def tokens_of(yields: Any) -> tuple[int, ...] | None:
     return tokens if set(map(type, tokens)) <= {int} else None
 
 
-@frozen
-class TokenLogprobs:
-    """The log-probability of a token, and of the likeliest tokens at its place."""
-
-    logprob: float  # natural
-    rank: int  # 1: the likeliest token
-    likeliest: tuple[int, ...] = ()  # token ids, the likeliest first
-    logprobs: tuple[float, ...] = ()  # of `likeliest`
-
-
-Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
 LAST: Final = "last"  # ways of pooling: the hidden state of the last input,
 MEAN: Final = "mean"  # or the mean over all inputs
 POOLINGS: Final = (LAST, MEAN)
@@ -86,12 +73,10 @@ POOLINGS: Final = (LAST, MEAN)
 Pooled = tuple[bytes, ...]
 
 
-def flaw_beside(scores: Any, logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
-    """What is wrong with scores, log-probabilities or pooled results, or nothing; `sizes`
-    are the tokens that each row yielded.
+def flaw_beside(logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
+    """What is wrong with log-probabilities or pooled results, or nothing; `sizes` are the
+    tokens that each row yielded.
     """
-    if not _is_nothing(scores) and not _are_scores(scores, sizes):
-        return "scores must be none or one finite number for each token of a row"
     if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
         return "log-probabilities must be none or one for each token of a row"
     if not _is_nothing(pooled) and not _are_vectors(pooled, len(sizes)):
@@ -114,13 +99,6 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
         return False
     each = zip(column, sizes, strict=True)
     return all(type(some) is tuple and len(some) in (0, size) for some, size in each)
-
-
-def _are_scores(scores: Any, sizes: tuple[int, ...]) -> bool:
-    if not _are_by_row(scores, sizes):
-        return False
-    every = tuple(chain.from_iterable(scores))
-    return set(map(type, every)) <= {float} and all(map(isfinite, every))
 
 
 @frozen

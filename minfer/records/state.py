@@ -19,9 +19,10 @@ from minfer.records.messages import (
     PolicyOverride,
     Reason,
 )
-from minfer.records.plan import Logprobs, Plan, Pooled, Yields
+from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.policy import Rank
 from minfer.records.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.records.token_logprobs import Logprobs
 from minfer.records.waiting import WaitingQueue
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map

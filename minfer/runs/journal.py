@@ -26,7 +26,6 @@ A file is one segment:
          events  all others, records as `minfer.runs.codec` writes them; prompt and keys
                  are counts
          sizes   tokens by row, unless all rows yielded their most
-         scores  by row, if any row has some
          logprobs  of rows that are beams of a search: [place in the plan,
                  log-probability, rank, likeliest token ids, theirs]
          facts   see `minfer.runs.decisions`

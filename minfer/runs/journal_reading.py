@@ -12,9 +12,10 @@ from attrs import evolve, frozen
 
 from minfer.blocks.keys import block_keys
 from minfer.records.messages import Event, Executed, Submit, Tick
-from minfer.records.plan import Logprobs, TokenLogprobs, Yields
+from minfer.records.plan import Yields
 from minfer.records.request import Request
 from minfer.records.state import EngineState
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 from minfer.runs.codec import RECORDS, CodecError, load
 from minfer.runs.decisions import Facts
 from minfer.runs.journal import (
@@ -287,10 +288,9 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
             plan = state.inflight[0]
             sizes = tuple(rest.get("sizes", plan.most))
             begin = sum(sizes)
-            scores = tuple(map(tuple, rest.get("scores", ())))
             yields = _split(ids[:begin], sizes)
-            logprobs = _logprobs(rest.get("logprobs", ()), len(sizes))
-            events.append(Executed(plan.step, yields, scores, logprobs))
+            logprobs = _logprobs(rest.get("logprobs", ()), yields)
+            events.append(Executed(plan.step, yields, logprobs))
         for record in rest.get("events", ()):
             event, begin = _read_event(record, ids, begin, block_size)
             events.append(event)
@@ -308,13 +308,15 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
         raise JournalError(f"it is no turn of this state: {error!r}") from error
 
 
-def _logprobs(record: Any, rows: int) -> Logprobs:
+def _logprobs(record: Any, yields: Yields) -> Logprobs:
     """The column of log-probabilities, of rows that are beams of searches."""
     if not record:
         return ()
-    column: list[tuple[TokenLogprobs, ...]] = [()] * rows
+    column: list[tuple[TokenLogprobs, ...]] = [()] * len(yields)
     for at, logprob, rank, likeliest, logprobs in record:
-        column[at] = (TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs)),)
+        (token,) = yields[at]
+        one = TokenLogprobs(token, logprob, rank, tuple(likeliest), tuple(logprobs))
+        column[at] = (one,)
     return tuple(column)
 
 

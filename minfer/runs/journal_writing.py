@@ -109,8 +109,6 @@ def _yielded(
         return None
     if sizes != plan.most:
         rest["sizes"] = sizes
-    if event.scores:
-        rest["scores"] = event.scores
     if event.logprobs and (beams := searched_rows(state, plan)):
         rest["logprobs"] = [
             [at, one.logprob, one.rank, one.likeliest, one.logprobs]
@@ -156,12 +154,12 @@ def as_written(event: Any) -> Event | None:
     sizes = tuple(map(len, event.yields))
     if _flaw(event, sizes):
         return Executed(step, ())
-    return Executed(step, event.yields, event.scores, event.logprobs)
+    return Executed(step, event.yields, event.logprobs)
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:
-    """What is wrong with scores or log-probabilities, or nothing."""
-    return flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
+    """What is wrong with the columns beside the tokens, or nothing."""
+    return flaw_beside(event.logprobs, event.pooled, sizes)
 
 
 def state_record(turns: int, state: EngineState) -> bytes:

@@ -22,17 +22,14 @@ from minfer.records.plan import (
     DEVICE,
     MEAN,
     Draft,
-    Logprobs,
     Open,
     Plan,
     Pooled,
     SampleDeferred,
-    Scores,
-    TokenLogprobs,
     Yields,
 )
-from minfer.records.prompt_logprobs import PromptPart, packed
 from minfer.records.sequence import SampleId
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling
 
 WRONG = 4  # about one of so many drafts of the draft model is wrong
@@ -55,12 +52,12 @@ def offer_of(digest: int, vocab: int, count: int) -> Offer:
     return tokens, tuple(accumulate(falls))
 
 
-def part_of(first: int, digests: Sequence[int]) -> PromptPart:
+def part_of(first: int, digests: Sequence[int]) -> bytes:
     """Log-probabilities of the tokens of a prompt from `first` on, which encode the
     digests before them, modulo 2^30.
     """
-    ids = struct.pack(f"<{len(digests)}i", *(digest % 2**30 for digest in digests))
-    return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
+    lines = [struct.pack("<if", digest % 2**30, 0.0) for digest in digests]
+    return pack_part(first, len(lines), b"".join(lines))
 
 
 def masks_of(deferred: SampleDeferred, index: int, drafts: int = 0) -> list[bytes]:
@@ -101,7 +98,6 @@ class Oracle:
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
         self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
         self.rows: dict[int, OracleRow] = {}
-        self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
         self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
 
@@ -126,13 +122,8 @@ class Oracle:
             )
         yields = tuple(self._run(plan))
         self.apart.pop(plan.step, None)
-        return Executed(
-            plan.step,
-            yields,
-            self._scores(plan, yields),
-            self._logprobs(plan, yields),
-            pooled=self._pooled(plan),
-        )
+        logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
+        return Executed(plan.step, yields, logprobs, pooled)
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and drop all after it; rows lose their state on the
@@ -176,9 +167,6 @@ class Oracle:
         for opened in plan.opens:
             index = plan.rows[opened.index]
             self.rows[index] = OracleRow.of(opened)
-            self.scored.discard(index)
-            if opened.sampling.scores:
-                self.scored.add(index)
         for grow in plan.grows:
             if len(self.rows[grow.row].table) != grow.at:
                 raise AssertionError(
@@ -258,15 +246,6 @@ class Oracle:
         following = ((token + more) % size for more in range(size))
         return next(one for one in following if _is_set(bits, one))
 
-    def _scores(self, plan: Plan, yields: Yields) -> Scores:
-        """For rows that were opened with scores, a number for each token; else none."""
-        if self.scored.isdisjoint(plan.rows):
-            return ()
-        return tuple(
-            tuple(-float(token) for token in some) if row in self.scored else ()
-            for row, some in zip(plan.rows, yields, strict=True)
-        )
-
     def _logprobs(self, plan: Plan, yields: Yields) -> Logprobs:
         """For rows that were opened with log-probabilities, those of their token, if it
         is one; empty if there is no such row.
@@ -284,7 +263,7 @@ class Oracle:
         likeliest, logprobs = self._likeliest(row, max(1, count))
         rank = 1 + (likeliest.index(tokens[0]) if tokens[0] in likeliest else count)
         own = logprobs[min(rank, len(logprobs)) - 1]
-        return (TokenLogprobs(own, rank, likeliest[:count], logprobs[:count]),)
+        return (TokenLogprobs(tokens[0], own, rank, likeliest[:count], logprobs[:count]),)
 
     def _likeliest(self, row: OracleRow, count: int) -> Offer:
         return offer_of(self._digest(row), self.vocab, count)
@@ -304,10 +283,10 @@ class Oracle:
             start, count = plan.starts[fill.index], plan.counts[fill.index]
             followed = min(start + count, row.prompt - 1) - start
             if row.sampling.prompt_logprobs is not None and followed > 0:
-                found[fill.index] = packed(self._part(row, start, followed))
+                found[fill.index] = self._part(row, start, followed)
         return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
 
-    def _part(self, row: OracleRow, start: int, count: int) -> PromptPart:
+    def _part(self, row: OracleRow, start: int, count: int) -> bytes:
         """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
             self._read(row.table[position // self.block_size], position % self.block_size)

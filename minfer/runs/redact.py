@@ -25,9 +25,10 @@ import attrs
 from minfer.blocks.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Executed, Failed, Finish, Propose, Submit
-from minfer.records.plan import Logprobs, Plan, TokenLogprobs
+from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import EngineState
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 from minfer.runs.journal_writing import as_written, searched_rows
 
 STOP: Final = 1  # replaces a token that ends its sequence
@@ -162,8 +163,10 @@ def _logprobs(
 
     def redacted_logprobs(at: int, one: TokenLogprobs) -> TokenLogprobs:
         i = place.get(plan.gens[at])
-        each = (_yielded(config, state, i, (token,), secret) for token in one.likeliest)
-        return attrs.evolve(one, likeliest=tuple(chain.from_iterable(each)))
+        ids = (one.token, *one.likeliest)
+        each = (_yielded(config, state, i, (token,), secret) for token in ids)
+        token, *likeliest = chain.from_iterable(each)
+        return attrs.evolve(one, token=token, likeliest=tuple(likeliest))
 
     return tuple(
         tuple(redacted_logprobs(at, one) for one in some) if at in beams else ()

@@ -35,10 +35,11 @@ from minfer.records.messages import (
     Tick,
     WakeAt,
 )
-from minfer.records.plan import Logprobs, Plan, Pooled, SampleDeferred, Yields
+from minfer.records.plan import Plan, Pooled, SampleDeferred, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn, initial
+from minfer.records.token_logprobs import Logprobs
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle

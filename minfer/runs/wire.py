@@ -13,7 +13,7 @@ of those.
               drafts, grows, opens and copies: one record after the other
 
     results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
-              ids; JSON: scores, log-probabilities, pooled vectors, an error
+              ids; JSON: log-probabilities, pooled vectors, an error
 
 The bytes are trusted as far as the other process is: both are of one engine. Bytes that
 are not a plan raise WireError.
@@ -35,15 +35,14 @@ from minfer.records.plan import (
     Draft,
     Fill,
     Grow,
-    Logprobs,
     Mask,
     Move,
     Open,
     Plan,
     SampleDeferred,
     Stand,
-    TokenLogprobs,
 )
+from minfer.records.token_logprobs import Logprobs, TokenLogprobs
 from minfer.sampling.reference_sampler import RowSampling
 
 _COUNT: Final = struct.Struct("<I")
@@ -265,13 +264,8 @@ def results_to(done: Executed | Failed) -> bytes:
     for tokens in done.yields:
         words.extend(tokens)
     fields: dict[str, Any] = {}
-    if done.scores:
-        fields["scores"] = done.scores
     if done.logprobs:
-        fields["logprobs"] = [
-            [[one.logprob, one.rank, one.likeliest, one.logprobs] for one in row]
-            for row in done.logprobs
-        ]
+        fields["logprobs"] = [[*map(attrs.astuple, row)] for row in done.logprobs]
     if done.pooled:
         fields["pooled"] = [
             b2a_base64(one, newline=False).decode() for one in done.pooled
@@ -288,10 +282,9 @@ def results_from(data: bytes) -> Executed | Failed:
         if kind == _FAILED:
             return Failed(step, more["error"])
         yields = tuple(words.take(size) for size in words.section())
-        scores = tuple(map(tuple, more.get("scores", ())))
         logprobs = _logprobs_from(more.get("logprobs", ()))
         pooled = tuple(map(a2b_base64, more.get("pooled", ())))
-        return Executed(step, yields, scores, logprobs, pooled)
+        return Executed(step, yields, logprobs, pooled)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"these are no results: {error!r}") from error
 
@@ -299,8 +292,8 @@ def results_from(data: bytes) -> Executed | Failed:
 def _logprobs_from(fields: Any) -> Logprobs:
     return tuple(
         tuple(
-            TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs))
-            for logprob, rank, likeliest, logprobs in row
+            TokenLogprobs(token, logprob, rank, tuple(likeliest), tuple(logprobs))
+            for token, logprob, rank, likeliest, logprobs in row
         )
         for row in fields
     )

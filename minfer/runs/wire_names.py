@@ -87,11 +87,17 @@ REMOVED: Final[dict[str, dict[str, Removed]]] = {
         "thresholds": Removed(instead=_freed_run),
     },
     "EngineState": {"searches": _only({"map": []}, "beam search")},
-    "Executed": {"candidates": _only([], "beam search")},
+    "Executed": {
+        "candidates": _only([], "beam search"),
+        "scores": _only([], "scores of tokens"),
+    },
     "Line": {"full": Removed()},
     "Plan": {"repeat": _only(1, "max_repeat above 1")},
     "Request": {"beams": _only(None, "beam search")},
-    "RowSampling": {"candidates": _only(0, "beam search")},
+    "RowSampling": {
+        "candidates": _only(0, "beam search"),
+        "scores": _only(False, "scores of tokens"),
+    },
 }
 
 

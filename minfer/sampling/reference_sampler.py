@@ -87,7 +87,6 @@ class RowSampling(Shaping):
 
     seed: int
     sample: int
-    scores: bool = False  # whether the engine decides by its tokens' log-probabilities
     # Log-probabilities of the prompt's tokens, and of this many likeliest; None: none.
     prompt_logprobs: int | None = None
 

@@ -3,7 +3,6 @@
 The engine discards any other, and the step counts as failed.
 """
 
-from math import isfinite
 from typing import Any
 
 from minfer.records.config import EngineConfig
@@ -29,16 +28,13 @@ def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
 def _beside(done: Executed) -> bool:
     """Whether the columns beside the tokens are empty, or fit each row."""
     sizes = [len(tokens) for tokens in done.yields]
-    columns: list[Any] = [done.scores, done.logprobs, done.pooled]
+    columns: list[Any] = [done.logprobs, done.pooled]
     if any(type(column) is not tuple for column in columns):
         return False
     if any(column and len(column) != len(sizes) for column in columns):
         return False
-    for column in columns[:2]:  # for each token, or for none of a row
-        for some, size in zip(column, sizes, strict=False):
-            if type(some) is not tuple or len(some) not in (0, size):
-                return False
-    for some in done.scores:
-        if any(type(score) is not float or not isfinite(score) for score in some):
+    for some, size in zip(done.logprobs, sizes, strict=False):
+        # for each token, or for none of a row
+        if type(some) is not tuple or len(some) not in (0, size):
             return False
     return all(type(vector) is bytes for vector in done.pooled)

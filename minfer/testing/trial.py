@@ -28,8 +28,8 @@ from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.runs.codec import dump
 from minfer.runs.oracle import Oracle
-from minfer.testing.host_drafts import proposed
 from minfer.testing.ledger import Ledger
+from minfer.testing.trial_drafts import proposed
 
 VOCAB: Final = 40
 

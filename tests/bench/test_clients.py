@@ -16,7 +16,7 @@ def test_processes_share_the_requests_and_the_concurrency(
     with stub(stream(0.02, *WHOLE)) as server:
         outcome = put(load_on(server.url, 60, max_concurrency=3), processes)
         assert server.connections == 3
-        prompts = Counter(server.asked)
+        prompts = Counter(server.requested)
     assert [one.number for one in outcome.records] == [*range(60)]
     assert all(one.completed for one in outcome.records)
     assert set(prompts.values()) == {1}

@@ -9,7 +9,7 @@ from bench.held_out import held_out_texts
 from bench.speculation import PROMPT, Pair, config_of, distances, ran, windows
 from bench.speculation_rules import by_rejection
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import METHODS, STANDARD
+from minfer.effects.setup.speculation_settings import METHODS, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
 
 TOKENS = 16

@@ -25,16 +25,16 @@ WAYS = {PLAIN: Way(), "drafts": Way(speculative_config("ngram", adaptive=False))
 
 
 @define
-class Asked(Session):
+class Requested(Session):
     """Engines that take a while, and note who was asked."""
 
     seconds: float = 0.0
     now: float = 0.0
-    asked: list[tuple[int, bool]] = field(factory=list)
+    requested: list[tuple[int, bool]] = field(factory=list)
 
     def ask(self, case: Case, way: Way, number: int) -> float:
         del case
-        self.asked.append((number, way.config is None))
+        self.requested.append((number, way.config is None))
         self.now += self.seconds
         return 10.0 if way.config is None else 15.0 + number
 
@@ -48,20 +48,20 @@ def rounds(room: Session, rates: dict[str, list[float]], seconds: float) -> Roun
 
 
 def test_first_rounds_do_not_count_and_none_is_always_first() -> None:
-    room = Asked(Part({}, {}))
+    room = Requested(Part({}, {}))
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     kept = list[int]()
     assert rounds(room, rates, 60).go_on(3, lambda: kept.append(len(rates[PLAIN])))
     assert kept == [1, 2, 3]
-    assert len(room.asked) == 2 * (WARM + 3)
-    assert {plain for _, plain in room.asked[::2]} == {True, False}
+    assert len(room.requested) == 2 * (WARM + 3)
+    assert {plain for _, plain in room.requested[::2]} == {True, False}
     assert rates["drafts"] == [15.0 + WARM + i for i in range(3)]
     ratio = figures(rates)["drafts"]["ratio"]
     assert (ratio["median"], ratio["repetitions"]) == (1.5 + (WARM + 1) / 10, 3)
     # ... and a second call has nothing to do.
-    asked = len(room.asked)
+    requested = len(room.requested)
     assert rounds(room, rates, 60).go_on(3, kept.clear)
-    assert len(room.asked) == asked
+    assert len(room.requested) == requested
 
 
 @pytest.mark.parametrize(("end", "number"), [(284.5, 7 - WARM), (283.5, 6 - WARM)])
@@ -69,7 +69,7 @@ def test_no_round_begins_that_would_not_end_in_time(
     monkeypatch: pytest.MonkeyPatch, end: float, number: int
 ) -> None:
     """Each takes 40 seconds, and may take a tenth longer."""
-    room = Asked(Part({}, {}), seconds=20.0)
+    room = Requested(Part({}, {}), seconds=20.0)
     clock = SimpleNamespace(monotonic=lambda: room.now)
     monkeypatch.setattr(speculation_speed, "time", clock)
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -80,7 +80,7 @@ def test_no_round_begins_that_would_not_end_in_time(
 
 @pytest.mark.long
 def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation_speed, "Session", Asked)
+    monkeypatch.setattr(speculation_speed, "Session", Requested)
     monkeypatch.setattr(speculation_speed, "write", _written)
     part = Part({}, {"one": case(), "two": case()})
     args = argparse.Namespace(name="x", folder=tmp_path, pairs=2, ways="")
@@ -110,7 +110,7 @@ def test_shapes_are_those_of_the_pair(tmp_path: Path, name: str) -> None:
     assert len(largest.ways) == (7 if name == "set" else 3)
 
 
-def test_some_ways_are_measured_alone() -> None:
+def test_some_ways_are_measured_by_themselves() -> None:
     ways = {
         PLAIN: Way(),
         "4 drafts": Way(),

@@ -2,8 +2,8 @@
 
 Sixteen streams of one client, one answer after the other, and beside them one of the
 attacks of `bench.abuse` that fill the batch. Steps cost what was measured of a 7B on one
-H200: so much for a step, more if somebody joins, a little for each row and each newcomer.
-Nothing here is left to chance: the same figures come on every machine.
+H200: so much for a step, more if a request joins, a little for each row and each
+newcomer. Nothing here is left to chance: the same figures come on every machine.
 
 `python -m tests.core.crowd` prints the gaps between the tokens of a neighbour, under the
 policy as it is and as it was.
@@ -36,7 +36,7 @@ COST: Final = CostModel(
 STREAMS: Final = 16
 TOKENS: Final = 512  # of a neighbour's answer
 LONG: Final = 1900  # of an attacker's that is not read, or that is left
-APART: Final = 0.001  # seconds between an answer and the next request
+SEPARATE: Final = 0.001  # seconds between an answer and the next request
 PROBE_EVERY: Final = 0.1  # seconds
 BEGIN: Final = 0.5  # seconds, at which the attack begins
 
@@ -70,7 +70,7 @@ class Crowd:
     last: dict[str, float] = field(factory=dict)  # token of a neighbour
     gaps: list[float] = field(factory=list)  # seconds, while the attack lasts
     firsts: list[float] = field(factory=list)  # seconds, likewise
-    asked: dict[str, float] = field(factory=dict)
+    requested: dict[str, float] = field(factory=dict)
     joined: int = 0  # attackers' samples that were let in
     left: set[str] = field(factory=set)
     most: int = 0  # seats that the attackers had at once
@@ -98,7 +98,7 @@ class Crowd:
         """The next request of a stream."""
         self.made += 1
         name = f"n{number}.{self.made}"
-        self.asked[name] = now
+        self.requested[name] = now
         return Request(id=name, prompt=(1,) * 8, max_tokens=TOKENS, client="users")
 
     def probe(self, now: float) -> Request:
@@ -106,7 +106,7 @@ class Crowd:
         are joined.
         """
         self.made += 1
-        self.asked[f"p.{self.made}"] = now
+        self.requested[f"p.{self.made}"] = now
         name = f"p.{self.made}"
         return Request(id=name, prompt=(1,) * 8, max_tokens=1, client="users")
 
@@ -130,21 +130,21 @@ class Crowd:
 
     def read(self, emit: Emit, now: float) -> None:
         """What came out, and who asks again."""
-        later = now + APART
+        later = now + SEPARATE
         for (name, _), tokens in zip(emit.ids, emit.tokens, strict=True):
             if name[0] == "n" and tokens:
                 since = self.last.get(name)
                 if since is not None and now > BEGIN:
                     self.gaps.append(now - since)
                 elif since is None and now > BEGIN:
-                    self.firsts.append(now - self.asked[name])
+                    self.firsts.append(now - self.requested[name])
                 self.last[name] = now
             elif tokens and self.attack.leaves and name not in self.left:
                 self.left.add(name)
                 self.coming.append((later, Cancel(name)))
         for done in emit.finished:
             if done.id[0] == "p":
-                due = self.asked[done.id] + PROBE_EVERY
+                due = self.requested[done.id] + PROBE_EVERY
                 self.coming.append((max(due, later), self.probe(max(due, later))))
                 continue
             kind, number = done.id[0], int(done.id[1:].split(".")[0])

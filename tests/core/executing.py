@@ -110,8 +110,8 @@ class Busy(Oracle):
             few = self.vocab <= MASKED
             everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
             masks = (Mask(plan.deferred[0], everything),)
-            told = SampleDeferred(plan.step, masks, stands=tuple(self._stands(plan)))
-            self.sample(told)
+            reported = SampleDeferred(plan.step, masks, stands=tuple(self._stands(plan)))
+            self.sample(reported)
 
     def _stands(self, plan: Plan) -> Iterator[Stand]:
         """The host has masks for only some places of rows that are sampled apart. Draws

@@ -163,7 +163,7 @@ def _decisions(
 
 
 def _neighbour(run: Running, got: Admitted, blocks: int) -> bool:
-    """Whether somebody else who runs has the same table as far as a newcomer's hit."""
+    """Whether another running sample has the same table as far as a newcomer's hit."""
     name = (got.id, got.sample)
     if name not in run.ids:
         return False

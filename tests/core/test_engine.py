@@ -275,7 +275,7 @@ def test_cancel_in_every_state() -> None:
     bench.turn(Cancel("a"))
     assert {bench.ended["a", s].reason for s in (0, 1)} == {"cancelled"}
     assert bench.state.fences, "plans in flight still name the blocks"
-    bench.turn(Cancel("c"), Cancel("c"), Cancel("nobody"))
+    bench.turn(Cancel("c"), Cancel("c"), Cancel("unknown"))
     assert len(bench.reasons_of(Ignored)) == 2
     before = dict(bench.out)
     bench.drain()
@@ -359,7 +359,7 @@ def test_a_restart_shares_what_is_known_and_its_plans_carry_the_rest() -> None:
     assert bench.out["a", 0] == bench.right(request)
 
 
-def test_one_poisonous_request_fails_alone() -> None:
+def test_one_poisonous_request_fails_without_the_others() -> None:
     bench = Bench(evolve(CONFIG, depth=2, max_failures=4))
     good = [ask(name, 5, 9) for name in ("a", "bb", "cccc")]
     bench.give(
@@ -393,7 +393,7 @@ def test_results_that_cannot_be_count_as_failure() -> None:
         assert bench.out["a", 0] == bench.right(request)
 
 
-def test_unknown_steps_are_ignored_and_skipped_ones_void_all() -> None:
+def test_unknown_steps_are_ignored_and_skipped_ones_discard_all() -> None:
     bench = Bench(evolve(CONFIG, depth=2))
     request = ask("a", 3, 6)
     bench.give(Submit(request), Executed(77, ()), Failed(77))

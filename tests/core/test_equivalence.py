@@ -135,7 +135,7 @@ def test_the_same_events_give_the_same_commands() -> None:
     assert runs[0] == runs[1]
 
 
-class Told(World):
+class Reported(World):
     """A world that remembers all that was decided."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -149,7 +149,7 @@ class Told(World):
 
 def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
     """All commands and reasons of one world under fire."""
-    world = Told(config, Random(seed))
+    world = Reported(config, Random(seed))
     world.hungry, world.big = True, config.max_model_len > 100
     for number in range(40):
         if number % 4 == 0:

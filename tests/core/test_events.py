@@ -100,19 +100,17 @@ def test_the_line_is_full_with_all_that_may_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "said"), [(-5, 1), (0, 1), (1, 1), (3, 3), (128, 128), (10**6, 128)]
+    ("n", "emitted"), [(-5, 1), (0, 1), (1, 1), (3, 3), (128, 128), (10**6, 128)]
 )
-def test_a_rejection_is_said_of_every_sample_that_could_have_been(
-    n: int, said: int
-) -> None:
+def test_every_sample_of_a_rejected_request_is_reported(n: int, emitted: int) -> None:
     turn = step(CONFIG, STATE, (Submit(ask("a", prompt=(), n=n)),))
     (emit,) = turn.commands
     assert isinstance(emit, Emit)
     why = emit.finished[0].error
     assert emit.finished == tuple(
-        Finished("a", s, "rejected", 0, why) for s in range(said)
+        Finished("a", s, "rejected", 0, why) for s in range(emitted)
     )
-    assert turn.reasons == tuple(Ended("a", s, "rejected", why) for s in range(said))
+    assert turn.reasons == tuple(Ended("a", s, "rejected", why) for s in range(emitted))
     assert turn.state == STATE
 
 
@@ -145,7 +143,7 @@ def test_a_request_waits_as_its_samples_at_the_time_it_came() -> None:
     assert (live.place, live.samples, live.ended, live.moved) == (((), 1, 0), 3, 0, ())
 
 
-def test_keys_that_came_along_are_taken_for_full_blocks_of_the_prompt_alone() -> None:
+def test_keys_that_came_along_are_used_only_for_full_blocks_of_the_prompt() -> None:
     prompt, output = tuple(range(9)), (1, 2, 3, 4)
     right = block_keys(b"", (*prompt, *output), 4)
     for keys in (
@@ -197,7 +195,7 @@ def test_a_finish_counts_what_came_out_and_no_more(length: int, kept: int) -> No
     assert bench.ended["a", 0] == Finished("a", 0, "a stop string", kept)
 
 
-def test_a_finish_is_for_its_sample_running_or_waiting_and_for_nobody_elses() -> None:
+def test_a_finish_is_only_for_its_sample_running_or_waiting() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=2))
     bench.give(Submit(ask("a", 6, 9, n=3)), Submit(ask("b", 6, 9)))
     bench.turn()
@@ -251,8 +249,12 @@ def test_time_is_that_of_the_latest_tick_and_plans_go_on_until_there_are_enough(
     assert admitted.waited == 0.0
 
 
-def test_failures_of_unknown_steps_and_cancels_of_nobody_change_nothing() -> None:
-    turn = step(CONFIG, STATE, (Failed(3, "x"), Cancel("nobody"), Finish("nobody", 0, 1)))
+def test_failures_of_unknown_steps_and_cancels_of_unknown_requests_change_nothing() -> (
+    None
+):
+    turn = step(
+        CONFIG, STATE, (Failed(3, "x"), Cancel("unknown"), Finish("unknown", 0, 1))
+    )
     assert turn.state == STATE
     assert not turn.commands
     assert [reason.event for reason in turn.reasons if isinstance(reason, Ignored)] == [

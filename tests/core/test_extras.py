@@ -11,21 +11,21 @@ from minfer.extras import how_to_install
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ROOMS: Final = ("minfer", "effects", "kernels", "bench")
-ASKED: Final = re.compile(r"""how_to_install\(["'](\w+)""")
+REQUESTED: Final = re.compile(r"""how_to_install\(["'](\w+)""")
 ELSEWHERE: Final = re.compile(r"pip install '?minfer")  # than from a clone
 
 
 def test_what_to_type() -> None:
-    said = how_to_install("load")
-    assert said == "pip install '.[load]' in a clone of minfer"
+    message = how_to_install("load")
+    assert message == "pip install '.[load]' in a clone of minfer"
 
 
-def test_every_extra_that_is_asked_for_is_there() -> None:
+def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
-    asked = {name for text in texts for name in ASKED.findall(text)}
-    assert asked == {"load", "otel", "testing"}
-    assert asked <= project["optional-dependencies"].keys()
+    requested = {name for text in texts for name in REQUESTED.findall(text)}
+    assert requested == {"load", "otel", "testing"}
+    assert requested <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What a step takes on: rows that run, chunks, newcomers, and nobody when nothing can be
+"""What a step takes on: rows that run, chunks, newcomers, and none when nothing can be
 done.
 """
 
@@ -84,7 +84,7 @@ def test_when_all_is_planned_nothing_more_is() -> None:
 
 
 class Late(FirstCome):
-    """Lets nobody in before a time."""
+    """Admits no request before a time."""
 
     def __init__(self, time: float) -> None:
         object.__setattr__(self, "time", time)
@@ -111,7 +111,7 @@ def test_the_cause_is_that_of_who_is_next_and_not_of_who_is_passed() -> None:
         assert queue_blocked_by(bench.config, found) == cause
 
 
-def test_while_somebody_is_suspected_the_line_waits_for_that() -> None:
+def test_while_a_sample_is_suspected_the_queue_waits() -> None:
     bench = Bench(evolve(CONFIG, max_failures=3))
     bench.give(Submit(ask("a", 4, 9)), Submit(ask("b", 4, 9)))
     causes = []
@@ -127,7 +127,7 @@ def test_while_somebody_is_suspected_the_line_waits_for_that() -> None:
     assert {done.reason for done in bench.ended.values()} == {"length"}
 
 
-def test_who_is_suspected_runs_alone_one_step_at_a_time() -> None:
+def test_a_suspect_runs_isolated_one_step_at_a_time() -> None:
     bench = Bench(evolve(CONFIG, max_failures=2, depth=3))
     bench.give(Submit(ask("a", 4, 9)), Submit(ask("b", 4, 9)))
     bench.give(bench.oracle.fail("boom", halfway=False))
@@ -143,7 +143,7 @@ def test_who_is_suspected_runs_alone_one_step_at_a_time() -> None:
     bench.drain()
 
 
-def test_with_one_failure_allowed_nobody_has_to_run_alone_before_it() -> None:
+def test_with_one_failure_allowed_no_sample_is_isolated_before_it() -> None:
     bench = Bench(evolve(CONFIG, max_failures=1))
     bench.give(Submit(ask("a", 4, 9)), Submit(ask("b", 4, 9)))
     assert len(bench.state.inflight[0].gens) == 2
@@ -151,7 +151,7 @@ def test_with_one_failure_allowed_nobody_has_to_run_alone_before_it() -> None:
     assert {done.reason for done in bench.ended.values()} == {"error"}
 
 
-def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
+def test_a_suspect_gets_all_of_the_budget() -> None:
     bench = Bench(evolve(CONFIG, policy=Priority()))
     bench.give(Submit(ask("low", 40, 3, priority=5)))
     bench.turn()
@@ -160,9 +160,9 @@ def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
     for _ in range(2):
         bench.give(bench.oracle.fail("boom", halfway=False))
     bench.turn()
-    alone = bench.plans[-2:]
-    assert [plan.counts for plan in alone] == [(16,), (8,)]
-    assert alone[0].gens != alone[1].gens
+    solo = bench.plans[-2:]
+    assert [plan.counts for plan in solo] == [(16,), (8,)]
+    assert solo[0].gens != solo[1].gens
     bench.drain()
     assert {done.reason for done in bench.ended.values()} == {"length"}
 

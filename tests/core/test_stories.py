@@ -21,7 +21,7 @@ CONFIG = EngineConfig(
 )
 
 
-def asked(name: str, prompt: tuple[int, ...], most: int, priority: int = 0) -> Submit:
+def requested(name: str, prompt: tuple[int, ...], most: int, priority: int = 0) -> Submit:
     """A request of `prompt` for up to `most` tokens."""
     return Submit(Request(id=name, prompt=prompt, max_tokens=most, priority=priority))
 
@@ -44,14 +44,15 @@ def crowded() -> Bench:
     """Two requests of low priority have the cache almost to themselves."""
     bench = Bench(evolve(CONFIG, policy=Priority()))
     bench.give(
-        asked("low a", own(1, 16), 40, priority=5), asked("low b", own(2, 16), 40, 5)
+        requested("low a", own(1, 16), 40, priority=5),
+        requested("low b", own(2, 16), 40, 5),
     )
     for _ in range(6):
         bench.turn()
     return bench
 
 
-URGENT = asked("urgent a", own(3, 8), 2), asked("urgent b", own(4, 30), 20)
+URGENT = requested("urgent a", own(3, 8), 2), requested("urgent b", own(4, 30), 20)
 
 
 def test_who_is_urgent_displaces_though_another_was_let_in_by_the_same_plan() -> None:
@@ -82,9 +83,9 @@ def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budg
     """Once it waited 23 turns, until the prompt that it outranks had been read."""
     config = evolve(CONFIG, num_blocks=64, max_model_len=256, max_num_batched_tokens=8)
     bench = Bench(evolve(config, policy=Priority()))
-    bench.give(asked("low", own(1, 200), 4, priority=5))
+    bench.give(requested("low", own(1, 200), 4, priority=5))
     bench.turn()
-    bench.turn(asked("urgent", own(2, 4), 2))
+    bench.turn(requested("urgent", own(2, 4), 2))
     assert turns_until_admitted(bench, "urgent") == 0
     bench.drain()
     assert len(bench.out["low", 0]) == 4
@@ -95,25 +96,25 @@ def test_who_is_urgent_does_not_wait_where_rows_that_decode_take_the_whole_budge
 ):
     config = evolve(CONFIG, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=4)
     bench = Bench(evolve(config, policy=Priority()))
-    bench.give(*(asked(f"low {n}", own(n, 1), 30, priority=5) for n in range(4)))
+    bench.give(*(requested(f"low {n}", own(n, 1), 30, priority=5) for n in range(4)))
     for _ in range(4):
         bench.turn()
-    bench.turn(asked("urgent", own(9, 4), 2))
+    bench.turn(requested("urgent", own(9, 4), 2))
     assert turns_until_admitted(bench, "urgent") == 0
     bench.drain()
     assert len(bench.ended) == 5
 
 
-def test_a_policy_that_takes_no_tokens_sends_nobody_back_for_them() -> None:
+def test_a_policy_that_takes_no_tokens_preempts_none_for_them() -> None:
     @frozen
     class Nothing(Priority):
         def budget(self, *_: object) -> int:
             return 0
 
     bench = Bench(evolve(CONFIG, policy=Nothing()))
-    bench.give(asked("low", own(1, 4), 20, priority=5))
+    bench.give(requested("low", own(1, 4), 20, priority=5))
     bench.turn()
-    bench.turn(asked("urgent", own(2, 4), 2))
+    bench.turn(requested("urgent", own(2, 4), 2))
     assert turns_until_admitted(bench, "urgent") > 10
     assert not any(isinstance(r, Preempted) for r in bench.reasons)
     bench.drain()
@@ -125,7 +126,7 @@ def test_who_waits_is_looked_at_again_when_a_neighbour_publishes_its_prefix() ->
     """
     bench = Bench(evolve(CONFIG, num_blocks=14))
     shared = own(1, 33)
-    bench.give(asked("first", shared, 16), asked("second", (*shared, 9), 4))
+    bench.give(requested("first", shared, 16), requested("second", (*shared, 9), 4))
     assert turns_until_admitted(bench, "second") == 1
     (admitted,) = [
         r for r in bench.reasons if isinstance(r, Admitted) and r.id == "second"

@@ -19,8 +19,8 @@ def test_swarm(steps: int) -> None:
     print(*(f"{score.paths[path]} x {path}" for path in PATHS), sep="\n")
     assert score.turns >= steps
     assert score.preempted > steps / 200, (
-        "the worlds are too kind: hardly anybody gives way"
+        "the worlds are too kind: hardly any sample is preempted"
     )
-    asked = (*LARGE, *EXECUTING) if steps < STEPS else PATHS
-    rare = [path for path in asked if not score.paths[path]]
+    requested = (*LARGE, *EXECUTING) if steps < STEPS else PATHS
+    rare = [path for path in requested if not score.paths[path]]
     assert not rare, "these paths were never taken"

@@ -1,4 +1,4 @@
-"""Nothing that anybody says makes the engine raise: absurd values, wrong types, and no
+"""No event makes the engine raise: absurd values, wrong types, and no
 events.
 """
 
@@ -181,7 +181,7 @@ _results = (
 events = st.one_of(
     made(Tick, {"time": anything}),
     made(Submit, {"request": _requests | anything}),
-    made(Cancel, {"id": mostly("x") | mostly("nobody")}),
+    made(Cancel, {"id": mostly("x") | mostly("unknown")}),
     made(
         Finish,
         {
@@ -217,11 +217,11 @@ def busy() -> tuple[EngineConfig, EngineState]:
 @pytest.mark.long
 @given(st.lists(events, max_size=6))
 def test_whatever_comes_the_engine_answers_and_its_journal_replays(
-    told: list[Any],
+    reported: list[Any],
 ) -> None:
     config, state = busy()
     turns = list[Turn]()
-    for some in (tuple(told[:3]), tuple(told[3:])):
+    for some in (tuple(reported[:3]), tuple(reported[3:])):
         after = step(config, state, some)
         check(config, after.state)
         turns.append(Turn(len(turns), state, some, after))
@@ -239,9 +239,9 @@ def journalled(head: Head, turns: list[Turn]) -> Journal:
     """A journal that begins in the midst of things."""
     data, digest = [MAGIC, head_record(head)], head.digest
     for turn in turns:
-        told = compact(facts(turn.before, turn.transition))
-        digest = chained(digest, turn.transition, told)
-        data.append(turn_record(turn, told, digest))
+        record = compact(facts(turn.before, turn.transition))
+        digest = chained(digest, turn.transition, record)
+        data.append(turn_record(turn, record, digest))
     return Journal(open_segments({"run": b"".join(data)}))
 
 
@@ -276,16 +276,16 @@ def test_results_that_are_none_fail_their_step(yields: Any) -> None:
     number = state.inflight[0].step
     turn = step(config, state, (Executed(number, yields),))
     check(config, turn.state)
-    (void,) = (r for r in turn.reasons if isinstance(r, Discarded))
-    assert void.step == number
+    (discarded,) = (r for r in turn.reasons if isinstance(r, Discarded))
+    assert discarded.step == number
 
 
 @pytest.mark.parametrize("error", [None, 7, b"boom", Odd()], ids=kind_of)
 def test_a_failure_without_a_text_is_a_failure_all_the_same(error: Any) -> None:
     config, state = busy()
     turn = step(config, state, (Failed(state.inflight[0].step, error),))
-    (void,) = (r for r in turn.reasons if isinstance(r, Discarded))
-    assert void.error == f"a {type(error).__name__}"
+    (discarded,) = (r for r in turn.reasons if isinstance(r, Discarded))
+    assert discarded.error == f"a {type(error).__name__}"
 
 
 @pytest.mark.parametrize("number", [None, "0", 0.5, Odd(), True, HUGE], ids=kind_of)
@@ -470,7 +470,7 @@ QUESTIONS = ("rank", "again", "admit_from", "victim", "displaces", "budget")
 
 
 def tight(policy: Any) -> Bench:
-    """An engine in which every question is asked: few blocks, and somebody urgent who
+    """An engine in which every question is asked: few blocks, and an urgent request that
     waits.
     """
     config = evolve(CONFIG, num_blocks=8, max_num_seqs=3, policy=policy)
@@ -488,13 +488,13 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(
     question: str, answer: Any
 ) -> None:
     class Both(Says, Priority):
-        """Priorities, so that somebody may be displaced."""
+        """Priorities, so that a sample may be preempted."""
 
     kind = Both if question == "displaces" else Says
     bench = tight(kind(question, answer))
     bench.drain()
-    told = {r.question for r in bench.reasons if isinstance(r, PolicyOverride)}
-    assert told == {question}
+    reported = {r.question for r in bench.reasons if isinstance(r, PolicyOverride)}
+    assert reported == {question}
     assert len(bench.ended) == 4
     if kind is Says:
         plain = tight(FirstCome())
@@ -504,7 +504,7 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(
 
 
 @pytest.mark.parametrize("question", ["admitted", "ended"])
-def test_a_policy_that_raises_when_it_is_told_something_keeps_its_state(
+def test_a_policy_that_raises_in_a_notification_keeps_its_state(
     question: str,
 ) -> None:
     bench = tight(Says(question, RuntimeError("no")))
@@ -530,7 +530,7 @@ def test_reasons_name_no_addresses_so_that_journals_replay() -> None:
     }
 
 
-def test_no_budget_holds_nobody_for_ever() -> None:
+def test_no_budget_delays_a_sample_for_ever() -> None:
     """A budget of nothing is an answer: no prompts now. But while nothing runs, nothing
     else would ever happen.
     """
@@ -548,13 +548,15 @@ def test_a_bad_rank_is_behind_all_who_are_here() -> None:
             return None if request.priority else ((float(request.seed),), state)
 
     bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Sometimes()))
-    asked = [
+    requested = [
         evolve(ask(name, 5, 3), seed=seed)
         for name, seed in (("a", 1), ("b", 9), ("d", 5))
     ]
     bench.give(
-        Submit(asked[0]), Submit(asked[1]), Submit(evolve(ask("c", 5, 3), priority=1))
+        Submit(requested[0]),
+        Submit(requested[1]),
+        Submit(evolve(ask("c", 5, 3), priority=1)),
     )
-    bench.turn(Submit(asked[2]))
+    bench.turn(Submit(requested[2]))
     bench.drain()
     assert [name for name, _ in bench.ended] == ["a", "d", "b", "c"]

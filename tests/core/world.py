@@ -37,11 +37,11 @@ from minfer.records.messages import (
     Tick,
 )
 from minfer.records.policy import FirstCome, Load, Policy
-from minfer.records.prompt_logprobs import parts_of
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
+from minfer.records.token_logprobs import unpack_parts
 from minfer.runs.oracle import START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
@@ -140,18 +140,17 @@ def scored_reference(request: Request, block_size: int, window: int = 0) -> list
     return [digest % 2**30 for digest in seen.here[:-1]]
 
 
-def told_of(data: bytes) -> list[int]:
+def reported_ranks(data: bytes) -> list[int]:
     """What came of a prompt, from its second token on: no gaps, and what was said twice
     is the same.
     """
-    told: list[int] = []
-    for part in parts_of(data):
-        new = [part.line(at).rank for at in range(part.count)]
-        assert 1 <= part.first <= len(told) + 1, f"nothing came before {part.first}"
-        old = told[part.first - 1 :][: part.count]
-        assert old == new[: len(old)]
-        told += new[len(old) :]
-    return told
+    reported: list[int] = []
+    for at, one in unpack_parts(data, range(2**31)):
+        assert 1 <= at <= len(reported) + 1, f"nothing came before {at}"
+        if at > len(reported):
+            reported.append(one.rank)
+        assert reported[at - 1] == one.rank
+    return reported
 
 
 def tiny_config(rng: Random) -> EngineConfig:
@@ -417,7 +416,7 @@ class World:
     def cancel_some(self) -> None:
         """Cancel any request: waiting, running, ended or unknown."""
         ran = [name for name, _ in self.state.running.ids]  # once for each sample
-        names = [*sorted(self.state.requests), *ran, *list(self.requests)[-3:], "nobody"]
+        names = [*sorted(self.state.requests), *ran, *list(self.requests)[-3:], "unknown"]
         self.inbox.append(Cancel(self.rng.choice(names)))
 
     def finish_some(self) -> None:
@@ -443,7 +442,7 @@ class World:
         rng = Random(f"pause {self.turns}")
         line = list(islice(self.state.waiting, 20))
         names = [*self.state.running.ids, *(seq.id for seq in line)]
-        names += [("nobody", 0), *islice(self.ended, 1)]
+        names += [("unknown", 0), *islice(self.ended, 1)]
         for _ in range(rng.choice((1, 1, 3))):
             if rng.random() < self.pausing:
                 name, sample = rng.choice(names)
@@ -454,8 +453,8 @@ class World:
 
     def propose_some(self, results: tuple[Event, ...]) -> list[Event]:
         """What the host drafts for some samples behind the results of this turn: mostly
-        right, and sometimes for nobody, behind other tokens, or nothing at all. Draws of
-        its own: seeds keep their worlds.
+        right, and sometimes for unknown samples, behind other tokens, or nothing at all.
+        Draws of its own: seeds keep their worlds.
         """
         rng, run = Random(f"propose {self.turns}"), self.state.running
         found = list[Event]()
@@ -467,24 +466,24 @@ class World:
                 for gen, tokens in zip(plan.gens, event.yields, strict=False):
                     if gen in names and isinstance(tokens, tuple):
                         known[names[gen]] += len(tokens)
-        for name, count in [*known.items(), (("nobody", 0), 3), *self._ended_one()]:
+        for name, count in [*known.items(), (("unknown", 0), 3), *self._ended_one()]:
             if rng.random() < self.proposing:
                 count += rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))
                 whole = self._whole(name) if name in run.ids else (1,) * 9
-                said = [
+                emitted = [
                     token if rng.random() < 0.7 else rng.randrange(VOCAB)
                     for token in whole[max(0, count) :][: rng.randint(0, 5)]
                 ]
-                if said and rng.random() < 0.02:
-                    said[-1] = self.config.vocab_size
-                found.append(Propose(*name, count, tuple(said)))
+                if emitted and rng.random() < 0.02:
+                    emitted[-1] = self.config.vocab_size
+                found.append(Propose(*name, count, tuple(emitted)))
         return found
 
     def _ended_one(self) -> list[tuple[SampleId, int]]:
         return [(name, 3) for name in islice(self.ended, 1)]
 
     def submit_again(self) -> None:
-        """Somebody submits a request once more: it is being served, or was, or has just
+        """A request is submitted once more: it is being served, or was, or has just
         ended.
         """
         live = [*sorted(self.state.requests), *list(self.requests)[-2:]]
@@ -576,7 +575,7 @@ class World:
         return self._take((event,))
 
     def noise(self) -> None:
-        """Results and failures of steps that nobody knows, and what is no
+        """Results and failures of unknown steps, and what is no
         event at all.
         """
         known = self.state.next_step
@@ -602,8 +601,8 @@ class World:
         bound = self.turns + 50 + 4 * work
         self.pausing = 0.0  # every mask comes
         while self.state.requests or self.state.inflight or self.inbox:
-            told = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
-            for name in sorted(self.state.paused | told):
+            reported = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
+            for name in sorted(self.state.paused | reported):
                 self.inbox.append(Pause(*name, paused=False))
             assert self.turns < bound, f"not drained: {self.state.blocked}"
             self.turn()
@@ -621,14 +620,14 @@ class World:
         if self.pausing:
             self.pause_some()
         self.clock += self.rng.random()
-        told = [*results, *self.inbox]
+        reported = [*results, *self.inbox]
         how = self.config.speculation
         if how is not None and how.drafter == HOST:
-            told += self.propose_some(results)
+            reported += self.propose_some(results)
         if self.shuffled:
-            self.rng.shuffle(told)
+            self.rng.shuffle(reported)
             self.shuffled = False
-        events = (Tick(self.clock), *told)
+        events = (Tick(self.clock), *reported)
         self.inbox.clear()
         self.budgets.clear()
         self.held_back.clear()
@@ -649,9 +648,9 @@ class World:
                     self.out.setdefault(name, []).extend(tokens)
                 if command.pooled:
                     each = zip(command.ids, command.pooled, strict=True)
-                    for name, said in each:
-                        if said:
-                            self.vectors[name] = self.vectors.get(name, b"") + said
+                    for name, emitted in each:
+                        if emitted:
+                            self.vectors[name] = self.vectors.get(name, b"") + emitted
                 for done in command.finished:
                     self._end(done)
 
@@ -685,16 +684,16 @@ class World:
         whole = (*request.prompt, *request.output, *right)
         self.past.append(whole[: len(request.prompt) + done.length])
 
-    def _check_scored(self, done: Finished, request: Request, said: bytes) -> None:
+    def _check_scored(self, done: Finished, request: Request, emitted: bytes) -> None:
         """Each token of its prompt was told of, if asked for: once for all samples."""
         once = done.sample == 0 and not request.output
         if request.sampling.prompt_logprobs is None or not once:
-            assert not said
+            assert not emitted
             return
         due = scored_reference(request, self.config.block_size, self.config.window)
-        told = told_of(said)
+        reported = reported_ranks(emitted)
         whole = done.reason in ("stop", "length") and (done.id, 0) not in self.cut
-        assert told == (due if whole else due[: len(told)])
+        assert reported == (due if whole else due[: len(reported)])
         self.paths["scored"] += whole
 
     def _end_pooled(
@@ -732,17 +731,19 @@ def run_world(seed: int, turns: int) -> World:
     config = big_config(rng) if big else tiny_config(rng)
     config = speculating(config, Random(f"speculation {seed}"))
     world = World(config, rng)
-    apart = Random(seed)  # what executors do besides changes nothing of the world itself
+    separate = Random(
+        seed
+    )  # what executors do besides changes nothing of the world itself
     world.oracle.habits = Habits(
-        mover=Mover(Random(seed)) if apart.random() < 0.3 else None,
-        wire=apart.random() < 0.2,
+        mover=Mover(Random(seed)) if separate.random() < 0.3 else None,
+        wire=separate.random() < 0.2,
     )
-    world.bound = 0.3 if apart.random() < 0.15 else 0.0
+    world.bound = 0.3 if separate.random() < 0.15 else 0.0
     if config.speculation is not None and Random(f"bound {seed}").random() < 0.3:
         world.bound = 0.4
     if world.bound:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
-    world.pooled = 0.4 if apart.random() < 0.25 else 0.0
+    world.pooled = 0.4 if separate.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,

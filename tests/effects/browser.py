@@ -185,7 +185,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     try:
         yield Browser(from_read, to_write)
     finally:
-        os.close(to_write)  # it ends when nobody can command it any more
+        os.close(to_write)  # it ends when it cannot be commanded any more
         try:
             child.wait(20)
         except subprocess.TimeoutExpired:

@@ -29,7 +29,7 @@ class Found:
     cancelled: int  # turns that took a Cancel
     # Of these, how many were followed within two turns by their blocks' return.
     taken: int
-    left_over: int  # blocks that somebody held at the end
+    left_over: int  # blocks that were held at the end
 
 
 def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:

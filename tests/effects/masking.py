@@ -10,7 +10,7 @@ from minfer.records.state import EngineState
 
 
 class Waited(Future[StepMasks]):
-    """Is done only once somebody waits for it."""
+    """Is done only once it is waited for."""
 
     def done(self) -> bool:
         return False

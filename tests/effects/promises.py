@@ -43,15 +43,15 @@ from minfer.runs.simulate import Arrival, Simulated, Simulation
 
 TTFT, TPOT = 1.0, 0.05  # seconds: what counts as good
 POLICIES: tuple[tuple[Policy, str], ...] = (  # with what each promises
-    (FirstCome(), "nobody overtakes"),
+    (FirstCome(), "no request overtakes"),
     (Priority(), "only the more urgent overtake"),
     (Ageing(5.0), "overtakes by 5 s per level at most"),
     (Deadline(), "in the order of deadlines"),
     (Shortest(0.05), "overtakes by 0.05 s per token of work at most"),
-    (FairQueue(), "nobody passes the more urgent, or a request of his own client"),
-    (FairSeats(), "nobody passes a request of his own client and class"),
+    (FairQueue(), "no request passes a more urgent one, or one of its own client"),
+    (FairSeats(), "no request passes one of its own client and class"),
     (Window(wait=0.1, fill=8), "overtakes by 10 s per level at most"),
-    (Static(64), "nobody overtakes"),
+    (Static(64), "no request overtakes"),
 )
 
 

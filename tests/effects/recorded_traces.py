@@ -102,7 +102,7 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     out: dict[str, Any] = {}
     for path in args.traces:
-        small = asked(str(path), args.requests, args.divide)
+        small = requested(str(path), args.requests, args.divide)
         # So few rows that they are fought for even if most outputs are a single token.
         rows = max(2, round(mean(one.max_tokens for one in small)))
         setup = prepare(
@@ -129,7 +129,7 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
             **found,
         }
         show({path.stem: "live", **out[f"{path.stem} live"]})
-        whole = asked(str(path), args.requests)
+        whole = requested(str(path), args.requests)
         lengths = [len(one.prompt) + one.max_tokens for one in whole]
         config = EngineConfig(
             num_blocks=round(max(*lengths, 13 * mean(lengths)) / 64) + 1,
@@ -146,7 +146,7 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def asked(*trace: Any) -> list[Request]:
+def requested(*trace: Any) -> list[Request]:
     """The requests of a trace."""
     every = (what for _, what in read_trace(*trace).arrivals(64))
     return [attrs.evolve(one, keys=()) for one in every if isinstance(one, Request)]
@@ -186,11 +186,13 @@ def kills(times: int, seed: int) -> dict[str, Any]:
                 process.stdout.readline()
                 time.sleep(rng.uniform(0.01, 0.2))
                 process.send_signal(signal.SIGKILL)
-                told = [line for line in process.stdout.read().split("\n")[:-1] if line]
+                reported = [
+                    line for line in process.stdout.read().split("\n")[:-1] if line
+                ]
             journal = read_journal(Path(name))
             for _ in journal.turns():
                 pass
-            lost += journal.count < int(told[-1] if told else 1)
+            lost += journal.count < int(reported[-1] if reported else 1)
             torn += bool(journal.torn)
             turns += journal.count
     return {

@@ -45,8 +45,8 @@ def say(llm: AsyncLLM, text: str) -> None:
 def hermes(*calls: tuple[str, dict[str, Any]]) -> str:
     """Calls in Hermes' format."""
     # Grammars of JSON take letters as themselves, and no escapes of them.
-    said = [
+    emitted = [
         json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
         for name, given in calls
     ]
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in said)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in emitted)

@@ -44,8 +44,8 @@ class Slow:
         found: Lines | None = self.inner.mask_lines(step)
         return found
 
-    def sample(self, apart: SampleDeferred) -> None:
-        self.inner.sample(apart)
+    def sample(self, separate: SampleDeferred) -> None:
+        self.inner.sample(separate)
 
     def collect(self) -> Executed | Failed:
         time.sleep(self.seconds)
@@ -92,7 +92,7 @@ class Serving:
             time.sleep(0.001)
 
     def idle(self) -> None:
-        """Wait until nobody is served."""
+        """Wait until no request is served."""
         self.until(lambda: not self.llm.worker.driver.busy)
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ import litellm
 
 SERVER = os.environ.get("MINFER_URL", "http://127.0.0.1:8000")
 MODEL = os.environ.get("MINFER_MODEL", "bundled")
-asked: dict[str, Any] = {
+requested: dict[str, Any] = {
     "model": f"hosted_vllm/{MODEL}",  # a server that speaks as vLLM's does
     "api_base": f"{SERVER}/v1",
     "messages": [{"role": "user", "content": "Sort 42, 7, 19, 3."}],
@@ -18,8 +18,8 @@ asked: dict[str, Any] = {
     "temperature": 0,
 }
 
-whole = litellm.completion(**asked)
+whole = litellm.completion(**requested)
 print(whole.choices[0].message.content, whole.usage.completion_tokens, "tokens")
-for chunk in litellm.completion(**asked, stream=True):
+for chunk in litellm.completion(**requested, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()

@@ -20,7 +20,7 @@ function = {
     "description": "Get the current weather of a city",
     "parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]},
 }
-asked: dict[str, Any] = {
+requested: dict[str, Any] = {
     "tools": [{"type": "function", "function": function}],
     "temperature": 0,
     "max_tokens": 100,
@@ -28,13 +28,15 @@ asked: dict[str, Any] = {
 messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
-    asked["model"] = client.models.list().data[0].id
-    first = client.chat.completions.create(messages=messages, **asked).choices[0].message
+    requested["model"] = client.models.list().data[0].id
+    first = (
+        client.chat.completions.create(messages=messages, **requested).choices[0].message
+    )
     messages.append(first)
     for call in first.tool_calls or []:
         print(call.function.name, call.function.arguments)
         found = get_weather(**json.loads(call.function.arguments))
-        told = {"role": "tool", "tool_call_id": call.id, "content": json.dumps(found)}
-        messages.append(told)
-    done = client.chat.completions.create(messages=messages, **asked)
+        reported = {"role": "tool", "tool_call_id": call.id, "content": json.dumps(found)}
+        messages.append(reported)
+    done = client.chat.completions.create(messages=messages, **requested)
     print(done.choices[0].message.content)

@@ -1,4 +1,4 @@
-"""A scheduling policy of your own: who asks for little goes first, and nobody starves.
+"""A scheduling policy of your own: who asks for little goes first, and none starves.
 
 The kit tries it on stories that Hypothesis makes up (`pip install '.[testing]'`), and
 says which promise it breaks, with the shortest story that shows it.

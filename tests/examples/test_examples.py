@@ -86,12 +86,12 @@ def test_an_example(
     if why := lacking(example.needs):
         pytest.skip(why)
     if name.endswith(".sh"):
-        said = in_shell(HERE / name, server.url)
+        emitted = in_shell(HERE / name, server.url)
     else:
         monkeypatch.setenv("MINFER_URL", server.url)
         runpy.run_path(str(HERE / name), run_name="__main__")
-        said = capsys.readouterr().out
-    assert re.search(example.prints, said.strip("\n")), said
+        emitted = capsys.readouterr().out
+    assert re.search(example.prints, emitted.strip("\n")), emitted
 
 
 def in_shell(path: Path, url: str) -> str:

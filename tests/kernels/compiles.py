@@ -23,10 +23,10 @@ from minfer.kernels import (
     activation,
     attention,
     experts,
+    fused_linear,
     latent_cache,
-    linear,
     logprobs,
-    masks,
+    masked_logits,
     mla,
     norm,
     rope,
@@ -34,7 +34,7 @@ from minfer.kernels import (
     rows,
     sample,
     shape,
-    verify,
+    verify_drafts,
 )
 from minfer.kernels.experts_tunes import GROUPED, Tune
 from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
@@ -107,7 +107,7 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
         torch.empty(99, DIM),
         cache(),
     )
-    qkv = linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
+    qkv = fused_linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
     rope.rope_and_cache(qkv, turns, at, slots, *kept, HEADS, KV_HEADS)
     q = qkv.view(tokens, -1, DIM)[:, :HEADS]
     if chunk:
@@ -116,9 +116,9 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
         )
     else:
         attention.decode_attention(q, *kept, table, at, at, 0.1, splits=splits)
-    linear.linear_add(x, half(tokens, HIDDEN), matrix(HIDDEN, HIDDEN))
-    linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
-    linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
+    fused_linear.linear_add(x, half(tokens, HIDDEN), matrix(HIDDEN, HIDDEN))
+    fused_linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
+    fused_linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
     rows.advance(at, at, at, at, state, at)
 
 
@@ -239,16 +239,16 @@ def main(few: bool) -> None:
         draws = logits, at, values, at.long(), at
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
-    masks.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
-    masks.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
+    masked_logits.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
+    masked_logits.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
     kept = shape.ShapingState.make(9, VOCAB, at.device)
     penalties = Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)
     shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
     state = RowTensors(at, at, ints(9, 32), 8)
-    verify.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), state, ints(3, 12))
-    verify.accept_drafts(at, at, at, state, 0, at, at, at)
+    verify_drafts.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), state, ints(3, 12))
+    verify_drafts.accept_drafts(at, at, at, state, 0, at, at, at)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ if not CUDA:
 
     def patch_once(fn: object) -> Any:
         del fn
-        if inside:  # a call within a kernel, whose scope nobody restores
+        if inside:  # a call within a kernel, whose scope is not restored
             return None
         scope = patch_all(everything)
         restore = scope.restore

@@ -436,18 +436,18 @@ def test_prefill_at_every_shape(
         (7, 64, torch.float32, 20),
     ],
 )
-def test_queries_that_lie_apart(
+def test_queries_with_gaps(
     group: int, dim: int, dtype: torch.dtype, window: int, splits: int
 ) -> None:
     """As of rows with drafts: a line of first queries, among others, then a line of rows
     for each place.
     """
-    chunks, most, alone = [(40, 3), (0, 1), (63, 5), (17, 2), (200, 4)], 6, 8
+    chunks, most, solo = [(40, 3), (0, 1), (63, 5), (17, 2), (200, 4)], 6, 8
     lost = [max(0, start - window + 1) if window else 0 for start, _ in chunks]
     contexts = [start + count for start, count in chunks]
     case = make(contexts, 2, dim, 16, dtype, lost)
     lines = [
-        [i, *range(alone + i, alone + i + len(chunks) * (most - 1), len(chunks))]
+        [i, *range(solo + i, solo + i + len(chunks) * (most - 1), len(chunks))]
         for i in range(len(chunks))
     ]
     q = queries(1 + max(map(max, lines)), 2 * group, case)
@@ -459,7 +459,7 @@ def test_queries_that_lie_apart(
         max_count=most,
         window=window,
         splits=splits,
-        draft_layout=DraftLayout(skip=alone, stride=len(chunks)),
+        draft_layout=DraftLayout(skip=solo, stride=len(chunks)),
     )
     untouched = torch.ones(len(q), dtype=torch.bool)
     for (start, count), line, key, value in zip(
@@ -563,7 +563,7 @@ def test_the_references_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not CUDA, reason="memory beyond 2**31 elements is for the GPU")
-def test_blocks_far_apart() -> None:
+def test_blocks_far_from_each_other() -> None:
     near = make([300, 40], dtype=torch.float16)
     blocks, block_size, kv_heads, dim = near.k_cache.shape
     stride = (1 << 31) // blocks + 4096  # elements: the last blocks begin beyond 2**31

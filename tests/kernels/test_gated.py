@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels import linear
+from minfer.kernels import fused_linear
+from minfer.kernels.fused_linear import norm_gated
 from minfer.kernels.gated import gated, pays
 from minfer.kernels.leaves import Linear, Norm
-from minfer.kernels.linear import norm_gated
 from minfer.kernels.packages import QUACK, missing
 from tests.kernels.test_attention import DEVICE
 
@@ -71,8 +71,10 @@ def test_it_serves_where_it_is_allowed_to_and_pays(
         served.append(len(x))
         return x.new_empty(len(x), len(gate_up.weight) // 2)
 
-    monkeypatch.setattr(linear, "gated", counted)
-    monkeypatch.setattr(linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16))
+    monkeypatch.setattr(fused_linear, "gated", counted)
+    monkeypatch.setattr(
+        fused_linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16)
+    )
     weight, norm = torch.randn(32, 16).half(), Norm(torch.ones(16).half(), 1e-6)
     none, more = None, torch.ones(32).half()
     for tokens, fused, bias in (

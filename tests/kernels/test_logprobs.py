@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 MOST = 20
-UNSEEN = 77  # what nobody wrote
+UNSEEN = 77  # what was not written
 
 
 @pytest.fixture(autouse=True)
@@ -115,9 +115,9 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
     wide[:, 30:200] = logits
     ids, values = measured(wide[:, 30:200], tokens, counts, device)
     for i, count in enumerate(counts):
-        alone = measured(logits[i : i + 1], tokens[i : i + 1], [count], device)
-        assert torch.equal(alone[0][0], ids[i])
-        assert torch.equal(alone[1][0].view(torch.int32), values[i].view(torch.int32))
+        solo = measured(logits[i : i + 1], tokens[i : i + 1], [count], device)
+        assert torch.equal(solo[0][0], ids[i])
+        assert torch.equal(solo[1][0].view(torch.int32), values[i].view(torch.int32))
 
 
 @pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")

@@ -355,12 +355,12 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random
     rows = rows_of(rng, [how[i % 3] for i in range(5)])
     together, _ = kernels.sample(logits, *tensors(rows, device))
     for i in (3, 1):
-        alone, _ = kernels.sample(logits[i : i + 1], *tensors(rows[i : i + 1], device))
-        assert alone[0] == together[i]
+        solo, _ = kernels.sample(logits[i : i + 1], *tensors(rows[i : i + 1], device))
+        assert solo[0] == together[i]
 
 
 @pytest.mark.long
-def test_rows_may_lie_apart(device: str, rng: random.Random) -> None:
+def test_rows_may_have_gaps(device: str, rng: random.Random) -> None:
     wide = torch.randn(2, 300)
     check(
         wide[:, 20:200], rows_of(rng, [SamplingParams(), SamplingParams(top_k=9)]), device

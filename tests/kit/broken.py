@@ -19,8 +19,8 @@ from minfer.records.request import Request
 
 @frozen
 class GivesBackTheBiggest(FirstCome):
-    """Whoever has run longest holds most blocks, so let it give them back: the first in
-    rank.
+    """The sample that has run longest holds most blocks, so let it give them back: the
+    first in rank.
     """
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
@@ -78,14 +78,14 @@ class TossesACoin(FirstCome):
 
 @frozen
 class WaitsForQuiet(FirstCome):
-    """Lets a burst arrive in full: nobody starts until nobody came for
+    """Lets a burst arrive in full: none starts until none came for
     `quiet` seconds.
     """
 
     quiet: float = 0.05
 
     def start(self) -> float:
-        """When somebody came last."""
+        """When a request came last."""
         return -math.inf
 
     def rank(self, state: float, request: Request, time: float) -> tuple[Rank, float]:
@@ -113,7 +113,7 @@ class ByUrgency(FirstCome):
 
 @frozen
 class WeighsDeadlines(FirstCome):
-    """Adds up time, deadline and priority with weights; nobody has a deadline and no
+    """Adds up time, deadline and priority with weights; none has a deadline and no
     weight.
     """
 
@@ -194,7 +194,7 @@ class DraftsLessInLine(FirstCome):
 
 @frozen
 class SharesDrafts(FirstCome):
-    """Those that wait count too; it is asked where nobody does."""
+    """Those that wait count too; it is consulted where none does."""
 
     def drafts(self, state: Any, load: Load, most: int) -> int:
         return most // load.waiting
@@ -204,11 +204,11 @@ class SharesDrafts(FirstCome):
 class LearnsDrafts(FirstCome):
     """More drafts as time goes by, by what the object keeps for itself."""
 
-    asked: list[float] = field(factory=list)  # times
+    requested: list[float] = field(factory=list)  # times
 
     def drafts(self, state: Any, load: Load, most: int) -> int:
-        self.asked.append(load.time)
-        return min(most, len(self.asked) // 8)
+        self.requested.append(load.time)
+        return min(most, len(self.requested) // 8)
 
 
 BROKEN: Final[tuple[type[Policy], ...]] = (

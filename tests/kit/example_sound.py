@@ -55,7 +55,7 @@ class TwoClasses(FirstCome):
         return (begin, float(batch)), Meters(state.now, tags)
 
     def admitted(self, state: Meters, rank: Rank, request: Request, load: Load) -> Meters:
-        """Virtual time is the start of whoever was let in last."""
+        """Virtual time is the start of the last admitted."""
         return Meters(max(state.now, rank[0]), state.tags)
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:

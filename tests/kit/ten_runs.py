@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--result", metavar="NAME", help="write bench/results/NAME.json")
     args = parser.parse_args()
-    wrong, told = 0, dict[str, Any]()
+    wrong, reported = 0, dict[str, Any]()
     every: list[tuple[Any, dict[str, float], bool]]
     every = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in BROKEN)]
     for policy, bounds, broken in (
@@ -78,7 +78,7 @@ def main() -> int:
         wrong += found != (args.runs if broken else 0)
         took = (time.perf_counter() - begin) / args.runs
         name = f"{type(policy).__name__:20}" if broken else f"{policy}"
-        told[name.strip()] = {
+        reported[name.strip()] = {
             "broken": broken,
             "found": found,
             "laws": laws,
@@ -93,7 +93,9 @@ def main() -> int:
     )
     if args.result:
         write(
-            args.result, {"runs": args.runs, "wrong": wrong, "policies": told}, args.seed
+            args.result,
+            {"runs": args.runs, "wrong": wrong, "policies": reported},
+            args.seed,
         )
     return min(wrong, 1)
 

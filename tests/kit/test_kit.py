@@ -106,7 +106,7 @@ def test_who_went_back_may_come_in_again_ahead_of_who_was_first() -> None:
 
 @frozen
 class AlwaysDisplaces(FirstCome):
-    """Whoever waits may take the place of the last that runs: the engine asks only in
+    """A waiting request may take the place of the last that runs: the engine asks only in
     order.
     """
 
@@ -115,7 +115,7 @@ class AlwaysDisplaces(FirstCome):
 
 
 @pytest.mark.long
-def test_nobody_displaces_one_that_is_ahead_whatever_the_policy_says() -> None:
+def test_no_request_preempts_one_that_is_ahead_whatever_the_policy_says() -> None:
     check_policy(AlwaysDisplaces(), max_examples=30, seed=7)
 
 
@@ -166,19 +166,19 @@ def test_there_is_a_journal_even_if_the_first_question_raises(tmp_path: Path) ->
     assert tuple(read_journal(path, [policy]).turns()) == caught.value.turns
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "none.journal"
     with pytest.raises(PolicyError) as caught:
         check_policy(broken.CountsInPlace(), seed=1, save=str(path))
-    said = "no journal was saved: a dict cannot be written"
+    emitted = "no journal was saved: a dict cannot be written"
     assert any(
-        said in note for note in caught.value.__notes__
+        emitted in note for note in caught.value.__notes__
     )  # Hypothesis may add its own
     assert not path.exists()
 
 
 @pytest.mark.parametrize("given", [FirstCome, "fcfs", None])
-def test_what_is_no_policy_is_said(given: Any) -> None:
+def test_what_is_no_policy_is_reported(given: Any) -> None:
     with pytest.raises(TypeError, match=r"takes a policy, such as FirstCome\(\), not "):
         check_policy(given)
 
@@ -234,7 +234,7 @@ def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> No
 
 @frozen
 class InTens(FirstCome):
-    """Later ones first, but only within each ten: nine can go before somebody, and no
+    """Later ones first, but only within each ten: nine can go before a request, and no
     more.
     """
 

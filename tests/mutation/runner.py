@@ -171,18 +171,18 @@ def run(mutant: Mutant | None, tests: str) -> Fate:
         with Popen(command, cwd=ROOT, env=env, stdout=DEVNULL, stderr=DEVNULL) as process:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        said = [json.loads(line) for line in notes.read_text().splitlines()]
-    outcome, by = _judged(process.returncode, said)
+        record = [json.loads(line) for line in notes.read_text().splitlines()]
+    outcome, by = _judged(process.returncode, record)
     source = source_of(file) if mutant else ""
     return Fate(
         key, source, tests, outcome, by, round(usage.ru_utime + usage.ru_stime, 2)
     )
 
 
-def _judged(status: int, said: list[dict[str, object]]) -> tuple[str, str]:
+def _judged(status: int, emitted: list[dict[str, object]]) -> tuple[str, str]:
     """What an exit status and notes mean: the outcome, and which test it was."""
-    test = next((str(one["test"]) for one in reversed(said) if "test" in one), "")
-    failed = next((str(one["failed"]) for one in said if "failed" in one), "")
+    test = next((str(one["test"]) for one in reversed(emitted) if "test" in one), "")
+    failed = next((str(one["failed"]) for one in emitted if "failed" in one), "")
     if status == 0:
         return "survived", ""
     if status == ENDLESS:
@@ -190,7 +190,7 @@ def _judged(status: int, said: list[dict[str, object]]) -> tuple[str, str]:
     if status == UNFINISHED or status < 0:
         # Killed from outside, deaf to signals: endless if it had been in one test for so
         # long.
-        began = next((one["cpu"] for one in reversed(said) if "test" in one), 0.0)
+        began = next((one["cpu"] for one in reversed(emitted) if "test" in one), 0.0)
         assert isinstance(began, float | int)
         long = status < 0 and RUN_CPU - began > TEST_CPU
         return ("endless" if long else "unfinished"), test

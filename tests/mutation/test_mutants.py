@@ -112,8 +112,8 @@ def test_at_most_so_many_of_a_kind_in_a_function_and_others_do_not_matter() -> N
     chosen = catalogue.chosen(["planning/admit.py", "blocks/ownership.py"])
     kinds = [(one.file, one.spot.function, KINDS[one.spot.rule]) for one in chosen]
     assert len(set(kinds)) == len(kinds)
-    alone = [one.key for one in catalogue.chosen(["blocks/ownership.py"])]
-    assert alone == [one.key for one in chosen if one.file == "blocks/ownership.py"]
+    solo = [one.key for one in catalogue.chosen(["blocks/ownership.py"])]
+    assert solo == [one.key for one in chosen if one.file == "blocks/ownership.py"]
 
 
 def test_every_file_of_the_core_is_mutated_or_left_out_with_a_reason() -> None:
@@ -156,7 +156,7 @@ LATE = {"test": "t::two", "cpu": RUN_CPU - 2.0}  # a test that began near a run'
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "outcome", "by"),
+    ("status", "emitted", "outcome", "by"),
     [
         (0, [START], "survived", ""),
         (1, [START, {"failed": "t::one", "cpu": 3.0}], "killed", "t::one"),
@@ -168,9 +168,9 @@ LATE = {"test": "t::two", "cpu": RUN_CPU - 2.0}  # a test that began near a run'
     ],
 )
 def test_what_an_exit_status_means(
-    status: int, said: list[dict[str, object]], outcome: str, by: str
+    status: int, emitted: list[dict[str, object]], outcome: str, by: str
 ) -> None:
-    assert runner._judged(status, said) == (outcome, by)
+    assert runner._judged(status, emitted) == (outcome, by)
 
 
 def some(count: int) -> list[Mutant]:

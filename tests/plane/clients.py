@@ -81,7 +81,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def alone(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) -> Choice:
+def solo(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) -> Choice:
     """A sample computed alone, without the code under test."""
     config, words = plane.llm.setup.config, plane.llm.tokenizer
     assert words is not None
@@ -112,7 +112,7 @@ def alone(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) -
 
 
 class Client:
-    """Somebody who wants something, once. `live` sets the outcome: "whole", "refused",
+    """A client with one request. `live` sets the outcome: "whole", "refused",
     "broken" (it began, and ended with an error) or "gone" (the client left), and `why`,
     an error's code.
     """
@@ -162,7 +162,7 @@ class Client:
         self.fits = longest <= self.plane.llm.setup.config.max_model_len
         self.samples = len(prompts) * params.n
         whole = [(ids, n) for ids in self.ids for n in range(params.n) if self.fits]
-        self.choices = [alone(self.plane, ids, params, n) for ids, n in whole]
+        self.choices = [solo(self.plane, ids, params, n) for ids, n in whole]
 
     async def live(self) -> None:
         raise NotImplementedError
@@ -243,9 +243,11 @@ class Http(Client):
             prompts = [self.prompt() for _ in range(rng.choice((1, 1, 1, 2)))]
             wish |= {"prompt": prompts, "echo": rng.random() < 0.2}
             self.expect(prompts)
-            said = [one if isinstance(one, str) else words.decode(one) for one in prompts]
+            emitted = [
+                one if isinstance(one, str) else words.decode(one) for one in prompts
+            ]
             for at, one in enumerate(self.choices if wish["echo"] else ()):
-                text = said[at // self.params["n"]] + one.text
+                text = emitted[at // self.params["n"]] + one.text
                 self.choices[at] = one._replace(text=text)
         return {
             **self.params,
@@ -332,9 +334,9 @@ class Http(Client):
         elif self.complete:
             self.outcome = "whole"
             if self.stream and not self.data.endswith(b"data: [DONE]\n\n"):
-                self.outcome, self.why = "broken", self.told()[-1]["error"]["code"]
+                self.outcome, self.why = "broken", self.reported()[-1]["error"]["code"]
 
-    def told(self) -> list[Any]:
+    def reported(self) -> list[Any]:
         """The objects in the answer."""
         if not self.stream:
             return [json.loads(self.data)] if self.complete else []
@@ -353,15 +355,15 @@ class Http(Client):
 
     def _judge_answer(self) -> None:
         texts, ends = [""] * self.samples, list[Any]([None] * self.samples)
-        told = self.told()
-        for one in (one for event in told for one in event.get("choices", ())):
-            at, said = one["index"], one.get("delta", one.get("message", one))
+        reported = self.reported()
+        for one in (one for event in reported for one in event.get("choices", ())):
+            at, emitted = one["index"], one.get("delta", one.get("message", one))
             assert ends[at] is None, "a choice goes on after its end"
-            texts[at] += said.get("content", said.get("text", ""))
+            texts[at] += emitted.get("content", emitted.get("text", ""))
             ends[at] = one["finish_reason"]
         self.judge_text(texts, ends)
         if self.outcome == "whole":
-            self._judge_lengths((told[-1].get("usage") or {}) if told else {})
+            self._judge_lengths((reported[-1].get("usage") or {}) if reported else {})
 
     def _judge_lengths(self, usage: dict[str, Any]) -> None:
         """Its usage is right, and the engine heard of its stop strings: it ended then, or
@@ -433,8 +435,8 @@ class Reader(Client):
             [one.finish_reason for one in part if one.finish_reason] for part in parts
         ]
         assert all(len(end) <= 1 for end in ends), "a sample ended twice"
-        said = ["".join([one.text for one in part]) for part in parts]
-        self.judge_text(said, [*map(next, map(iter, [[*end, None] for end in ends]))])
+        emitted = ["".join([one.text for one in part]) for part in parts]
+        self.judge_text(emitted, [*map(next, map(iter, [[*end, None] for end in ends]))])
         for choice, part, end in zip(self.choices, parts, ends, strict=True):
             tokens = [token for one in part for token in one.token_ids]
             upto = None if end and end[0] in ("stop", "length") else len(tokens)

@@ -122,7 +122,7 @@ class Faulty(Oracle):
         return super().fail(error, halfway=halfway)
 
     def _garbled(self, done: Executed) -> Executed:
-        """Results that cannot be; what was queued behind them is void, and
+        """Results that cannot be; what was queued behind them is discarded, and
         runs or not.
         """
         yields = done.yields

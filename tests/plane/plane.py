@@ -84,10 +84,10 @@ class Plane:
         self.faults = Faults(Random(f"{seed}/faults"))
         self.loop, self.disk = VirtualLoop(Random(f"{seed}/loop")), Disk(self.faults)
         self.clients, self.counts = list[Client](), dict[str, float]()
-        self.offset, self.told = (
+        self.offset, self.reported = (
             0.0,
             0,
-        )  # of the engine's clock; turns that somebody has heard of
+        )  # of the engine's clock; turns that were reported
         self.stopped = False  # requests were ended by other hands than their clients'
 
     def run(self) -> None:
@@ -102,7 +102,7 @@ class Plane:
             self.llm.close()
             assert not self.loop.errors, self.loop.errors
             left = asyncio.all_tasks(self.loop)
-            assert not left, f"tasks that nobody ended: {left}"
+            assert not left, f"tasks that were not ended: {left}"
             timers = [one for one in self.loop._scheduled if not one.cancelled()]
             assert self.died or not timers, timers
             self.loop.close()
@@ -175,8 +175,8 @@ class Plane:
             self.llm.worker.driver.post(event)
 
     def hear(self) -> None:
-        """Somebody hears of all turns so far."""
-        self.told = max(self.told, self.llm.worker.driver.turns)
+        """All turns so far are reported."""
+        self.reported = max(self.reported, self.llm.worker.driver.turns)
 
     def neighbours(self) -> bool:
         """Whether steps went wrong for no fault of a request."""
@@ -318,16 +318,18 @@ class Plane:
                 )
                 raise
         if not self.died:
-            asked = sum(
+            wanted = sum(
                 isinstance(event, Submit) for turn in turns for event in turn.events
             )
             tokens = sum(len(new) for emit in emits for new in emit.tokens)
-            self.judge_counts(asked, tokens, len(ends), broke=broke)
+            self.judge_counts(wanted, tokens, len(ends), broke=broke)
         if not (self.died or broke):
             self.judge_rest()
         self.judge_journal()
 
-    def judge_counts(self, asked: int, tokens: int, ends: int, *, broke: bool) -> None:
+    def judge_counts(
+        self, requested: int, tokens: int, ends: int, *, broke: bool
+    ) -> None:
         """The metrics are what happened, and what clients saw."""
         got = {
             name: self.counts[f"request_success_total/{name}"]
@@ -342,7 +344,7 @@ class Plane:
                 f"{seen} {got} {others}"
             )
         if not broke:
-            assert self.counts["request_generation_tokens_count"] == asked
+            assert self.counts["request_generation_tokens_count"] == requested
             assert sum(got.values()) == ends, f"{got} are not {ends}"
             for gauge in (
                 "num_requests_running",
@@ -352,7 +354,7 @@ class Plane:
                 assert not self.counts[gauge], gauge
 
     def judge_rest(self) -> None:
-        """Nothing is left of anybody."""
+        """Nothing is left of any request."""
         driver, state, config = (
             self.llm.worker.driver,
             self.llm.worker.driver.state,
@@ -380,7 +382,7 @@ class Plane:
         assert not self.llm._readers
 
     def judge_journal(self) -> None:
-        """It replays: all that anybody heard of, and what is whole of it wherever it is
+        """It replays: all that was reported, and what is whole of it wherever it is
         cut.
         """
         log, kept, failed = self.record.log, self.record.kept, self.writer.failed
@@ -388,9 +390,7 @@ class Plane:
         turns = list(found.turns())
         unsure = self.died or failed is not None  # the last may be there, or not
         assert kept <= found.count <= kept + unsure, f"{found.count} turns, not {kept}"
-        assert self.told <= found.count or kept < len(log), (
-            "somebody heard of a lost turn"
-        )
+        assert self.reported <= found.count or kept < len(log), "a lost turn was reported"
         secret = self.llm.setup.args.journal_redact
         for was, turn in zip(log[found.segments[0].head.turn :], turns, strict=False):
             assert secret or tuple(map(as_written, was.events)) == turn.events
@@ -421,10 +421,10 @@ class Plane:
         path.write_bytes(data)
 
 
-def metrics(told: str) -> dict[str, float]:
+def metrics(reported: str) -> dict[str, float]:
     """Values by name, and by reason where there is one."""
     found = {}
-    for line in told.splitlines():
+    for line in reported.splitlines():
         if line.startswith("minfer_"):
             name, value = line.removeprefix("minfer_").rsplit(" ", 1)
             reason = name.partition('reason="')[2].partition('"')[0]
@@ -447,8 +447,10 @@ def run_seed(seed: int, folder: Path) -> tuple[str, Counter[str]]:
         )
         ends = (f"client: {one.outcome or 'cut off'} {one.why}" for one in plane.clients)
         tally += Counter(map(str.strip, ends))
-        told = [(one.outcome, one.why, one.got) for one in plane.clients]
-        digest.update(repr((told, sorted(plane.counts.items()), plane.loop.now)).encode())
+        reported = [(one.outcome, one.why, one.got) for one in plane.clients]
+        digest.update(
+            repr((reported, sorted(plane.counts.items()), plane.loop.now)).encode()
+        )
         for path in sorted(folder.iterdir()):
             digest.update(path.read_bytes())
     return digest.hexdigest(), tally

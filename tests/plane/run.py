@@ -44,20 +44,27 @@ def child(first: int, runs: int, step: int, plant: str) -> None:
 
     logging.disable()
     warnings.simplefilter("error")
-    broken: list[Any] = []  # what was raised where nobody could catch it
+    broken: list[Any] = []  # what was raised where it could not be caught
     sys.unraisablehook = broken.append
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         if plant:
             stack.enter_context(planted(plant))
         for seed in range(first, first + runs, step):
-            told: dict[str, Any] = {"seed": seed, "digest": "", "flaw": "", "tally": {}}
+            reported: dict[str, Any] = {
+                "seed": seed,
+                "digest": "",
+                "flaw": "",
+                "tally": {},
+            }
             try:
-                told["digest"], told["tally"] = run_seed(seed, Path(folder) / "journal")
+                reported["digest"], reported["tally"] = run_seed(
+                    seed, Path(folder) / "journal"
+                )
                 assert not broken, broken
             except Exception:
-                told["flaw"] = traceback.format_exc()
+                reported["flaw"] = traceback.format_exc()
                 broken.clear()
-            print(json.dumps(told), flush=True)
+            print(json.dumps(reported), flush=True)
             if seed // step % 32 == 0:
                 # engines freeze what is there, and so what earlier seeds left
                 gc.collect()
@@ -89,14 +96,14 @@ def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
             lines = [
                 one.stdout.readline() if one.stdout else "" for one in both[at : at + 2]
             ]
-            seed, told = first + number, [json.loads(line or "{}") for line in lines]
-            if not all(one.get("digest") for one in told):
+            seed, reported = first + number, [json.loads(line or "{}") for line in lines]
+            if not all(one.get("digest") for one in reported):
                 report.flaws[seed] = next(
-                    (t["flaw"] for t in told if t.get("flaw")), "it died"
+                    (t["flaw"] for t in reported if t.get("flaw")), "it died"
                 )
-            elif told[0] != told[1]:
+            elif reported[0] != reported[1]:
                 report.flaws[seed] = "two processes, two digests"
-            report.tally += Counter(told[0].get("tally", {}))
+            report.tally += Counter(reported[0].get("tally", {}))
             if number % 500 == 499:
                 print(
                     f"{number + 1} runs, {len(report.flaws)} flaws",
@@ -133,13 +140,13 @@ def main() -> int:
         f"{2 * args.runs / took:.1f} runs/s"
     )
     if args.result:
-        told = {
+        reported = {
             "runs": args.runs,
             "flaws": report.flaws,
             "happened": report.tally,
             "seconds": took,
         }
-        write(args.result, told, args.first_seed)
+        write(args.result, reported, args.first_seed)
     return bool(report.flaws)
 
 

@@ -10,7 +10,7 @@ COMMANDS: Final = (
     Entry(
         "serve",
         "put load on any OpenAI-compatible server, and time its answers",
-        "minfer.effects.cli.bench.serve",
+        "minfer.effects.cli.bench.serve_load",
     ),
 )
 

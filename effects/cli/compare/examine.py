@@ -8,7 +8,7 @@ from typing import Final
 import transformers
 from attrs import asdict, evolve
 
-from minfer.effects.cli.compare import checkpoint, logits, tokens
+from minfer.effects.cli.compare import checkpoint_checks, logit_differences, tokens
 from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
 from minfer.effects.cli.compare.known_differences import differences
 from minfer.effects.cli.compare.passages import CODE, PROSE, prompts
@@ -52,13 +52,13 @@ def _examine(
     folder, spec = setup.folder, setup.spec
     length = min(CONTEXT, setup.config.max_model_len)
     run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
-    single = evolve(run, dtype="float32", block_size=logits.BLOCK)
+    single = evolve(run, dtype="float32", block_size=logit_differences.BLOCK)
     with LLM(**asdict(single, recurse=False)) as llm:
         ours = Tokenizer(folder)
         theirs = load_reference(transformers.AutoTokenizer, folder)
         if not is_random:
-            yield checkpoint.tensors(folder, spec)
-        yield checkpoint.ids(folder, ours, spec)
+            yield checkpoint_checks.tensors(folder, spec)
+        yield checkpoint_checks.ids(folder, ours, spec)
         yield tokens.template(ours, theirs)
         yield from tokens.tokenizer(folder, ours, theirs)
         yield from differences(folder)
@@ -66,20 +66,20 @@ def _examine(
         texts = prompts(passages, count)
         reference = reference_logits(folder, "float32")
         exact = [reference(ids) for ids in texts]
-        yield logits.float32(llm, texts, exact)
-        yield logits.greedy(llm, reference, texts, min(most, length // 2))
+        yield logit_differences.float32(llm, texts, exact)
+        yield logit_differences.greedy(llm, reference, texts, min(most, length // 2))
         if not is_random:
             yield _sanity(llm, passages, folder)
     if spec.dtype != "float32":
         reference = reference_logits(folder, spec.dtype)
         with LLM(**asdict(run, recurse=False)) as llm:
-            found = logits.packed_logits(llm, texts)
-            yield logits.half(exact, found, [reference(ids) for ids in texts])
+            found = logit_differences.packed_logits(llm, texts)
+            yield logit_differences.half(exact, found, [reference(ids) for ids in texts])
 
 
 def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:
     """The check of text's probability; random weights are not at fault."""
-    found = logits.sanity(llm, passages)
+    found = logit_differences.sanity(llm, passages)
     if found.state != FAILED or not looks_random(folder):
         return found
     return Check(found.name, RANDOM, f"the weights are random; {found.figures}")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 
 from minfer.effects.cli.compare.findings import NOTE, SKIPPED, Check, judged
 from minfer.effects.cli.compare.passages import TALKS, TEXTS, TOOLS
-from minfer.effects.text.chat import ChatOptions, render_chat
+from minfer.effects.text.chat_templates import ChatOptions, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES, PLAIN
 

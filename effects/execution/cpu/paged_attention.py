@@ -26,7 +26,7 @@ from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.mla import MLA
-from minfer.effects.models.rope import Rope, inverse_frequencies
+from minfer.effects.models.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm

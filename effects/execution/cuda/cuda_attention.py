@@ -21,7 +21,7 @@ from minfer.effects.execution.cpu.paged_attention import (
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.rope import Rope
+from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention

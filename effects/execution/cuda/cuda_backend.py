@@ -14,10 +14,10 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import num_splits
 from minfer.kernels.gated import pays
 from minfer.kernels.logprobs import logprobs
-from minfer.kernels.masks import hide, keep
+from minfer.kernels.masked_logits import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
-from minfer.kernels.verify import accept_drafts, write_draft_inputs
+from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
 from minfer.records.config import EngineConfig
 
 

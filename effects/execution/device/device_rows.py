@@ -53,9 +53,7 @@ def requested_logprobs(sampling: RowSampling, vocab: int) -> int:
     """Returns 1 + the number of likeliest tokens whose log-probabilities are requested;
     0: not even that of the sampled token.
     """
-    if sampling.logprobs is None:
-        return int(sampling.scores)
-    return 1 + min(sampling.logprobs, vocab)
+    return 0 if sampling.logprobs is None else 1 + min(sampling.logprobs, vocab)
 
 
 def row_values(sampling: RowSampling, vocab: int) -> dict[str, float]:

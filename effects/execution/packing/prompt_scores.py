@@ -24,7 +24,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.effects.models.batch import Scored
 from minfer.records.plan import Open, Plan, Pooled
-from minfer.records.prompt_logprobs import PromptPart, packed
+from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
 
 AT_ONCE: Final = 64  # positions, at least
@@ -104,13 +104,11 @@ class ChunkScores:
         out = [b""] * rows
         for one in self.chunks:
             lines = words[one.at : one.at + one.count, :, : one.width]
-            logprobs = lines[:, 1].view(np.float32)
-            if np.isnan(logprobs).any():
+            if np.isnan(lines[:, 1].view(np.float32)).any():
                 bad = names_of([one.owner])
                 raise LogitsError(f"the model's logits are not finite for request {bad}")
-            ids, values = lines[:, 0].astype("<i4"), logprobs.astype("<f4")
-            both = ids.tobytes(), values.tobytes()
-            out[one.place] = packed(PromptPart(one.first, one.count, one.width, *both))
+            packed_lines = lines.astype("<i4").tobytes()
+            out[one.place] = pack_part(one.first, one.count, packed_lines)
         return tuple(out)
 
 

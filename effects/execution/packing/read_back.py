@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define
 from torch import Tensor
 
 from minfer.effects.execution.contract import not_finite
@@ -22,15 +22,8 @@ from minfer.effects.execution.packing.pooling import Vectors
 from minfer.effects.execution.packing.prompt_scores import ChunkScores
 from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.records.messages import Executed
-from minfer.records.plan import (
-    Logprobs,
-    Open,
-    Plan,
-    Pooled,
-    Scores,
-    TokenLogprobs,
-    Yields,
-)
+from minfer.records.plan import Open, Plan, Pooled, Yields
+from minfer.records.token_logprobs import WORD_BYTES, Logprobs, TokenLogprobs
 from minfer.sampling.params import MAX_LOGPROBS
 
 DISCARDED = 0  # the token of a row whose generation is gone: never read
@@ -115,6 +108,30 @@ class HostSlot:
                 raise not_finite([owner])
             yield place, tokens
 
+    def sampled_lines(self, draw: Draw) -> Iterator[tuple[int, int, Open | None]]:
+        """Yields the lines of tokens that their rows yield, each with its entry of the
+        plan and its owner; the copy must be done.
+        """
+        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
+        yield from zip(at, draw.places, draw.owners, strict=True)
+        if draw.draft_outputs is not None:
+            drawn = self.drawn[: draw.draft_outputs.end].tolist()
+            for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
+                yield from ((line, place, owner) for line in lines)
+
+    def logprobs(self, draw: Draw, vocab: int) -> Iterator[tuple[int, TokenLogprobs]]:
+        """Yields the log-probabilities of the tokens of rows that requested them, each
+        with its entry of the plan.
+        """
+        drawn: list[int] = self.drawn.tolist()
+        data = self.scores.numpy().astype("<i4", copy=False).tobytes()
+        size = WORD_BYTES * self.scores.shape[2]
+        for line, place, owner in self.sampled_lines(draw):
+            if owner is not None and owner.sampling.logprobs is not None:
+                width, at = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
+                own = TokenLogprobs.read(drawn[line], data, at, at + size, width)
+                yield place, own
+
 
 class SlotRing:
     """A ring of slots."""
@@ -129,48 +146,6 @@ class SlotRing:
         return slot
 
 
-@define(eq=False)
-class LogprobColumns:
-    """A plan's log-probabilities: a list for each row that requested them."""
-
-    rows: int
-    vocab: int
-    logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
-    scores: dict[int, list[float]] = field(factory=dict)
-
-    def read(self, slot: HostSlot, draw: Draw) -> None:
-        """Add a forward's log-probabilities."""
-        words = slot.scores.numpy()
-        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
-        for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
-            if owner is not None:
-                self._read_row(words[line], place, owner)
-        if draw.draft_outputs is not None:
-            drawn = slot.drawn[: draw.draft_outputs.end].tolist()
-            for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
-                if owner is not None:
-                    for line in lines:
-                        self._read_row(words[line], place, owner)
-
-    def _read_row(self, words: Words, place: int, owner: Open) -> None:
-        sampling = owner.sampling
-        if sampling.scores:
-            own = float(words[1, :1].view(np.float32)[0])
-            self.scores.setdefault(place, []).append(own)
-        if sampling.logprobs is not None:
-            ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
-            rank, *likeliest = ids.tolist()
-            logprob, *others = bits.view(np.float32).tolist()
-            found = TokenLogprobs(logprob, rank, tuple(likeliest), tuple(others))
-            self.logprobs.setdefault(place, []).append(found)
-
-    def columns(self) -> tuple[Scores, Logprobs]:
-        """Returns one entry for each row, as results have them, or none at all."""
-        scores = tuple(tuple(self.scores.get(i, ())) for i in range(self.rows))
-        logprobs = tuple(tuple(self.logprobs.get(i, ())) for i in range(self.rows))
-        return scores if self.scores else (), logprobs if self.logprobs else ()
-
-
 def results(
     plan: Plan, slots: Sequence[HostSlot], vocab: int, reassigned: Sequence[int] = ()
 ) -> Executed:
@@ -181,14 +156,17 @@ def results(
     """
     yields = _yields(plan, slots, reassigned)
     pooled = _prompt_outputs(slots, len(plan.rows))
-    if not any(slot.scored for slot in slots):
-        return Executed(plan.step, yields, pooled=pooled)
-    beside = LogprobColumns(len(plan.rows), vocab)
+    return Executed(plan.step, yields, _logprobs(slots, len(plan.rows), vocab), pooled)
+
+
+def _logprobs(slots: Sequence[HostSlot], rows: int, vocab: int) -> Logprobs:
+    """Returns log-probabilities: one entry for each row, or none at all."""
+    found = dict[int, list[TokenLogprobs]]()
     for slot in slots:
         if slot.scored and slot.draw is not None:
-            beside.read(slot, slot.draw)
-    scores, logprobs = beside.columns()
-    return Executed(plan.step, yields, scores, logprobs, pooled)
+            for place, one in slot.logprobs(slot.draw, vocab):
+                found.setdefault(place, []).append(one)
+    return tuple([tuple(found.get(row, ())) for row in range(rows)]) if found else ()
 
 
 def _prompt_outputs(slots: Sequence[HostSlot], rows: int) -> Pooled:

@@ -21,9 +21,9 @@ from attrs import evolve, field, frozen
 from minfer.blocks.keys import Keys, block_keys, extend_keys, tail_keys
 from minfer.effects.live.request_names import round_name
 from minfer.records.messages import Executed, Submit
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import Turn
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import (
     BeamRound,
     BeamSearch,

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from attrs import frozen
 
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from minfer.effects.text.grammars.protocol import Grammar
+from minfer.effects.text.grammars.grammar_library import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.request import Request
 

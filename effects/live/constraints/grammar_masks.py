@@ -33,6 +33,7 @@ from typing import Final
 
 import numpy as np
 from attrs import evolve
+from typing_extensions import override
 
 from minfer.effects.live.constraints.mask_batch import STUCK as STUCK
 from minfer.effects.live.constraints.mask_batch import MaskBatch
@@ -43,15 +44,15 @@ from minfer.effects.live.constraints.sample_grammars import (
     barred_tokens,
     due_mask,
 )
-from minfer.effects.live.masks import StepMasks, no_memory, ready_masks
-from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
-from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.live.masks import MaskMaker, StepMasks, no_memory, ready_masks
+from minfer.effects.text.grammars.grammar_library import (
     MASK_WAIT,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
+from minfer.effects.text.grammars.job_threads import FOR_SLOW, JobThreads
+from minfer.effects.text.grammars.mask_lines import Lines, TokenBans, fill
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Event, Execute, Finish, Pause
 from minfer.records.plan import Plan
@@ -63,7 +64,7 @@ ANY: Final = -1  # a word that allows all its tokens
 NOTHING: Final = frozenset[int]()
 
 
-class GrammarMasks:
+class GrammarMasks(MaskMaker):
     """A `MaskMaker`: the masks of requests that have a constraint."""
 
     def __init__(
@@ -86,21 +87,20 @@ class GrammarMasks:
     def __len__(self) -> int:
         return len(self._samples)
 
+    @override
     def listen(self, post: Callable[[Event], object]) -> None:
-        """As `MaskMaker` says."""
         self._post = post
 
+    @override
     def use_memory(self, lend: Callable[[int], Lines | None]) -> None:
-        """As `MaskMaker` says."""
         self._lend = lend
 
     def _not_connected(self, event: Event) -> None:
         raise AssertionError(f"no engine is connected that takes {event}")
 
+    @override
     def add_requests(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
-        """As `MaskMaker` says: returns pauses of samples without a matcher yet, and of
-        slow ones.
-        """
+        """Returns pauses of samples without a matcher yet, and of slow ones."""
         for request in requests:
             if request.sampling.structured_outputs:
                 for sample in range(request.n):
@@ -109,9 +109,10 @@ class GrammarMasks:
         self._pauses.clear()
         return pauses
 
+    @override
     def observe(self, transition: Transition) -> None:
-        """As `MaskMaker` says: pauses slow samples again once they are planned; makes the
-        next mask of those whose last token came.
+        """Pauses slow samples again once they are planned; makes the next mask of those
+        whose last token came.
         """
         if not self._slow:
             return
@@ -134,9 +135,10 @@ class GrammarMasks:
             if grammar.is_new or run.gens[i] not in flying:
                 self._submit_mask_job(due_mask(grammar, run, i, self._block_size))
 
+    @override
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
-        """As `MaskMaker` says: at once, in the driver's thread, which has nothing else to
-        do; the library works on all processors.
+        """At once, in the driver's thread, which has nothing else to do; the library
+        works on all processors.
         """
         batch = self._prepare_masks(plan, state.running)
         if not (batch.moves or batch.made):  # there may be no library either
@@ -150,8 +152,8 @@ class GrammarMasks:
             return ready_masks(evolve(masked, written=True))
         return ready_masks(evolve(masked, masks=tuple(batch.masks(plan, lines))))
 
+    @override
     def drop(self, samples: Iterable[SampleId]) -> None:
-        """As `MaskMaker` says."""
         for name in samples:
             grammar, slow = self._samples.pop(name, None), self._slow.pop(name, None)
             if (
@@ -167,8 +169,8 @@ class GrammarMasks:
                     constraint, grammar.matcher, grammar.consumed
                 )
 
+    @override
     def close(self) -> None:
-        """As `MaskMaker` says."""
         self._threads.close()
         self._samples.clear()
         self._slow.clear()

@@ -9,8 +9,8 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import SampleGrammar
+from minfer.effects.text.grammars.grammar_library import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.mask_lines import Lines, bits_of
-from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 from minfer.records.messages import Finish
 from minfer.records.plan import Mask, Plan
 

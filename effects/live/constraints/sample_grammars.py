@@ -4,7 +4,7 @@ from concurrent.futures import Future, wait
 
 from attrs import define, field, frozen
 
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.records.request import Request
 from minfer.records.sequence import Running, SampleId
 

@@ -4,7 +4,7 @@ commands.
 All that is nondeterministic enters here, as events of a turn: arrivals, cancels, results,
 time. A turn is handed to `record` before its commands are performed, so that a journal
 holds everything that was reported to clients. Rows whose masks are made by the host are
-sampled later than the others: `minfer.effects.live.engine.deferred_sampling`.
+sampled later than the others: `minfer.effects.live.engine.deferred_rows`.
 """
 
 import time
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from minfer.effects.execution.contract import Executor
-from minfer.effects.live.engine.deferred_sampling import DeferredSampling
+from minfer.effects.live.engine.deferred_rows import DeferredSampling
 from minfer.effects.live.engine.host_drafts import HostDraftSource, NoHostDrafts
 from minfer.effects.live.engine.policy_warnings import PolicyWarnings
 from minfer.effects.live.masks import MaskMaker, NoMasks

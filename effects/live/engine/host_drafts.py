@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from attrs import define, field
+from typing_extensions import override
 
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Propose
@@ -47,19 +48,21 @@ class HostDraftSource(Protocol):
         ...
 
 
-class NoHostDrafts:
+class NoHostDrafts(HostDraftSource):
     """Makes no drafts."""
 
+    @override
     def read_results(
         self,
-        results: Iterable[Executed | Failed],  # noqa: ARG002  # the protocol's
-        state: EngineState,  # noqa: ARG002  # likewise
+        results: Iterable[Executed | Failed],
+        state: EngineState,
     ) -> tuple[Event, ...]:
-        """As `HostDraftSource` says: nothing."""
+        """Nothing."""
         return ()
 
+    @override
     def observe(self, transition: Transition) -> None:
-        """As `HostDraftSource` says: it does not matter."""
+        """It does not matter."""
 
 
 @define(eq=False)
@@ -75,7 +78,7 @@ class DraftedSample:
     unread: deque[tuple[int, ...]] = field(factory=deque)
 
 
-class HostDrafts:
+class HostDrafts(HostDraftSource):
     """Drafts by a proposer, for an engine that has `speculation` by the host."""
 
     def __init__(self, config: EngineConfig, proposer: Proposer) -> None:
@@ -92,10 +95,10 @@ class HostDrafts:
         # the last number; doubled, if the next proposals are unused, too
         self.skipped = 0
 
+    @override
     def read_results(
         self, results: Iterable[Executed | Failed], state: EngineState
     ) -> tuple[Event, ...]:
-        """As `HostDraftSource` says."""
         self.proposed = False
         continued = list[SampleId]()
         for result in results:
@@ -112,8 +115,8 @@ class HostDrafts:
         self.proposed = bool(found)
         return found
 
+    @override
     def observe(self, transition: Transition) -> None:
-        """As `HostDraftSource` says."""
         for command in transition.commands:
             if isinstance(command, Emit):
                 self._forget((one.id, one.sample) for one in command.finished)

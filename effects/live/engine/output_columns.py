@@ -5,8 +5,9 @@ from itertools import chain
 from typing import TypeVar
 
 from minfer.records.messages import Emit
-from minfer.records.plan import Logprobs, Pooled
+from minfer.records.plan import Pooled
 from minfer.records.sequence import SampleId, SampleIds
+from minfer.records.token_logprobs import Logprobs
 from minfer.runs.drafts import Drafted
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from minfer.effects.live.input_processing.prompts import (
 from minfer.effects.live.input_processing.prompts import read_prompt as read_prompt
 from minfer.effects.live.input_processing.prompts import wrong_kind
 from minfer.effects.setup.prepare import Setup
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.lifecycle.arrive import rejection_reason
 from minfer.records.plan import MEAN, POOLINGS

@@ -10,7 +10,7 @@ from minfer.effects.live.errors import RequestError, TooLongError
 from minfer.effects.text.tokenizer import TextError, TextTooLongError, Tokenizer
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat_templates import ChatOptions, Conversation, Tools
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -83,7 +83,7 @@ def rendered(
     """Renders a conversation through its chat template. Raises as `encoded`, and
     ChatTemplateError.
     """
-    from minfer.effects.text.chat import render_chat  # it imports jinja2
+    from minfer.effects.text.chat_templates import render_chat  # it imports jinja2
 
     text = render_chat(tokenizer, messages, how)
     # Templates write begin and end tokens themselves.

@@ -21,9 +21,10 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.plan import Logprobs, Pooled
+from minfer.records.plan import Pooled
 from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
+from minfer.records.token_logprobs import Logprobs
 
 # --- from a front to the engine ---------------------------------------------------------
 

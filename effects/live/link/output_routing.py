@@ -13,8 +13,8 @@ from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finished
-from minfer.records.plan import Logprobs
 from minfer.records.sequence import Place, SampleIds
+from minfer.records.token_logprobs import Logprobs
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.access.api_keys import Key, Keys
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.page import icon
 from minfer.effects.serving.page.files import PATHS
 

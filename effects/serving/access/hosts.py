@@ -24,7 +24,7 @@ from typing import Final
 from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.connections import LIVE
 from minfer.values.checks import ConfigError
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from minfer.effects.serving.anthropic.conversation import ConversationBody
-from minfer.effects.serving.anthropic.errors import failure
+from minfer.effects.serving.anthropic.error_format import failure
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import read_body
 

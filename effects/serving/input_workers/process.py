@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,

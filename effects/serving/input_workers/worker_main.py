@@ -24,8 +24,8 @@ from attrs import evolve
 
 from minfer.effects.live.errors import check_prompt
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
-from minfer.effects.serving.errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
     Prepared,

@@ -14,7 +14,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
+from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
 from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint

@@ -4,7 +4,7 @@ while new requests are taken, too.
 
 from typing import Final
 
-from minfer.effects.serving.errors import BROKEN, SHUTTING_DOWN
+from minfer.effects.serving.client_errors import BROKEN, SHUTTING_DOWN
 from minfer.effects.serving.server_state import ServerState
 
 FAILING: Final = 8  # steps that fail in a row: no request makes progress

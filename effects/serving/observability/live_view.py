@@ -32,7 +32,7 @@ from minfer.effects.live.totals import (
     Histogram,
     HistogramBuilder,
 )
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.shared_counts import SharedCount
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Event

@@ -12,7 +12,7 @@ from typing import Final
 
 from minfer.effects.live.link.link_messages import RequestQuery
 from minfer.effects.live.link.request_queries import RequestQueries
-from minfer.effects.serving.errors import OVERLOADED, ApiError
+from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
 from minfer.effects.serving.wire.request_ids import LONGEST
 

@@ -6,7 +6,10 @@ OpenAI's API has no field for reasoning: other servers call it `reasoning_conten
 `reasoning`, and clients read one of them.
 """
 
-from minfer.effects.serving.openai.logprobs import chat_logprobs, format_prompt_logprobs
+from minfer.effects.serving.openai.logprob_formats import (
+    chat_logprobs,
+    format_prompt_logprobs,
+)
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest
 from minfer.effects.serving.request_parsing.answer_parsing import (

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_prompt
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
-from minfer.effects.serving.openai.logprobs import (
+from minfer.effects.serving.openai.logprob_formats import (
     CompletionLogprobs,
     CompletionScores,
     format_prompt_logprobs,

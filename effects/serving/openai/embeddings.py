@@ -16,7 +16,7 @@ from pydantic import Field
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
-from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.client_errors import INTERNAL, ApiError
 from minfer.effects.serving.openai.completions import Prompts
 from minfer.effects.serving.openai.fields import Client, Priority
 from minfer.effects.serving.openai.usage import usage_of

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT, Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,

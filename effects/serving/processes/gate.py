@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from minfer.effects.serving.application import Application, refusal
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.connections import LIVE
 
 _TRY_AGAIN: Final = 1013  # a WebSocket's close code

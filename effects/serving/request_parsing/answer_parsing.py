@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tools.deltas import (

@@ -16,7 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.live.errors import far_too_long
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 
 ITEMS: Final = 4096  # of lists that are no token ids: messages, parts, prompts
 CONTAINERS: Final = 16 * ITEMS  # lists and objects of a body

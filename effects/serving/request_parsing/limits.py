@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.served_model import ServedModel
-from minfer.effects.serving.errors import ApiError, ContextLengthError
+from minfer.effects.serving.client_errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.body_counts import BodyCounter
 from minfer.lifecycle.arrive import longest_prompt, queue_is_full

@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 from pydantic import Field
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.records.request import ParameterError

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 from attrs import frozen
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo, PartConstraint
 from minfer.effects.serving.request_parsing.answer_parsing import end_of
 from minfer.effects.serving.request_parsing.bodies import shown, wrong
@@ -24,8 +24,8 @@ from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     client_field,
 )
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule, rule
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
 from minfer.effects.text.tools.forms import (

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from minfer.effects.live.input_processing.prompts import read_prompt
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.wire.error_form import failure

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.prompts import encoded
-from minfer.effects.serving.openai.conversation import ChatMessage
+from minfer.effects.serving.openai.chat_messages import ChatMessage
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import ChatTool
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 
 PIECE: Final = 2**16  # bytes that are decoded in one go
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from attrs import frozen
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 
 LONGEST_ID: Final = 128  # characters
 _ESCAPED: Final = len(rb"\ud83d\ude00")  # of a character, at most, as JSON may write it

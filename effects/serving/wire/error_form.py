@@ -4,7 +4,7 @@ import json
 
 import attrs
 
-from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.client_errors import INTERNAL, ApiError
 from minfer.effects.serving.wire.transport import Event, Failure
 
 

@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.http import HttpTransport, failure_response
 from minfer.effects.serving.wire.plain_body import PlainBody

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 
 _SCHEMES: Final = (b"http://", b"https://")
 _MAJOR: Final = "1."  # of versions

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.errors import ApiError, to_api_error
+from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.wire.envelope import (
     CancelMessage,
     OpenedMessage,

@@ -3,6 +3,6 @@
     StructuredOutputs --grammar_text.py, schemas.py--> llguidance's own language
           --Compiler.compile--> Grammar --matcher--> Matcher: which tokens may come next
 
-`protocol.py` is the interface to a library, `llguidance_compiler.py` implements it with
-llguidance, and `store.py` caches compiled grammars.
+`grammar_library.py` is the interface to a library, `llguidance_compiler.py` implements it
+with llguidance, and `store.py` caches compiled grammars.
 """

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark import check_lark
 from minfer.effects.text.grammars.patterns import rewrite_pattern
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, check_schema, ends_in_escape
 from minfer.sampling.structured import StructuredOutputs
 

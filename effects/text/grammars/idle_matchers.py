@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.sampling.structured import StructuredOutputs
 
 # A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up

@@ -21,7 +21,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,

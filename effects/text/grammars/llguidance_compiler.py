@@ -11,7 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
+from typing_extensions import override
 
+from minfer.effects.text.grammars.grammar_library import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    MatcherUpdate,
+)
 from minfer.effects.text.grammars.grammar_text import (
     WHITESPACE,
     GrammarText,
@@ -26,7 +33,6 @@ from minfer.effects.text.grammars.llguidance_matcher import (
 )
 from minfer.effects.text.grammars.mask_lines import Lines
 from minfer.effects.text.grammars.parallel_masks import ParallelMasks
-from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.sampling.structured import StructuredOutputs
 
@@ -58,7 +64,7 @@ NOTHING_MUCH: Final = 'start: "a"'  # a grammar, whichever
 NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
 
 
-class LlguidanceCompiler:
+class LlguidanceCompiler(Compiler):
     """A `Compiler` for a tokenizer.json, as text, and ids that end a sequence."""
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: Iterable[int]) -> None:
@@ -92,8 +98,8 @@ class LlguidanceCompiler:
         stands_in = self.stand_in is not None
         self.never = frozenset(ends) if stands_in else frozenset[int]()
 
+    @override
     def compile(self, constraint: StructuredOutputs) -> "LlguidanceGrammar":
-        """As `Compiler` says."""
         param = constraint.param
         grammar_text = to_grammar_text(constraint)
         if constraint.kind == "grammar":
@@ -112,10 +118,10 @@ class LlguidanceCompiler:
             raise GrammarError(f"{param}: {cut(error)}", param) from None
         return grammar
 
+    @override
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: Lines
     ) -> dict[int, GrammarError]:
-        """As `Compiler` says."""
         return self._parallel.masks(updates, lines)
 
     def _matcher(self, grammar: str) -> "LLMatcher":
@@ -140,7 +146,7 @@ def _with_end_token(
     return json.dumps(data)
 
 
-class LlguidanceGrammar:
+class LlguidanceGrammar(Grammar):
     """A constraint that can be compiled.
 
     Each matcher is compiled anew, in half a millisecond or more. Copies of one would
@@ -152,8 +158,8 @@ class LlguidanceGrammar:
         self._make = make
         self._companions = companions
 
+    @override
     def matcher(self) -> "LlguidanceMatcher":
-        """As `Grammar` says."""
         inner = self._make()
         check(inner)
         return LlguidanceMatcher(inner, self._companions)

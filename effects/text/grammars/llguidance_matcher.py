@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT, GrammarError, Matcher
 from minfer.effects.text.grammars.job_threads import FOR_SLOW
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -45,7 +47,7 @@ class Companions:
         self._executor.consume_token_par([(inner, token), (companion, token)])
 
 
-class LlguidanceMatcher:
+class LlguidanceMatcher(Matcher):
     """The matcher of one output. Its masks may allow the token that stands for an end of
     sequence, which must not be sampled (`Compiler.never`).
     """
@@ -56,15 +58,16 @@ class LlguidanceMatcher:
         self._companion: LLMatcher | None = None  # of one that is slow
         self.served = 0
 
+    @override
     def restart(self) -> None:
-        """As `Matcher` says."""
         check(self.inner)
         self.inner.reset()
         check(self.inner)
         self._companion = None
 
+    @override
     def advance(self, tokens: Sequence[int]) -> None:
-        """As `Matcher` says. Other threads run meanwhile, once a token has taken long."""
+        """Other threads run meanwhile, once a token has taken long."""
         for token in tokens:
             if self._companion is not None:
                 self._companions.take(self.inner, self._companion, token)
@@ -75,14 +78,14 @@ class LlguidanceMatcher:
                     self._companion = self._companions.make()
             check(self.inner)
 
+    @override
     def rollback(self, count: int) -> None:
-        """As `Matcher` says."""
         if count:
             self.inner.rollback(count)
             check(self.inner)
 
+    @override
     def mask(self) -> bytes:
-        """As `Matcher` says."""
         begun = time.thread_time()
         bits: bytes = self.inner.compute_bitmask()
         check(self.inner)
@@ -94,13 +97,13 @@ class LlguidanceMatcher:
         return bits
 
     @property
+    @override
     def may_end(self) -> bool:
-        """As `Matcher` says."""
         return self.inner.is_accepting()
 
     @property
+    @override
     def must_end(self) -> bool:
-        """As `Matcher` says."""
         return self.inner.is_stopped() and not self.inner.is_error()
 
 

@@ -12,9 +12,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from minfer.effects.text.grammars.grammar_library import (
+    MASK_WAIT,
+    GrammarError,
+    MatcherUpdate,
+)
 from minfer.effects.text.grammars.llguidance_matcher import LlguidanceMatcher, check
 from minfer.effects.text.grammars.mask_lines import WORD, Lines
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.slow_masks import THREADS, MaskWatch
 
 if TYPE_CHECKING:

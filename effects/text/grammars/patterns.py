@@ -23,7 +23,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 
 _ASCII: Final = frozenset(range(128))
 _CONTROLS: Final = frozenset(range(32))

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
-from minfer.effects.text.grammars.protocol import GrammarError
 
 Number = TypeVar("Number", int, float)
 _LONGEST: Final = 32  # digits of a number that an error shows

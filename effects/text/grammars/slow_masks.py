@@ -18,8 +18,8 @@ from typing import Final
 
 from attrs import define
 
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.protocol import MASK_WAIT
 
 UNWRITTEN: Final = 0x5A5AA5A5  # the first word of a line whose mask is not there yet
 # Threads that make masks: a processor in five is left to others, as the library does.

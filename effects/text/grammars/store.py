@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.idle_matchers import IdleMatchers
-from minfer.effects.text.grammars.job_threads import JobThreads
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     Compiler,
     Grammar,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
+from minfer.effects.text.grammars.idle_matchers import IdleMatchers
+from minfer.effects.text.grammars.job_threads import JobThreads
 from minfer.effects.text.job_queue import JobQueue, QueuedJob
 from minfer.sampling.structured import StructuredOutputs
 

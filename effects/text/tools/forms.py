@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools.offered import may_be_text, resolve
 
 _ENDS: Final = "\n</parameter>\n"

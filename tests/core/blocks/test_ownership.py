@@ -18,7 +18,7 @@ def take(change: Transaction, count: int) -> tuple[int, ...] | None:
     return taken.blocks if taken else None
 
 
-def test_whoever_takes_is_told_what_is_evicted() -> None:
+def test_taking_blocks_reports_what_is_evicted() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 3)
     assert table is not None

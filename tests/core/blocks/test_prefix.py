@@ -144,7 +144,7 @@ def test_only_the_first_keys_are_looked_up_and_a_gap_ends_a_hit() -> None:
     assert lookup(change.prefix, KEYS[6:9]) == 0
 
 
-def test_live_is_what_somebody_stands_on() -> None:
+def test_a_block_with_users_is_live() -> None:
     change = Transaction(Blocks(Pool(8)))
     table = take(change, 3)
     assert table is not None
@@ -195,7 +195,7 @@ def test_a_stem_goes_after_what_was_used_before_it() -> None:
     assert take(change, 1) is None
 
 
-def test_a_block_named_alone_is_held_and_a_twin_is_not_named() -> None:
+def test_a_block_named_by_itself_is_held_and_a_twin_is_not_named() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 2)
     assert table is not None
@@ -233,7 +233,7 @@ def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
 
 
 def test_who_leaves_takes_the_next_ticket() -> None:
-    """Digests of journals hold it, so its steps are not anybody's to choose."""
+    """Digests of journals hold it, so its steps cannot be chosen freely."""
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 2)
     assert table is not None

@@ -10,8 +10,8 @@ from hypothesis import given
 from minfer.blocks.keys import block_keys
 from minfer.committing.commit import align_yields
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Ignored, Submit
-from minfer.records.plan import TokenLogprobs
 from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values import thresholds
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
@@ -29,7 +29,7 @@ SEVERAL = evolve(
     st.sets(st.integers(0, 9)),
     st.integers(1, 4),
 )
-def test_results_follow_their_generations_whoever_came_or_went(
+def test_results_follow_their_generations_whatever_samples_came_or_went(
     order: list[int], left: set[int], came: set[int], window: int
 ) -> None:
     """However far apart they are, in windows of any size."""
@@ -51,21 +51,23 @@ def test_many_newcomers_in_front_do_not_hide_who_ran_before() -> None:
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_log_probabilities_follow_their_tokens(others: int) -> None:
-    """Whoever came or went since the step was planned, and as far as tokens count."""
+    """Whatever samples came or went since the step was planned, and as far as tokens
+    count.
+    """
     bench = Bench(evolve(SEVERAL, depth=2))
     early = ask("early", 5, 20)
     ends = frozenset(bench.right(early)[6:7])  # in the middle of a step
     bench.give(Submit(evolve(early, stop_ids=ends)))
-    said: list[Emit] = []
+    emitted: list[Emit] = []
     while bench.state.requests:
         done = bench.oracle.collect()
         assert isinstance(done, Executed)
-        scored = tuple(tuple(TokenLogprobs(-t, 1) for t in row) for row in done.yields)
-        late = [Submit(ask(f"late{len(said)}", 4, 6))] if len(said) < others else []
+        scored = tuple(tuple(TokenLogprobs(t, -t, 1) for t in row) for row in done.yields)
+        late = [Submit(ask(f"late{len(emitted)}", 4, 6))] if len(emitted) < others else []
         turn = bench.give(evolve(done, logprobs=scored), *late)
-        said += [one for one in turn.commands if isinstance(one, Emit)]
+        emitted += [one for one in turn.commands if isinstance(one, Emit)]
     assert bench.ended["early", 0].reason == "stop"
-    for one in said:
+    for one in emitted:
         assert tuple(tuple(-t.logprob for t in row) for row in one.logprobs) == one.tokens
 
 
@@ -168,7 +170,7 @@ def test_tokens_after_the_last_one_and_after_a_stop_are_taken_back() -> None:
         assert bench.ended["a", 0].reason == ("length" if keep else "stop")
 
 
-def test_what_is_emitted_names_everybody_who_runs_and_ends_nobody_else() -> None:
+def test_an_emit_names_all_running_samples_and_ends_no_other() -> None:
     bench = Bench()
     bench.give(Submit(ask("a", 3, 2)), Submit(ask("bb", 3, 5)))
     bench.turn()

@@ -23,7 +23,7 @@ def test_a_good_step_clears_the_faults_of_all_in_it() -> None:
     bench.drain()
 
 
-def test_a_good_step_of_one_alone_leaves_the_others_their_faults() -> None:
+def test_a_good_step_of_one_sample_leaves_the_others_their_faults() -> None:
     bench = two_at_fault(2)
     assert len(bench.state.inflight[0].gens) == 1, "the first runs alone"
     bench.turn()

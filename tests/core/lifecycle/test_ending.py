@@ -40,7 +40,7 @@ def test_the_end_of_a_request_is_that_of_its_last_sample() -> None:
     }
 
 
-def test_ends_of_one_turn_are_told_in_the_order_of_rank() -> None:
+def test_ends_of_one_turn_are_reported_in_the_order_of_rank() -> None:
     bench = Bench()
     bench.give(*(Submit(ask(name, 3, 3)) for name in ("a", "bb", "ccc")))
     bench.drain()
@@ -56,7 +56,7 @@ def test_a_policy_hears_how_much_came_out_and_whether_it_ever_ran() -> None:
     assert bench.state.policy == (("b", 0, False), ("a", 2, True), ("c", 3, True))
 
 
-def test_who_ends_takes_its_faults_along_and_nobody_elses() -> None:
+def test_a_sample_that_ends_takes_along_only_its_own_faults() -> None:
     bench = Bench(evolve(CONFIG, max_failures=5))
     bench.give(Submit(ask("a", 5, 9)), Submit(ask("bb", 5, 9)))
     bench.give(bench.oracle.fail("boom", halfway=False))

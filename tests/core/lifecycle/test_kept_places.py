@@ -55,8 +55,8 @@ def test_what_it_has_had_before_counts_once() -> None:
     prompt = ask("first", 9).prompt
     bench.give(Submit(placed(bench, "first", "next", 1, prompt=prompt)))
     bench.drain()
-    told = [(one.prompt, one.cached, one.hit) for one in bench.reasons_of(Admitted)]
-    assert told == [(9, 0, 0), (0, 0, 8)]
+    reported = [(one.prompt, one.cached, one.hit) for one in bench.reasons_of(Admitted)]
+    assert reported == [(9, 0, 0), (0, 0, 8)]
     assert bench.ended["next", 0].cached == 0
 
 

@@ -1,4 +1,4 @@
-"""Who is paused sits out what yields, and nobody else waits for it."""
+"""A paused sample skips steps that yield, and no other sample waits for it."""
 
 from typing import Any
 
@@ -52,9 +52,9 @@ class Judged(Bench):
     def give(self, *events: Event) -> Transition:
         before = self.state
         turn = super().give(*events)
-        told = (Tick(self.clock), *events)
-        self.ledger.take(told, turn)
-        self.turns.append(Turn(len(self.turns), before, told, turn))
+        reported = (Tick(self.clock), *events)
+        self.ledger.take(reported, turn)
+        self.turns.append(Turn(len(self.turns), before, reported, turn))
         return turn
 
 
@@ -98,7 +98,7 @@ def test_who_is_paused_sits_out_and_others_go_on() -> None:
     assert bench.out["a", 0] == bench.right(bound("a"))
 
 
-def test_alone_and_paused_nothing_is_planned_until_it_goes_on() -> None:
+def test_with_one_paused_sample_nothing_is_planned_until_it_goes_on() -> None:
     bench = begun(bound("a"))
     bench.turn(Pause("a", 0))
     for _ in range(3):
@@ -108,16 +108,16 @@ def test_alone_and_paused_nothing_is_planned_until_it_goes_on() -> None:
     assert planned(bench, bench.turn(Pause("a", 0, False))) == {"a"}
 
 
-def test_events_count_in_their_order_and_may_be_said_twice() -> None:
+def test_events_count_in_their_order_and_may_be_repeated() -> None:
     bench = begun(bound("a"), bound("bb"))
     on, off = Pause("a", 0), Pause("a", 0, False)
-    for told, paused in (
+    for reported, paused in (
         ((on, off), False),
         ((off, on), True),
         ((on, on), True),
         ((off, off), False),
     ):
-        bench.give(*told)
+        bench.give(*reported)
         assert (("a", 0) in bench.state.paused) is paused
     bench.give(Submit(bound("late")), Pause("late", 0), Cancel("a"), Pause("a", 0))
     assert bench.state.paused == {("late", 0)}
@@ -125,15 +125,15 @@ def test_events_count_in_their_order_and_may_be_said_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sample"), [("nobody", 0), ("free", 0), ("a", 1), ("a", -1)]
+    ("name", "sample"), [("unknown", 0), ("free", 0), ("a", 1), ("a", -1)]
 )
 def test_who_waits_for_no_mask_is_not_paused(name: str, sample: int) -> None:
     bench = begun(bound("a"), ask("free"), turns=1)
     turn = bench.give(Pause(name, sample), Pause(name, sample, False))
     assert not bench.state.paused
-    told = [one for one in turn.reasons if isinstance(one, Ignored)]
-    assert [one.event for one in told] == ["pause", "pause"]
-    assert repr(name) in told[0].detail
+    reported = [one for one in turn.reasons if isinstance(one, Ignored)]
+    assert [one.event for one in reported] == ["pause", "pause"]
+    assert repr(name) in reported[0].detail
 
 
 def test_a_prompt_is_filled_up_to_the_input_that_yields() -> None:
@@ -157,7 +157,7 @@ def test_siblings_get_the_prompt_of_one_that_is_paused() -> None:
         bench.turn()
     admitted = {one.sample: one for one in bench.reasons_of(Admitted)}
     assert len(admitted) == 3
-    assert admitted[1].copied == 0, "nobody could copy it before its row is opened"
+    assert admitted[1].copied == 0, "it cannot be copied before its row is opened"
     assert admitted[2].copied == 2
     assert bench.out["a", 2]
     bench.turn(Pause("a", 0, False), Pause("a", 1, False))
@@ -167,7 +167,7 @@ def test_siblings_get_the_prompt_of_one_that_is_paused() -> None:
         assert bench.out["a", sample] == bench.right(request, sample)
 
 
-def test_one_that_is_paused_in_line_holds_up_nobody_behind_it() -> None:
+def test_a_paused_sample_in_the_queue_blocks_none_behind_it() -> None:
     """All of its prompt is cached but the last block: there is nothing to be filled."""
     bench = begun(bound("a", 9), turns=12)
     assert not bench.state.requests
@@ -224,10 +224,10 @@ def test_a_last_token_clears_it() -> None:
     assert not bench.state.paused
 
 
-def test_who_has_to_run_alone_and_is_paused_keeps_nobody_waiting() -> None:
+def test_a_paused_suspect_keeps_no_sample_waiting() -> None:
     bench = begun(bound("a"), config=evolve(LATE, max_failures=5), turns=2)
-    told: tuple[Event, ...] = (Pause("a", 0), Submit(ask("bb")))
-    for more in ((), told):
+    reported: tuple[Event, ...] = (Pause("a", 0), Submit(ask("bb")))
+    for more in ((), reported):
         bench.give(bench.oracle.fail("boom", halfway=False), *more)
     assert dict(bench.state.faults) == {("a", 0): 2}
     for _ in range(3):
@@ -238,7 +238,7 @@ def test_who_has_to_run_alone_and_is_paused_keeps_nobody_waiting() -> None:
     assert {one.reason for one in bench.ended.values()} == {"length"}
 
 
-def test_who_has_to_run_alone_and_is_paused_is_not_filled_either() -> None:
+def test_a_paused_suspect_is_not_filled_either() -> None:
     config = evolve(LATE, max_failures=3)
     bench = begun(bound("a", 40), config=config, turns=0)
     (gen,), paused = bench.state.running.gens, frozenset({("a", 0)})
@@ -255,8 +255,8 @@ def test_who_has_to_run_alone_and_is_paused_is_not_filled_either() -> None:
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_who_comes_back_to_run_alone_takes_its_seat_and_then_does(others: bool) -> None:
-    """It gave way while it was paused. Beside others nobody would know whose fault the
+def test_a_suspect_that_comes_back_takes_its_seat_and_runs_isolated(others: bool) -> None:
+    """It was preempted while paused. Beside others it is unknown whose fault the
     next failure is.
     """
     bench = begun(bound("a"), config=evolve(LATE, max_failures=5), turns=2)
@@ -306,12 +306,12 @@ def test_a_journal_keeps_it_and_replays() -> None:
 def test_a_redacted_run_decides_the_same() -> None:
     bench = paused_run()
     for turn in bench.turns:
-        told = redacted(bench.config, turn.before, turn.events, b"secret")
+        redacted_events = redacted(bench.config, turn.before, turn.events, b"secret")
         pauses = [event for event in turn.events if isinstance(event, Pause)]
-        assert [event for event in told if isinstance(event, Pause)] == pauses
+        assert [event for event in redacted_events if isinstance(event, Pause)] == pauses
         hidden = redacted_state(bench.config, turn.before, b"secret")
         assert hidden.paused == turn.before.paused
-        after = step(bench.config, hidden, told)
+        after = step(bench.config, hidden, redacted_events)
         assert after.state.paused == turn.transition.state.paused
 
 
@@ -341,12 +341,12 @@ def test_in_a_fork_masks_take_no_time() -> None:
 
 def test_what_changes_nothing_leaves_the_state_as_it_is() -> None:
     bench = begun(bound("a"))
-    for late in (Pause("a", 0, False), Pause("nobody", 0)):
+    for late in (Pause("a", 0, False), Pause("unknown", 0)):
         assert apply_pauses(bench.state, [late]).state is bench.state
 
 
 def test_beside_one_that_is_paused_who_lacks_a_block_takes_its_results_first() -> None:
-    """If it gave way with steps in flight, it could do so again and again: nobody before
+    """If it gave way with steps in flight, it could do so again and again: none before
     it in rank gets on.
     """
     config = evolve(LATE, num_blocks=8, depth=3)

@@ -27,7 +27,7 @@ from tests.core.recorded import recorded
 from tests.core.test_engine import Bench, ask
 
 
-def said(turn: Transition) -> tuple[list[Finished], list[Reason]]:
+def emitted(turn: Transition) -> tuple[list[Finished], list[Reason]]:
     """Who ended, and the reasons, in order."""
     emits = [command for command in turn.commands if isinstance(command, Emit)]
     return [done for emit in emits for done in emit.finished], list(turn.reasons)
@@ -39,9 +39,9 @@ def one_by_one(
     finished, reasons = list[Finished](), list[Reason]()
     for stop in stops:
         turn = stop_samples(config, state, (stop,))
-        state, told = turn.state, said(turn)
-        finished += told[0]
-        reasons += told[1]
+        state, reported = turn.state, emitted(turn)
+        finished += reported[0]
+        reasons += reported[1]
     return state, finished, reasons
 
 
@@ -58,17 +58,17 @@ def test_stops_in_a_row_end_in_the_state_that_one_by_one_gives(seed: int) -> Non
     crowded = max(turns, key=lambda turn: len(turn.before.requests)).before
     names = sorted(crowded.requests)
     stops: list[Stop] = [Finish(name, 1, 3) for name in names[::2]]
-    stops += [Cancel(name) for name in (*names, "nobody", *names[:1])]
+    stops += [Cancel(name) for name in (*names, "unknown", *names[:1])]
     stops += [Finish(name, 0, 1, "over") for name in names[-1:]]
     for some in (stops, stops[::-1], stops[::3]):
         state, finished, reasons = one_by_one(config, crowded, tuple(some))
         turn = stop_samples(config, crowded, some)
-        assert said(turn) == (finished, reasons)
+        assert emitted(turn) == (finished, reasons)
         assert everything(turn.state) == everything(state)
         check(config, turn.state)
 
 
-def test_stops_in_a_row_are_told_in_one_word_and_submissions_part_them() -> None:
+def test_stops_in_a_row_are_one_emit_and_submissions_separate_them() -> None:
     bench = Bench()
     bench.turn(*(Submit(ask(name)) for name in "abc"))
     events: tuple[Event, ...] = (
@@ -79,10 +79,10 @@ def test_stops_in_a_row_are_told_in_one_word_and_submissions_part_them() -> None
         Cancel("a"),
     )
     turn = step(bench.config, bench.state, events)
-    told = [
+    reported = [
         [done.id for done in c.finished] for c in turn.commands if isinstance(c, Emit)
     ]
-    assert told == [["a", "b"], ["a"]]
+    assert reported == [["a", "b"], ["a"]]
 
 
 def test_who_got_a_better_place_when_preempted_is_found_there() -> None:
@@ -107,7 +107,7 @@ def test_a_sample_that_cannot_go_on_ends_with_an_error_that_says_why() -> None:
     bench.turn(Submit(ask("a", 5)), Submit(ask("b", 5)))
     state = bench.state
     turn = stop_samples(bench.config, state, (Finish("a", 0, 0, "error", "x" * 500),))
-    ((ended,), (reason,)) = said(turn)
+    ((ended,), (reason,)) = emitted(turn)
     assert (ended.reason, ended.length) == ("error", 0)
     assert ended.error == "x" * 197 + "..."
     assert isinstance(reason, Ended)

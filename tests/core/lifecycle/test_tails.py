@@ -28,10 +28,10 @@ ROOT = root_key(b"model")
 
 
 def node(name: str, prompt: tuple[int, ...], size: int = 4, **more: Any) -> Request:
-    said: dict[str, Any] = {"max_tokens": 1, "sampling": GREEDY, "root": ROOT} | more
-    keys = block_keys(said["root"], prompt, size)
-    said = {"tails": tail_keys(said["root"], keys, prompt, size)} | said
-    return Request(id=name, prompt=prompt, keys=keys, **said)
+    emitted: dict[str, Any] = {"max_tokens": 1, "sampling": GREEDY, "root": ROOT} | more
+    keys = block_keys(emitted["root"], prompt, size)
+    emitted = {"tails": tail_keys(emitted["root"], keys, prompt, size)} | emitted
+    return Request(id=name, prompt=prompt, keys=keys, **emitted)
 
 
 def served(bench: Bench, *requests: Request) -> list[Admitted]:
@@ -138,7 +138,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
     state, ledger = initial(config), Ledger(config, initial(config))
     oracle = Oracle(config.block_size, VOCAB, config.window)
     trees: list[list[tuple[int, ...]]] = [[(1,)], [(2, 2)]]
-    asked, out, log = dict[str, Request](), dict[str, tuple[int, ...]](), list[Turn]()
+    requested, out, log = dict[str, Request](), dict[str, tuple[int, ...]](), list[Turn]()
     places: list[Place | None] = [None]
     for number in range(turns + 400):
         events: list[Event] = [Tick(float(number))]
@@ -150,7 +150,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
         for at in range(rng.choice((0, 0, 1, 3)) if number < turns else 0):
             one = some_node(rng, trees, 10 * number + at, config.block_size)
             one = evolve(one, place=rng.choice(places) if rng.random() < 0.3 else None)
-            asked[one.id] = one
+            requested[one.id] = one
             events.append(Submit(one))
         if state.requests and number < turns and rng.random() < 0.05:
             events.append(Cancel(rng.choice(list(state.requests))))
@@ -170,7 +170,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
     assert not state.requests
     for name, tokens in out.items():
         limit, size = config.max_model_len, config.block_size
-        right = reference(asked[name], 0, size, VOCAB, limit, config.window)
+        right = reference(requested[name], 0, size, VOCAB, limit, config.window)
         assert tokens == tuple(right)[: len(tokens)], name
     return log
 

@@ -23,7 +23,7 @@ from tests.core.test_engine import CONFIG, Bench, ask
 
 
 class Late(FirstCome):
-    """Lets nobody in before a time."""
+    """Admits no request before a time."""
 
     def __init__(self, time: float) -> None:
         object.__setattr__(self, "time", time)
@@ -33,7 +33,7 @@ class Late(FirstCome):
         return float(vars(self)["time"])
 
 
-def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
+def test_a_policy_that_waits_is_woken_at_its_time_and_reported_once() -> None:
     bench = Bench(evolve(CONFIG, policy=Late(4.0)))
     assert bench.give(Submit(ask("a", 4, 2))).commands == (WakeAt(4.0),)
     assert bench.give().commands == (WakeAt(4.0),)
@@ -46,9 +46,7 @@ def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
     )
 
 
-def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs() -> (
-    None
-):
+def test_waiting_for_another_event_is_heeded_only_while_a_sample_runs() -> None:
     bench = Bench(evolve(CONFIG, policy=Late(math.inf)))
     bench.give(Submit(ask("a", 4, 3)))
     bench.turn(Submit(ask("b", 4, 3)))
@@ -58,7 +56,7 @@ def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs
     assert set(bench.ended) == {("a", 0), ("b", 0)}
 
 
-def test_who_waits_is_said_again_when_the_cause_is_another() -> None:
+def test_who_waits_is_reported_again_when_the_cause_is_another() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=8, max_num_seqs=2))
     bench.give(Submit(ask("a", 6, 4)), Submit(ask("b", 6, 20)), Submit(ask("ccc", 28, 2)))
     causes = []
@@ -105,7 +103,7 @@ class Tight(Priority):
         return 1 if load.step else load.budget
 
 
-def test_nobody_is_displaced_for_tokens_that_are_not_enough() -> None:
+def test_no_sample_is_preempted_for_tokens_that_are_not_enough() -> None:
     bench = Bench(evolve(CONFIG, policy=Tight()))
     bench.give(*(Submit(ask(f"r{rank}", 4, 9, priority=rank)) for rank in (1, 2)))
     bench.turn(Submit(ask("urgent", 4, 9)))

@@ -40,7 +40,7 @@ def test_what_a_policy_may_look_at() -> None:
     ).paused
     bench.drain()
     assert current_load(bench.config, bench.state).arrived == bench.state.time, (
-        "now, if nobody waits"
+        "now, if none waits"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_neighbours_table_gives_no_more_than_what_is_a_hit(
     bench.drain()
 
 
-def test_who_is_let_in_is_told_of_with_its_wait_hit_and_miss() -> None:
+def test_an_admission_is_reported_with_its_wait_hit_and_miss() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1))
     bench.give(Submit(ask("a", 0, 2, prompt=prompt(0, 9))))
     bench.give(Submit(ask("b", 0, 2, prompt=prompt(0, 14))))
@@ -289,7 +289,7 @@ def test_rows_are_taken_from_the_end_and_generations_are_never_used_twice() -> N
     bench.drain()
 
 
-def test_what_counts_as_cached_is_of_the_prompt_alone() -> None:
+def test_only_prompt_tokens_count_as_cached() -> None:
     bench = Bench()
     known = prompt(0, 13)
     bench.give(Submit(ask("first", 0, 1, prompt=known)))

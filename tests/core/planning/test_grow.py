@@ -70,7 +70,7 @@ def test_tables_that_end_together_grow_a_few_at_a_time() -> None:
     assert {len(table) for table in bench.state.running.tables} == {2}
 
 
-def test_who_cannot_grow_waits_for_blocks_behind_a_fence_and_sends_nobody_back() -> None:
+def test_a_row_that_cannot_grow_waits_for_fenced_blocks_and_preempts_none() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=9, depth=2))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     while bench.state.requests:
@@ -83,14 +83,14 @@ def test_who_cannot_grow_waits_for_blocks_behind_a_fence_and_sends_nobody_back()
 
 
 class Second(FirstCome):
-    """Sends back whoever is second, not last."""
+    """Preempts the second, not the last."""
 
     def victim(self, state: Any, ranks: tuple[Any, ...]) -> int:
         del state, ranks
         return 1
 
 
-def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
+def test_the_policys_victim_gives_way_and_is_reported_for_whom() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=9, policy=Second()))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
     while not bench.reasons_of(Preempted):
@@ -151,7 +151,7 @@ def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
     assert second not in grown
 
 
-def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
+def test_what_a_table_gets_twice_in_a_step_is_reported_as_one() -> None:
     bench = Bench(evolve(CONFIG, block_size=2, num_blocks=64))
     bench.turn(Submit(ask("a", 4, 30)), Submit(ask("bb", 6, 30)))
     config, run = bench.config, bench.state.running
@@ -162,9 +162,9 @@ def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
     assert [(one.at, len(one.blocks)) for one in grown.values()] == [(entries, 2)]
     state, grown = grow_for_drafts(config, state, second, grown)
     for i, gen in enumerate(run.gens):
-        told, before = grown[gen], len(run.tables[i])
-        assert (told.row, told.at) == (run.rows[i], before)
-        assert told.blocks == state.running.tables[i][before:]
+        reported, before = grown[gen], len(run.tables[i])
+        assert (reported.row, reported.at) == (run.rows[i], before)
+        assert reported.blocks == state.running.tables[i][before:]
         assert len(state.running.tables[i]) == -(-second[i] // 2)
 
 

@@ -16,12 +16,12 @@ from minfer.records.messages import (
     Preempted,
     Submit,
 )
-from minfer.records.prompt_logprobs import parts_of
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.state import Transition
+from minfer.records.token_logprobs import unpack_parts
 from tests.core.test_engine import CONFIG, Bench, ask
-from tests.core.world import scored_reference, told_of
+from tests.core.world import reported_ranks, scored_reference
 
 SCORED = SamplingParams(prompt_logprobs=2, temperature=0)
 
@@ -32,7 +32,7 @@ def wish(name: str, length: int, most: int = 0, *, scored: bool, **more: Any) ->
     return evolve(made, reads_cache=False, sampling=SCORED) if scored else made
 
 
-def said(turn: Transition) -> dict[SampleId, bytes]:
+def emitted(turn: Transition) -> dict[SampleId, bytes]:
     found: dict[SampleId, bytes] = {}
     for command in turn.commands:
         if isinstance(command, Emit) and command.pooled:
@@ -43,11 +43,11 @@ def said(turn: Transition) -> dict[SampleId, bytes]:
 
 def served(bench: Bench, *wishes: Request) -> dict[SampleId, bytes]:
     """Serve requests to their ends; returns what came of their prompts."""
-    found = said(bench.turn(*map(Submit, wishes)))
+    found = emitted(bench.turn(*map(Submit, wishes)))
     for _ in range(300):
         if not bench.state.requests:
             return found
-        for name, one in said(bench.turn()).items():
+        for name, one in emitted(bench.turn()).items():
             found[name] = found.get(name, b"") + one
     raise AssertionError("not drained")
 
@@ -60,7 +60,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_its_neighbour_is_as_ever() -> Non
     bench = Bench()
     scored, plain = wish("a", 40, 5, scored=True), ask("b", 9, 5)
     found = served(bench, scored, plain)
-    assert told_of(found.pop(("a", 0))) == scored_reference(scored, 4)
+    assert reported_ranks(found.pop(("a", 0))) == scored_reference(scored, 4)
     assert not found
     for one in (scored, plain):
         assert bench.out[one.id, 0] == bench.right(one)
@@ -72,7 +72,7 @@ def test_what_is_cached_is_computed_again_and_what_was_computed_is_cached() -> N
         one = wish(name, 0, 3, prompt=tuple(range(21)), scored=scored)
         found = served(bench, one)
         due = {(name, 0): scored_reference(one, 4)} if scored else {}
-        assert {key: told_of(data) for key, data in found.items()} == due
+        assert {key: reported_ranks(data) for key, data in found.items()} == due
         assert hits(bench)[name, 0] == hit
     assert bench.state.blocks.available == CONFIG.num_blocks
 
@@ -81,7 +81,7 @@ def test_one_of_several_samples_computes_the_prompt_and_the_others_share_it() ->
     bench = Bench()
     one = wish("a", 23, 4, scored=True, n=3)
     found = served(bench, one)
-    assert {key: told_of(data) for key, data in found.items()} == {
+    assert {key: reported_ranks(data) for key, data in found.items()} == {
         ("a", 0): scored_reference(one, 4)
     }
     assert hits(bench) == {("a", 0): 0, ("a", 1): 20, ("a", 2): 20}
@@ -91,15 +91,15 @@ def test_who_is_sent_back_in_its_prompt_begins_again_and_after_it_does_not() -> 
     for turns, hit in ((1, 0), (5, 40)):
         bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Priority()))
         low = wish("a", 40, 9, scored=True, priority=2)
-        found = said(bench.give(Submit(low)))
+        found = emitted(bench.give(Submit(low)))
         for _ in range(turns):
-            for name, one in said(bench.turn()).items():
+            for name, one in emitted(bench.turn()).items():
                 found[name] = found.get(name, b"") + one
         for name, one in served(bench, ask("b", 5, 2, priority=0)).items():
             found[name] = found.get(name, b"") + one
         assert len(bench.reasons_of(Preempted)) == 1
         assert bench.reasons_of(Admitted)[-1].hit == hit
-        assert told_of(found["a", 0]) == scored_reference(low, 4)
+        assert reported_ranks(found["a", 0]) == scored_reference(low, 4)
         assert bench.out["a", 0] == bench.right(low)
 
 
@@ -107,13 +107,14 @@ def test_after_a_failure_it_goes_on_where_its_scores_ended() -> None:
     bench = Bench()
     one = wish("a", 40, scored=True)
     bench.give(Submit(one))
-    first = said(bench.turn())["a", 0]
+    first = emitted(bench.turn())["a", 0]
     bench.give(bench.oracle.fail("boom", halfway=True))
     assert len(bench.reasons_of(Discarded)) == 1
     assert bench.plans[-1].starts == (16,)
     rest = served(bench)["a", 0]
-    assert told_of(first + rest) == scored_reference(one, 4)
-    assert [part.first for part in parts_of(first + rest)] == [1, 17, 33]
+    assert reported_ranks(first + rest) == scored_reference(one, 4)
+    indices = [at for at, _ in unpack_parts(first + rest, one.prompt)]
+    assert indices == [*range(1, 40)]
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -139,7 +140,7 @@ def test_what_was_resumed_with_output_is_not_scored_again() -> None:
     assert bench.out["a", 0] == right[2:]
 
 
-def test_what_is_said_of_a_prompt_must_be_bytes() -> None:
+def test_what_is_reported_of_a_prompt_must_be_bytes() -> None:
     bench = Bench()
     bench.give(Submit(wish("a", 6, scored=True)))
     done = bench.oracle.collect()

@@ -217,7 +217,7 @@ def test_deadlines_are_served_in_order(work: list[Arrival], slack: float) -> Non
 
     for mine, other in run(work, Deadline(slack)).overtaken():
         assert due(other) < due(mine)
-        assert other.time < due(mine)  # so nobody starves
+        assert other.time < due(mine)  # so no request starves
 
 
 @pytest.mark.long
@@ -259,7 +259,7 @@ def test_fair_overtakes_by_class_then_between_clients_and_never_within_one(
         if wants.priority == has.priority:
             assert wants.client != has.client, "a client's later one went first"
             first = _nothing_of_the_client_before(work, mine)
-            assert not first, "somebody passed the first request of a client"
+            assert not first, "a request passed the first of a client"
 
 
 def _asks(client: str, *sizes: int, time: float = 0.0, **more: Any) -> list[Arrival]:
@@ -302,9 +302,9 @@ def test_fair_lets_an_urgent_class_take_a_place_and_starves_no_client_of_it() ->
     assert result.admitted["b3.0"] == 3.0, "it took the place of one that ran"
 
 
-def test_fair_holds_against_nobody_what_its_class_has_waited_for_others() -> None:
+def test_fair_charges_no_client_for_what_its_class_has_waited_for_others() -> None:
     """While the urgent class is served, two clients of the other come one after the
-    other: they share as if nobody else had been served.
+    other: they share as if no other had been served.
     """
     urgent = _asks("u", *[20] * 3, priority=-1)
     work = [*urgent, *_asks("a", *[6] * 4, time=1.0), *_asks("b", *[6] * 4, time=40.0)]
@@ -352,7 +352,7 @@ def test_fair_shares_stay_within_the_largest_requests(
 @pytest.mark.long
 @examples(3)
 @given(st.integers(6, 12), st.integers(1, 3), st.integers(4, 8))
-def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
+def test_fair_lets_no_client_save_up(many: int, before: int, after: int) -> None:
     """A client that was idle for a while is not owed what it did not ask for."""
 
     def asks(client: str, first: int, count: int, time: float) -> list[Arrival]:
@@ -380,7 +380,7 @@ LOAD = Load(time=0.0, waiting=1, running=0, available=9, arrived=0.0, budget=8)
 @pytest.mark.long
 @quick
 @given(workloads(), st.sampled_from((0.0, 0.7, 2.5)), st.integers(1, 5))
-def test_the_window_holds_nobody_longer_than_it_says(
+def test_the_window_delays_no_request_longer_than_its_wait(
     work: list[Arrival], wait: float, fill: int
 ) -> None:
     policy = Window(2.0, 2, wait=wait, fill=fill, urgent=-2, part=0.5)
@@ -416,9 +416,9 @@ def test_the_window_gathers_a_batch_and_goes_early_when_it_is_full_or_pointless(
         5.0,
         5.0,
         20.0,
-    ]  # nobody waits longer than 4 s
-    alone = run(came(0.0), policy)
-    assert alone.admitted["r0"] == 0.0  # at no known pace would it fill
+    ]  # none waits longer than 4 s
+    solo = run(came(0.0), policy)
+    assert solo.admitted["r0"] == 0.0  # at no known pace would it fill
     slow = run(came(0.0, 30.0, 60.0), policy)
     assert list(slow.admitted.values()) == [0.0, 30.0, 60.0]  # nor at this one
     urgent = evolve(came(0.0)[0].request, id="u", priority=-1)

@@ -45,7 +45,7 @@ def crowd() -> EngineState:
     return evolve(first, waiting=line.state.waiting)
 
 
-def asked(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
+def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
     """What a question comes to, and why it was overruled."""
     config, state = evolve(CONFIG, policy=Says(answer)), crowd()
     request, now = ask("new", 4, 9, priority=2), current_load(CONFIG, state)
@@ -107,7 +107,7 @@ def asked(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
 def test_an_answer_that_can_be_used_is_taken(
     question: str, answer: Any, found: Any
 ) -> None:
-    assert asked(question, answer) == (found, [])
+    assert requested(question, answer) == (found, [])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_answer_that_can_be_used_is_taken(
 def test_an_answer_that_is_none_gives_way_to_first_come(
     question: str, answer: Any, instead: Any, why: str
 ) -> None:
-    assert asked(question, answer) == (instead, [PolicyOverride(question, why)])
+    assert requested(question, answer) == (instead, [PolicyOverride(question, why)])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_answer_that_is_none_gives_way_to_first_come(
 def test_a_policy_that_raises_gives_way_to_first_come(
     question: str, instead: Any
 ) -> None:
-    assert asked(question, KeyError("no")) == (
+    assert requested(question, KeyError("no")) == (
         instead,
         [PolicyOverride(question, "raised KeyError")],
     )
@@ -192,20 +192,22 @@ class _UnspeakableError(Exception):
         (_UnspeakableError(), ""),
     ],
 )
-def test_what_a_policy_raised_is_said_with_its_line(error: Exception, text: str) -> None:
-    _, (told,) = asked("budget", error)
-    assert told.error == text
-    assert told.line.startswith(f"{__file__}, line ")
-    assert asked("budget", 5.5)[1] == [PolicyOverride("budget", "returned a float")]
+def test_what_a_policy_raised_is_reported_with_its_line(
+    error: Exception, text: str
+) -> None:
+    _, (reported,) = requested("budget", error)
+    assert reported.error == text
+    assert reported.line.startswith(f"{__file__}, line ")
+    assert requested("budget", 5.5)[1] == [PolicyOverride("budget", "returned a float")]
 
 
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     config, state = evolve(CONFIG, policy=Says(None)), crowd()
     request = ask("new", 4, 9)
     assert consult.rank(config, state, request, consult.last_rank(state))[0] == (5.0,)
-    nobody = Bench(config).state
-    assert consult.rank(config, nobody, request, consult.last_rank(nobody))[0] == ()
-    runs_first = evolve(nobody, waiting=state.waiting)
+    empty = Bench(config).state
+    assert consult.rank(config, empty, request, consult.last_rank(empty))[0] == ()
+    runs_first = evolve(empty, waiting=state.waiting)
     assert consult.rank(config, runs_first, request, consult.last_rank(runs_first))[
         0
     ] == (3.0,)
@@ -219,7 +221,7 @@ def test_a_new_rank_brings_the_policys_new_state() -> None:
     assert consult.rank(config, crowd(), ask("new", 4, 9), ())[1].policy == "new"
 
 
-def test_who_holds_back_learns_from_being_asked() -> None:
+def test_a_policy_that_defers_learns_from_being_consulted() -> None:
     state = crowd()
     now, request = current_load(CONFIG, state), ask("new", 4, 9)
     says = evolve(CONFIG, policy=Says((True, "new")))
@@ -271,7 +273,7 @@ def test_while_nothing_runs_a_step_takes_a_token() -> None:
     assert bench.ended["a", 0].reason == "length"
 
 
-def test_an_answer_that_was_overruled_is_said_with_the_turn_and_not_kept() -> None:
+def test_an_overridden_answer_is_reported_with_the_turn_and_not_kept() -> None:
     bench = Bench(evolve(CONFIG, policy=Says(None)))
     bench.give(Submit(ask("a", 4, 3)))
     first = {one.question for one in bench.reasons_of(PolicyOverride)}

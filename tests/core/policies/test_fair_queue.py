@@ -68,7 +68,7 @@ def test_what_was_not_used_is_given_back_at_the_clients_weight() -> None:
     assert left(ask(8, 10, client="a", n=2), 0, ran=False).end == 86.0
     assert left(ask(8, 10, client="big"), 2, ran=True) == Account(98.0)
     assert left(ask(8, 10, client="a"), 10, ran=True) == Account(100.0, 60.0, 1)
-    assert policy.ended(state, ask(client="nobody"), 1, True) is state
+    assert policy.ended(state, ask(client="unknown"), 1, True) is state
     assert policy.ended(state, ask(client="a", priority=1), 1, True) is state
 
 
@@ -81,8 +81,8 @@ def test_what_is_given_back_is_not_forfeited_to_the_order_of_a_clients_own() -> 
     rank, after = policy.rank(state, ask(4, 6, client="a"), 0.0)
     assert rank == (0.0, 1000.0)
     assert after.by_owner[0, "a"] == Account(30.0, 1000.0, 2)
-    alone = Accounts(by_owner=Map({(0, "a"): Account(20.0, 1000.0, 0)}))
-    assert policy.rank(alone, ask(client="a"), 0.0)[0] == (0.0, 20.0)
+    solo = Accounts(by_owner=Map({(0, "a"): Account(20.0, 1000.0, 0)}))
+    assert policy.rank(solo, ask(client="a"), 0.0)[0] == (0.0, 20.0)
 
 
 def test_accounts_that_matter_least_are_forgotten_when_there_are_many() -> None:
@@ -104,7 +104,7 @@ def test_accounts_that_matter_least_are_forgotten_when_there_are_many() -> None:
     assert set(same.by_owner) == set(state.by_owner), "who is known makes no room"
     _, fewer = policy.rank(state, ask(client="new"), 0.0)
     assert set(fewer.by_owner) == {(0, "further"), (0, "here"), (0, "new")}
-    assert fewer.times == Map({0: 10.0}), "a class in which nobody is begins anew"
+    assert fewer.times == Map({0: 10.0}), "an empty class begins anew"
     assert fewer.limit == 4
     _, room = policy.rank(evolve(state, limit=6), ask(client="new"), 0.0)
     assert len(room.by_owner) == 6

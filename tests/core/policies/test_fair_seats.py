@@ -47,7 +47,7 @@ def held(state: Seats, request: Request, came: int = 0, **more: Any) -> bool:
 @pytest.mark.parametrize(
     ("mine", "others", "is_held"),
     [
-        (7, 1, False),  # anybody may have eight
+        (7, 1, False),  # each client may have eight
         (8, 1, True),
         (8, 4, True),
         (9, 5, False),  # or twice as many as others
@@ -56,12 +56,12 @@ def held(state: Seats, request: Request, came: int = 0, **more: Any) -> bool:
         (0, 100, False),
     ],
 )
-def test_a_client_has_twice_the_seats_of_others_or_what_anybody_may(
+def test_a_client_has_twice_the_seats_of_others_or_the_least(
     mine: int, others: int, is_held: bool
 ) -> None:
     state = seated(a=mine, b=others)
     assert held(state, wants("a")) == is_held
-    assert not held(state, wants("new")), "the first seat is anybody's"
+    assert not held(state, wants("new")), "each client may have a first seat"
 
 
 def test_an_eighth_of_many_seats_is_anybodys() -> None:
@@ -87,7 +87,7 @@ def test_a_client_with_seats_joins_at_some_steps_only_and_few_at_once() -> None:
     assert not held(state, wants("a"), came=4, running=80), "one of 16 may be new"
     assert held(state, wants("a"), came=5, running=80)
     assert held(state, wants("a"), came=2, policy=FairSeats(newcomers=2))
-    assert not held(seated(a=1), wants("a"), came=99, step=1), "nobody else is there"
+    assert not held(seated(a=1), wants("a"), came=99, step=1), "no other is there"
 
 
 def test_while_all_who_run_are_paused_it_joins_at_any_step_few_at_once() -> None:
@@ -98,7 +98,7 @@ def test_while_all_who_run_are_paused_it_joins_at_any_step_few_at_once() -> None
     assert held(seated(a=8, b=1), wants("a"), paused=True), "it has its share"
 
 
-def test_the_less_urgent_bound_nobody_and_all_ones_classes_count() -> None:
+def test_the_less_urgent_bound_no_client_and_all_its_classes_count() -> None:
     state = seated(b=5).moved(wants("a", priority=1), 20)
     assert held(state, wants("a"))
     assert held(state, wants("a", priority=1))
@@ -110,10 +110,10 @@ def test_who_has_just_ended_counts_for_a_while() -> None:
     policy, state = FairSeats(), seated(a=9, b=4)
     _, state = policy.holds_back(state, wants("a"), LOAD, 0)
     assert state.beside["a"] == Beside(4, LOAD.time)
-    alone = state.moved(wants("b"), -4)
+    solo = state.moved(wants("b"), -4)
     late = LOAD.time + LINGER
-    assert held(alone, wants("a"), time=late - 0.01)
-    assert not held(alone, wants("a"), time=late)
+    assert held(solo, wants("a"), time=late - 0.01)
+    assert not held(solo, wants("a"), time=late)
     _, soon = policy.holds_back(state, wants("a"), evolve(LOAD, time=10.0 + STALE / 2), 0)
     assert soon is state, "nothing is noted at each step"
     _, later = policy.holds_back(state, wants("a"), evolve(LOAD, time=10.0 + STALE), 0)
@@ -151,7 +151,7 @@ def test_accounts_that_are_forgotten_leave_the_seats() -> None:
 
 
 @pytest.mark.parametrize("name", ["least", "newcomers"])
-def test_nobody_can_be_kept_from_a_first_seat(name: str) -> None:
+def test_no_client_can_be_kept_from_a_first_seat(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         policy_named(f"fair:{name}=0")
 
@@ -170,7 +170,7 @@ def seats(bench: Bench, client: str) -> int:
     return sum(seq.request.client == client for seq in bench.state.running.seqs)
 
 
-def test_others_pass_a_client_that_has_its_share_and_it_is_told() -> None:
+def test_others_pass_a_client_that_has_its_share_which_is_reported() -> None:
     bench = Bench(evolve(SMALL, policy=FairSeats(least=2, newcomers=16)))
     bench.give(*asks("b", 2))
     bench.turn(*asks("a", 9))
@@ -191,8 +191,8 @@ def test_others_pass_a_client_that_has_its_share_and_it_is_told() -> None:
     assert len(bench.ended) == 12
 
 
-def test_where_nobody_runs_any_more_nobody_is_held_back() -> None:
-    """As once the last who ran has given way to somebody in line."""
+def test_where_no_sample_runs_any_more_none_is_deferred() -> None:
+    """As once the last running one was preempted for a waiting one."""
     bench = Bench(evolve(SMALL, max_num_seqs=1, policy=FairSeats(least=2)))
     bench.give(*asks("a", 2))
     assert len(bench.state.running) == 1
@@ -204,7 +204,9 @@ def test_where_nobody_runs_any_more_nobody_is_held_back() -> None:
 
 
 @pytest.mark.long
-def test_who_is_alone_has_every_seat_at_once_and_again_once_others_have_ended() -> None:
+def test_a_single_client_has_every_seat_at_once_and_again_once_others_have_ended() -> (
+    None
+):
     bench = Bench(evolve(SMALL, policy=FairSeats(least=2)))
     bench.give(*asks("a", 20))
     bench.turn()
@@ -223,13 +225,13 @@ def test_who_is_alone_has_every_seat_at_once_and_again_once_others_have_ended() 
 
 
 def test_as_fair_queue_decides_while_there_is_one_client() -> None:
-    told = []
+    reported = []
     for policy in (FairQueue(), FairSeats(least=1, newcomers=1)):
         bench = Bench(evolve(SMALL, policy=policy))
         bench.give(*asks("a", 30, tokens=9))
         bench.drain()
-        told.append([(one.id, one.waited) for one in bench.reasons_of(Admitted)])
-    assert told[0] == told[1]
+        reported.append([(one.id, one.waited) for one in bench.reasons_of(Admitted)])
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.long
@@ -261,7 +263,7 @@ def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None
 
 
 def test_newcomers_that_are_paused_themselves_do_not_stand_either() -> None:
-    """Whoever sits makes no step pass."""
+    """A paused sample makes no step pass."""
     config = evolve(SMALL, late_masks=True, policy=FairSeats(least=3, newcomers=1))
     bench = Judged(config)
     names = ["b0", "a0", "a1", "a2"]

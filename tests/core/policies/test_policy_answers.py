@@ -119,7 +119,7 @@ def test_fair_gives_back_what_was_not_used_at_the_clients_weight() -> None:
     assert policy.ended(state, ask(8, 10, client="a", n=2), 0, False).tags["a"] == 86.0
     assert policy.ended(state, ask(8, 10, client="big"), 2, True).tags["big"] == 98.0
     assert policy.ended(state, ask(8, 10, client="a"), 10, True) is state
-    assert policy.ended(state, ask(8, 10, client="nobody"), 1, True) is state
+    assert policy.ended(state, ask(8, 10, client="unknown"), 1, True) is state
 
 
 def test_fair_forgets_clients_that_are_owed_nothing_when_there_are_many() -> None:
@@ -174,7 +174,7 @@ def test_the_window_smooths_the_gap_between_arrivals() -> None:
     ("changes", "waiting", "start"),
     [
         ({}, 2, 14.0),
-        ({}, 4, 10.0),  # somebody waits who is through
+        ({}, 4, 10.0),  # a sample waits that is done
         ({"fresh": 9}, 8, 10.0),  # full
         ({"fresh": 9}, 9, 10.0),
         ({"fresh": 9}, 7, 14.0),
@@ -196,8 +196,8 @@ def test_the_window_starts_anew_with_an_admission_and_forgets_who_gave_up() -> N
     assert policy.admitted(state, (), ask(), load()) == Gathering(math.inf, 0, 9.0, 0.5)
     assert policy.ended(state, ask(), 0, False) == Gathering(14.0, 2, 9.0, 0.5)
     assert policy.ended(state, ask(), 5, True) is state
-    nobody = evolve(state, fresh=0)
-    assert policy.ended(nobody, ask(), 0, False) is nobody
+    unchanged = evolve(state, fresh=0)
+    assert policy.ended(unchanged, ask(), 0, False) is unchanged
 
 
 def test_later_rounds_of_a_search_are_no_arrivals_to_the_window() -> None:

@@ -89,7 +89,7 @@ def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
         Numbers(whole=-3)
 
 
-def test_a_wrong_value_is_quoted_unless_nobody_could_read_it() -> None:
+def test_a_wrong_value_is_quoted_unless_it_is_too_long() -> None:
     with pytest.raises(ConfigError, match=r"not 0$"):
         evolve(GOOD, num_blocks=0)
     with pytest.raises(ConfigError, match=r"not one that large$"):

@@ -1,11 +1,11 @@
 """What counts as the results of a step."""
 
-import math
 from typing import Any
 
 import pytest
 
-from minfer.records.plan import TokenLogprobs, flaw_beside, tokens_of
+from minfer.records.plan import flaw_beside, tokens_of
+from minfer.records.token_logprobs import TokenLogprobs
 
 
 def test_results_are_read_row_after_row() -> None:
@@ -23,49 +23,20 @@ def test_what_is_no_tuple_of_tuples_of_whole_numbers_is_nothing(yields: Any) -> 
 
 
 SIZES = (2, 0, 1)  # tokens of three rows
-SCORE = TokenLogprobs(-0.5, 1)
-
-
-@pytest.mark.parametrize(
-    "scores", [(), ((), (), ()), ((-0.5, -1.0), (), ()), ((-0.5, -1.0), (), (0.0,))]
-)
-def test_scores_are_none_or_one_for_each_token_of_a_row(scores: Any) -> None:
-    assert flaw_beside(scores, (), (), SIZES) == ""
-
-
-@pytest.mark.parametrize(
-    "scores",
-    [
-        None,
-        [],
-        [(-0.5, -1.0), (), ()],  # a list
-        ((-0.5, -1.0), ()),  # a row is missing
-        ((-0.5,), (), ()),  # a token's is missing
-        ((), (-0.5,), ()),  # of a row without tokens
-        ([-0.5, -1.0], (), ()),  # a row as a list
-        ((-0.5, [1]), (), ()),
-        ((-1, -2), (), ()),
-        ((-0.5, math.nan), (), ()),
-        ((-math.inf, -0.5), (), ()),
-    ],
-)
-def test_what_are_no_scores_is_said(scores: Any) -> None:
-    assert flaw_beside(scores, (), (), SIZES).startswith(
-        "scores must be none or one finite"
-    )
+SCORE = TokenLogprobs(7, -0.5, 1)
 
 
 def test_log_probabilities_are_none_or_one_for_each_token_of_a_row() -> None:
-    assert flaw_beside((), ((SCORE, SCORE), (), ()), (), SIZES) == ""
+    assert flaw_beside(((SCORE, SCORE), (), ()), (), SIZES) == ""
     short, rows, listed = ((SCORE,), (), ()), ((SCORE, SCORE), ()), ([SCORE] * 2, (), ())
     several: tuple[Any, ...] = (None, [], short, rows, listed)
     for wrong in several:
-        assert flaw_beside((), wrong, (), SIZES).startswith("log-probabilities must be")
+        assert flaw_beside(wrong, (), SIZES).startswith("log-probabilities must be")
 
 
 def test_pooled_vectors_are_none_or_bytes_for_each_row() -> None:
     for right in ((), (b"", b"abcd", b""), (b"",) * 3):
-        assert flaw_beside((), (), right, SIZES) == ""
+        assert flaw_beside((), right, SIZES) == ""
     wrong: Any
     for wrong in (None, [b""] * 3, (b"",), (b"",) * 4, (b"", "", b""), ((), (), ())):
-        assert flaw_beside((), (), wrong, SIZES).startswith("pooled vectors must be")
+        assert flaw_beside((), wrong, SIZES).startswith("pooled vectors must be")

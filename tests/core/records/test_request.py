@@ -122,7 +122,7 @@ def test_one_string_is_one_stop_and_several_stay_several() -> None:
     assert SamplingParams(stop_token_ids=[3, 1]).stop_token_ids == (3, 1)
 
 
-def test_numbers_that_nobody_could_read_are_not_written_out() -> None:
+def test_numbers_that_are_too_long_are_not_written_out() -> None:
     with pytest.raises(ParameterError, match="a number that large"):
         check_number(10**400, "x", 0, 1)
     with pytest.raises(ParameterError, match=str(2**199)):

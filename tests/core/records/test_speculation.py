@@ -27,7 +27,7 @@ COSTS = Costs(((1, 0.5), (8, 1.0)), draft=0.1, fixed=0.2)
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"drafter": "nobody"}, "drafter must be 'host' or 'device', not 'nobody'"),
+        ({"drafter": "unknown"}, "drafter must be 'host' or 'device', not 'unknown'"),
         ({"drafter": 3}, "drafter must be 'host' or 'device', not 3"),
         ({"rule": "any"}, "rule must be 'same noise' or 'rejection', not 'any'"),
         ({"drafts": 0}, "drafts must be a whole number from 1, not 0"),

@@ -53,8 +53,8 @@ def test_what_came_out_says_who_ended_and_why() -> None:
     assert turn.state == initial(CONFIG)
 
 
-def test_what_means_nothing_is_said_and_changes_nothing() -> None:
+def test_events_without_meaning_are_reported_and_change_nothing() -> None:
     state = initial(CONFIG)
-    assert ignore(state, "cancel", "nobody") == Transition(
-        state, (), (Ignored("cancel", "nobody"),)
+    assert ignore(state, "cancel", "unknown") == Transition(
+        state, (), (Ignored("cancel", "unknown"),)
     )

@@ -70,7 +70,7 @@ def test_a_line_of_tiny_buckets_is_a_sorted_list(
                 model[number] = seq
             elif not add:
                 rest = line.remove(seq.place)
-                assert number in model or rest is line, "nobody was there"
+                assert number in model or rest is line, "there was none"
                 line = rest
                 model.pop(number, None)
             assert all(line.buckets), "no bucket is empty"
@@ -170,9 +170,9 @@ def test_the_first_who_is_not_held_back_with_its_client(
     assert all(line.counts.values())
 
 
-def test_of_no_line_nobody_is_first() -> None:
+def test_an_empty_queue_has_no_head() -> None:
     assert WaitingQueue().first_but(set()) is WaitingQueue().first_but({"a"}) is None
 
 
-def test_a_client_that_is_shut_and_has_nobody_in_line_keeps_none_back() -> None:
+def test_a_deferred_client_without_waiting_requests_defers_none() -> None:
     assert WaitingQueue().insert(entry(1)).first_but({"gone"}) == entry(1)

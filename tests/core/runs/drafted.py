@@ -22,8 +22,8 @@ def drafting(drafter: str = DEVICE, drafts: int = 3, **changes: Any) -> EngineCo
 def by_device(depth: int = 1, tokens: int = 24) -> Run:
     """Two samples with drafts of a draft model, most of which are right."""
     run = Run(drafting(depth=depth))
-    asked = request("a", 5, tokens), request("b", (9, 9, 9), tokens)
-    run.turn(*map(Submit, asked))
+    wanted = request("a", 5, tokens), request("b", (9, 9, 9), tokens)
+    run.turn(*map(Submit, wanted))
     run.drain()
     return run
 
@@ -35,26 +35,26 @@ def journal_of(run: Run) -> Journal:
 def by_host(wrong: int = 3, depth: int = 1) -> Run:
     """Three samples, of which the host drafts for two what comes, but one in `wrong`."""
     run = Run(drafting(HOST, depth=depth))
-    asked = [request("a", 5, 24), request("b", (9, 9, 9), 24), request("c", 4, 24)]
-    truth = {one.id: (*one.prompt, *alone(one)) for one in asked}
-    run.turn(*map(Submit, asked))
+    wanted = [request("a", 5, 24), request("b", (9, 9, 9), 24), request("c", 4, 24)]
+    truth = {one.id: (*one.prompt, *solo(one)) for one in wanted}
+    run.turn(*map(Submit, wanted))
     while run.state.requests:
-        said = list[Propose]()
+        proposed = list[Propose]()
         coming = collected(run)
         for i, name in enumerate(run.state.running.ids):
             known = run.state.running.known[i] + coming.get(name, 0)
             right = truth[name[0]][known : known + 3]
             if name[0] != "c" and right:
-                told = tuple(
+                reported = tuple(
                     (token + 1) % 50 if (known + k) % wrong == 0 else token
                     for k, token in enumerate(right)
                 )
-                said.append(Propose(*name, known, told))
-        run.turn(*said)
+                proposed.append(Propose(*name, known, reported))
+        run.turn(*proposed)
     return run
 
 
-def alone(one: Request) -> tuple[int, ...]:
+def solo(one: Request) -> tuple[int, ...]:
     """What a request is answered, without drafts."""
     run = Run(config())
     run.turn(Submit(one))

@@ -10,10 +10,10 @@ from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.values.checks import ConfigError
 from tests.core.runs.test_simulate import (
     EVEN,
-    asked,
     by_hand,
     config_of,
     plans,
+    requested,
     with_drafts,
 )
 
@@ -30,7 +30,7 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
         attention=1e-5,
     )
     simulation = Simulation(
-        config_of(), Simulated(), cost, [(0.0, asked(n)) for n in "abc"]
+        config_of(), Simulated(), cost, [(0.0, requested(n)) for n in "abc"]
     )
     mixed, decode, *_ = plans([*simulation.turns()])
     assert work(mixed) == StepWork(inputs=12, alone=0, chunks=3, read=12, pairs=30)
@@ -62,7 +62,10 @@ def test_drafts_cost_what_as_many_rows_would_and_the_model_that_says_them() -> N
     )
     for drafter, model in ((DEVICE, 3 * 0.5), (HOST, 0.0)):
         config = with_drafts(drafter, 3, depth=1)
-        come: list[Arrival] = [(0.0, asked("a", most=30)), (0.0, asked("b", most=30))]
+        come: list[Arrival] = [
+            (0.0, requested("a", most=30)),
+            (0.0, requested("b", most=30)),
+        ]
         turns = [*Simulation(config, Simulated(), cost, come).turns()]
         step = next(plan for plan in plans(turns) if plan.drafts)
         assert drafts_of(step) == 6
@@ -80,6 +83,6 @@ def test_what_decides_about_drafts_follows_from_the_model() -> None:
 
 
 def test_a_file_from_before_there_were_drafts_still_reads() -> None:
-    told = dump(evolve(EVEN, draft=0.5))
-    del told["draft"]
-    assert load(told, {"CostModel": CostModel}) == EVEN
+    record = dump(evolve(EVEN, draft=0.5))
+    del record["draft"]
+    assert load(record, {"CostModel": CostModel}) == EVEN

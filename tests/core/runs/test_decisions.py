@@ -13,20 +13,20 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import run
 
 
-def test_positions_alone_are_in_the_digest() -> None:
+def test_only_positions_are_in_the_digest() -> None:
     _, turns = recorded(9)
     for turn in turns:
         for command in turn.transition.commands:
             if isinstance(command, Execute):
-                told = compact(facts(turn.before, turn.transition))
+                record = compact(facts(turn.before, turn.transition))
                 moved = attrs.evolve(
                     command.plan, starts=(9999, *command.plan.starts[1:])
                 )
                 other = Transition(
                     turn.transition.state, (attrs.evolve(command, plan=moved),)
                 )
-                assert chained(START, turn.transition, told) != chained(
-                    START, other, told
+                assert chained(START, turn.transition, record) != chained(
+                    START, other, record
                 )
                 return
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.core.runs.told import admitted, words
+from tests.core.runs.reported import admitted, words
 
 MOST = 8  # names in a sentence
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("then", "now", "emitted"),
     [
         ([admitted("a")], [admitted("b")], "then admitted 'a', now 'b'"),
         ([], [admitted("b")], "then admitted none, now 'b'"),
@@ -48,15 +48,15 @@ MOST = 8  # names in a sentence
         ),
     ],
 )
-def test_a_reason_that_differs_is_a_sentence(then: Any, now: Any, said: str) -> None:
-    assert words({"reasons": then}, {"reasons": now}) == [said]
+def test_a_reason_that_differs_is_a_sentence(then: Any, now: Any, emitted: str) -> None:
+    assert words({"reasons": then}, {"reasons": now}) == [emitted]
 
 
 def test_many_names_are_counted() -> None:
     some = [admitted(f"r{i}") for i in range(30)]
-    (said,) = words({"reasons": some}, {})
-    assert said.endswith(f" and {30 - MOST} more, now none")
-    assert said.count("'r") == MOST
+    (emitted,) = words({"reasons": some}, {})
+    assert emitted.endswith(f" and {30 - MOST} more, now none")
+    assert emitted.count("'r") == MOST
 
 
 def test_ends_and_wakes_are_sentences() -> None:

@@ -19,7 +19,7 @@ from minfer.runs.replay import DivergenceError
 from tests.circles import seeds
 from tests.core.changed import CHANGES
 from tests.core.recorded import recorded
-from tests.core.runs.told import a_run, opened, told
+from tests.core.runs.reported import a_run, opened, reported
 
 
 def otherwise(config: EngineConfig, turn: Turn) -> bool:
@@ -35,7 +35,7 @@ def otherwise(config: EngineConfig, turn: Turn) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 @seeds(14, 200)
-def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
+def test_changed_schedulers_are_reported_in_the_right_turn_and_under_request_ids(
     seeds: range, change: str
 ) -> None:
     found = 0
@@ -60,7 +60,7 @@ def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
             assert re.search(r"\bthen .*, now ", one.words)
             assert set(re.findall(r"'(\w+)'", one.words)) <= ids
             assert one.then != one.now
-        assert any("'" in one.words for one in where.differences), "nobody is named"
+        assert any("'" in one.words for one in where.differences), "no sample is named"
         assert str(where.turn) in str(caught.value)
     assert found > len(seeds) / 20
 
@@ -79,7 +79,7 @@ def test_every_fact_has_a_legend(seeds: range) -> None:
     for seed in seeds:
         _, turns = recorded(seed)
         for turn in turns:
-            known = told(turn)
+            known = reported(turn)
             for name in known:
                 where = diverged(0, turn.before, 0.0, known, known | {name: None})
                 assert where.legend
@@ -93,7 +93,7 @@ def test_every_fact_has_a_legend(seeds: range) -> None:
 
 
 @pytest.mark.long
-def test_facts_that_no_engine_has_written_are_told_without_words() -> None:
+def test_facts_that_no_engine_has_written_are_reported_without_words() -> None:
     """A journal that was tampered with: field, then and now, whatever they are."""
     rng, (state, then) = Random(0), a_run()
     odd: list[Any] = [None, 3, "x", [], {}, [[]], [[9, 9]], [None], {"x": 1}, -1.5]

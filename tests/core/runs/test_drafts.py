@@ -31,15 +31,15 @@ def counted(plan: Plan, done: Executed) -> DraftTally:
 
 def test_every_draft_of_a_run_is_judged_once() -> None:
     run = by_device()
-    told = [one for turn in run.turns for one in of(turn)]
+    reported = [one for turn in run.turns for one in of(turn)]
     whole = NO_DRAFTS
     for turn in run.turns:
         for event in turn.events:
             if isinstance(event, Executed):
                 whole = whole.plus(counted(turn.before.inflight[0], event))
-    assert tally_of(told) == whole
+    assert tally_of(reported) == whole
     assert 0 < sum(whole.accepted) < sum(whole.proposed)
-    mine = [one for one in told if one.id == "a"]
+    mine = [one for one in reported if one.id == "a"]
     assert mine[0].known == 5 + 1  # its prompt, and what that yielded
     for one, then in pairwise(mine):
         assert then.known == one.known + one.accepted + 1
@@ -81,9 +81,9 @@ def test_results_of_two_steps_in_one_turn(fails: bool) -> None:
         events[0] = Failed(first.step, "out of luck")
     known = run.state.running.known[0]
     found = judged(run.state, events, step(run.config, run.state, tuple(events)))
-    told = [(one.step, one.known) for one in found]
+    reported = [(one.step, one.known) for one in found]
     both = [(first.step, known), (second.step, known + size)]
-    assert told == ([] if fails else both)
+    assert reported == ([] if fails else both)
 
 
 @pytest.mark.long

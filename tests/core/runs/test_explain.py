@@ -119,9 +119,9 @@ def test_all_parts_add_up_in_hostile_worlds(seed: int) -> None:
     config, turns = recorded(seed)
     begins = submitted(turns)
     for name in Random(seed).sample(sorted(begins), min(6, len(begins))):
-        begin, asked = begins[name]
+        begin, requested = begins[name]
         one = explain(config, iter(turns), name)
-        assert one.request is asked
+        assert one.request is requested
         audit(turns, one, begin)
         last = max(life.turn for life in one.lives)
         assert explain(config, turns[: last + 1], name) == one  # nothing after it matters
@@ -163,7 +163,7 @@ def test_a_run_may_begin_in_the_midst_of_things(seed: int, share: float) -> None
 @pytest.mark.long
 @FEW
 @given(SEEDS)
-def test_a_run_that_ends_too_soon_is_told_as_far_as_it_goes(seed: int) -> None:
+def test_a_run_that_ends_too_soon_is_reported_as_far_as_it_goes(seed: int) -> None:
     config, turns = recorded(seed)
     cut = turns[: len(turns) // 2]
     state = cut[-1].transition.state
@@ -274,12 +274,12 @@ def test_a_turn_costs_microseconds() -> None:
     assert min(seconds() for _ in range(5)) < 600e-6  # 40 us on an idle machine
 
 
-def test_who_is_held_back_with_its_client_waits_for_its_share_and_behind_nobody() -> None:
+def test_a_request_deferred_with_its_client_waits_for_its_share_and_behind_none() -> None:
     """What others who wait lack, seats, is not said to hold it up."""
     small = evolve(config(), max_num_seqs=4, policy=FairSeats(least=1, newcomers=9))
     names = ["b0", "a0", "a1", "a2", "c0", "d0"]
-    asked = [evolve(request(name, 4, 30), client=name[0]) for name in names]
-    arrivals = [(0.01 * number, one) for number, one in enumerate(asked)]
+    wanted = [evolve(request(name, 4, 30), client=name[0]) for name in names]
+    arrivals = [(0.01 * number, one) for number, one in enumerate(wanted)]
     turns = [*Simulation(small, Simulated(), COST, arrivals).turns()]
     (life,) = explain(small, turns, "a2").lives
     waited = {(where.cause, where.behind) for where in life.parts if where.kind == "line"}

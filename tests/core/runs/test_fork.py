@@ -38,7 +38,7 @@ from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.circles import long, seeds
 from tests.core.runs.clocked import Run
 from tests.core.runs.clocked import config as clocked_config
-from tests.core.runs.clocked import request as asked_for
+from tests.core.runs.clocked import request as requested
 from tests.core.runs.drafted import by_device, by_host, journal_of
 from tests.core.runs.test_redact import blind
 
@@ -93,8 +93,8 @@ def test_an_unchanged_fork_is_the_run_itself(seed: int) -> None:
     journal, turns = recorded(seed)
     for at in (0, len(turns) // 3, len(turns) - 2):
         made = fork(journal, at, Change(), COST)
-        # Whoever ended while a step was in flight yields something there; nobody looks at
-        # it.
+        # A sample that ended while a step was in flight yields something there; none
+        # looks at it.
         assert [turn.transition for turn in made.turns] == [
             turn.transition for turn in turns[at:]
         ]
@@ -110,8 +110,8 @@ def test_a_request_that_does_not_arrive() -> None:
     late = next(t.number for t in turns for e in t.events if isinstance(e, Submit))
     with pytest.raises(JournalError, match="before the fork: fork at turn"):
         fork(journal, late + 50, Change(without=("0",)), COST)
-    with pytest.raises(JournalError, match="no request 'nobody' arrives"):
-        fork(journal, 0, Change(without=("nobody",)), COST)
+    with pytest.raises(JournalError, match="no request 'unknown' arrives"):
+        fork(journal, 0, Change(without=("unknown",)), COST)
 
 
 @pytest.mark.long
@@ -139,8 +139,8 @@ def test_a_preemption_that_does_not_happen(seeds: range) -> None:
 
 
 @pytest.mark.long
-def test_a_preemption_in_a_turn_in_which_somebody_else_ends() -> None:
-    """Whoever ended is not there any more when somebody has to give way."""
+def test_a_preemption_in_a_turn_in_which_another_sample_ends() -> None:
+    """A sample that ended is not there any more when one has to be preempted."""
     spared = 0
     for seed, blocks, rows in ((29, 20, 6), (39, 30, 8)):
         rng, time, come = Random(seed), 0.0, list[Arrival]()
@@ -258,9 +258,11 @@ def test_blocks_of_another_size_have_other_keys() -> None:
     journal = Journal(open_segments({"run": encode_journal(CONFIG, turns)}))
     for at in (0, len(turns) // 2):
         made = fork(journal, at, Change(settings={"block_size": 8}), COST)
-        asked = [e.request for t in made.turns for e in t.events if isinstance(e, Submit)]
-        assert len(asked) > 10
-        assert not any(one.keys for one in asked)
+        wanted = [
+            e.request for t in made.turns for e in t.events if isinstance(e, Submit)
+        ]
+        assert len(wanted) > 10
+        assert not any(one.keys for one in wanted)
 
 
 @define
@@ -313,8 +315,8 @@ def test_a_length_by_a_stop_string_is_kept_for_who_comes_in_the_turn_of_the_fork
 @pytest.mark.long
 def test_every_request_that_is_to_stay_away_must_arrive() -> None:
     journal, _ = recorded(1)
-    with pytest.raises(JournalError, match="no request 'nobody' arrives from turn 0 on"):
-        fork(journal, 0, Change(without=("3", "nobody")), COST)
+    with pytest.raises(JournalError, match="no request 'unknown' arrives from turn 0 on"):
+        fork(journal, 0, Change(without=("3", "unknown")), COST)
 
 
 # --- drafts -----------------------------------------------------------------------------
@@ -388,7 +390,7 @@ def test_recorded_drafts_stand_or_fall_as_they_did() -> None:
 
 def test_speculation_is_turned_on() -> None:
     run = Run(clocked_config())
-    run.turn(Submit(asked_for("a", 5, 30)))
+    run.turn(Submit(requested("a", 5, 30)))
     run.drain()
     how = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
     lengths = list[int]()
@@ -404,8 +406,8 @@ def test_speculation_is_turned_on() -> None:
 
 def test_who_does_not_arrive_is_not_cancelled() -> None:
     run = Run(clocked_config())
-    run.turn(Submit(asked_for("stays", 6, 9)))
-    run.turn(Submit(asked_for("gone", 6, 9)))
+    run.turn(Submit(requested("stays", 6, 9)))
+    run.turn(Submit(requested("gone", 6, 9)))
     run.turn()
     run.turn(Cancel("gone"))
     run.drain()
@@ -416,7 +418,7 @@ def test_who_does_not_arrive_is_not_cancelled() -> None:
 
 def test_how_long_a_sample_was_that_was_cancelled_is_not_its_length() -> None:
     run = Run(clocked_config())
-    run.turn(Submit(asked_for("gone", 6, 9)), Submit(asked_for("ends", 6, 9)))
+    run.turn(Submit(requested("gone", 6, 9)), Submit(requested("ends", 6, 9)))
     run.turn()
     run.turn(Cancel("gone"))
     run.drain()

@@ -68,8 +68,8 @@ def test_a_run_without_drafts_says_nothing() -> None:
 def test_without_token_ids_what_was_judged_is_known() -> None:
     run = by_host()
     config = redacted_config(run.config)
-    told = [redacted(run.config, t.before, t.events, b"secret") for t in run.turns]
-    turns: list[Turn] = made(config, *told)
+    reported = [redacted(run.config, t.before, t.events, b"secret") for t in run.turns]
+    turns: list[Turn] = made(config, *reported)
     whole, blind = of(run), Recorded(config)
     for turn in turns:
         blind.see(turn)

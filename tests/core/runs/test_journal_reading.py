@@ -22,7 +22,7 @@ from tests.core.runs.made import opened, record, record_ends
 
 @pytest.mark.long
 @pytest.mark.parametrize("every", [97, *claimed([1])])
-def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
+def test_a_torn_tail_loses_only_the_last_record(every: int) -> None:
     config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     starts = [0, *record_ends(data)]
@@ -38,7 +38,7 @@ def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
         assert not journal.closed
 
 
-def test_who_asked_is_known_without_a_replay() -> None:
+def test_requests_are_known_without_a_replay() -> None:
     config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     events = [event for turn in turns for event in turn.events]
@@ -276,35 +276,35 @@ def later(change: Callable[[dict[str, Any]], None]) -> bytes:
     config, turns = recorded(3)
     data = encode_journal(config, turns[LATER:], {"minfer": "0.2.0"})
     head, *rest = payloads(data, "run")
-    told = json.loads(zlib.decompress(head[1:]))
-    change(told)
-    changed = b"H" + zlib.compress(json.dumps(told).encode())
+    parsed = json.loads(zlib.decompress(head[1:]))
+    change(parsed)
+    changed = b"H" + zlib.compress(json.dumps(parsed).encode())
     return MAGIC + b"".join(map(record, (changed, *rest)))
 
 
-def renamed(told: dict[str, Any]) -> None:
+def renamed(reported: dict[str, Any]) -> None:
     """The sequences that run were columns of other names."""
-    run = told["state"]["running"]
+    run = reported["state"]["running"]
     run["planned"] = run.pop("sched")
 
 
-def unknown(told: dict[str, Any]) -> None:
+def unknown(reported: dict[str, Any]) -> None:
     """The pool was a record that is gone."""
-    told["state"]["blocks"]["is"] = "Heap"
+    reported["state"]["blocks"]["is"] = "Heap"
 
 
-def reshaped(told: dict[str, Any]) -> None:
+def reshaped(reported: dict[str, Any]) -> None:
     """A sequence was no record, which no field's name gives away."""
-    told["state"]["running"]["seqs"][0] = ["r1", 0]
+    reported["state"]["running"]["seqs"][0] = ["r1", 0]
 
 
-def emptied(told: dict[str, Any]) -> None:
-    told["state"] = [1, 2]
+def emptied(reported: dict[str, Any]) -> None:
+    reported["state"] = [1, 2]
 
 
-def counted_otherwise(told: dict[str, Any]) -> None:
+def counted_otherwise(reported: dict[str, Any]) -> None:
     """A number meant something else."""
-    told["state"]["next_gen"] += 1
+    reported["state"]["next_gen"] += 1
 
 
 @pytest.mark.parametrize("change", [renamed, unknown, reshaped, emptied])
@@ -312,11 +312,11 @@ def counted_otherwise(told: dict[str, Any]) -> None:
 def test_a_snapshot_of_other_records_is_refused_with_what_to_do(
     change: Callable[[dict[str, Any]], None], form: int
 ) -> None:
-    def older(told: dict[str, Any]) -> None:
-        change(told)
-        told["format"] = form
+    def older(reported: dict[str, Any]) -> None:
+        change(reported)
+        reported["format"] = form
         if form == 2:  # which had other digests
-            told["state_digest"] = ""
+            reported["state_digest"] = ""
 
     with pytest.raises(JournalError) as caught:
         opened(later(older))
@@ -347,15 +347,15 @@ def test_a_snapshot_names_the_record_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("form", [2, FORMAT])
 def test_a_snapshot_of_the_same_records_replays_in_either_format(form: int) -> None:
-    def older(told: dict[str, Any]) -> None:
-        told["format"] = form
+    def older(reported: dict[str, Any]) -> None:
+        reported["format"] = form
         if form == 2:
-            del told["state_digest"]
+            del reported["state_digest"]
 
     journal = opened(later(older))
     assert list(journal.turns()) == recorded(3)[1][LATER:]
     assert journal.by_decisions_alone == (form == 2)
 
 
-def test_a_snapshot_that_nobody_asks_for_is_not_read() -> None:
+def test_a_snapshot_is_not_read_unless_requested() -> None:
     assert read_head(later(renamed), "run", with_state=False).turn == LATER

@@ -108,14 +108,16 @@ def test_what_is_no_event_replays_as_nothing() -> None:
     )
     turns = run(config, (Tick(0.0), *odd))
     (read,) = opened(encode_journal(config, turns)).turns()
-    told = [(type(r).__name__, getattr(r, "event", "")) for r in read.transition.reasons]
-    assert told == [
+    reported = [
+        (type(r).__name__, getattr(r, "event", "")) for r in read.transition.reasons
+    ]
+    assert reported == [
         ("Ignored", name) for name in ("event", "event", "event", "executed", "failed")
     ]
 
 
 def test_keys_do_not_cross_the_border_of_a_process() -> None:
-    """A wrong key would give a request another one's KV: whoever reads makes them from
+    """A wrong key would give a request another one's KV: the reader makes them from
     tokens.
     """
     config = EngineConfig(num_blocks=8, vocab_size=50, block_size=2)
@@ -166,8 +168,8 @@ def test_a_steady_turn_costs_its_tokens() -> None:
         )
         state = turns[-1].transition.state
         turns.append(Turn(len(turns), state, events, step(config, state, events)))
-    told = facts(turns[-1].before, turns[-1].transition)
-    assert told == {}
+    record = facts(turns[-1].before, turns[-1].transition)
+    assert record == {}
     assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256
 
 

@@ -124,7 +124,7 @@ def test_who_was_preempted_before_the_run_has_had_tokens() -> None:
     assert run.life("low").first == 2.0
 
 
-def test_a_step_that_failed_is_told_apart() -> None:
+def test_a_step_that_failed_is_distinguished() -> None:
     run = Run(config())
     run.turn(Submit(request("a", 6, tokens=4)))
     run.turn()
@@ -132,8 +132,8 @@ def test_a_step_that_failed_is_told_apart() -> None:
     run.drain()
     life = run.life("a")
     assert life.parts[Where("failed")] == Spent(turns=1, seconds=5.0)
-    (void,) = [reason for _, reason in life.reasons if isinstance(reason, Discarded)]
-    assert void.error == "out of luck"
+    (discarded,) = [reason for _, reason in life.reasons if isinstance(reason, Discarded)]
+    assert discarded.error == "out of luck"
     assert life.end is not None
     assert life.end.length == 4
 

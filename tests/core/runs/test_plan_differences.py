@@ -10,7 +10,7 @@ from minfer.runs.decisions import Facts
 from minfer.runs.plan_differences import batches
 from tests.circles import seeds
 from tests.core.recorded import recorded
-from tests.core.runs.told import a_run, told, words
+from tests.core.runs.reported import a_run, reported, words
 
 
 @seeds(3, 200)
@@ -20,7 +20,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
         _, turns = recorded(seed)
         for turn in turns:
             plans = [c.plan for c in turn.transition.commands if isinstance(c, Execute)]
-            made = batches(turn.before, told(turn))
+            made = batches(turn.before, reported(turn))
             assert len(made) == len(plans)
             for batch, plan in zip(made, plans, strict=True):
                 named = [*batch.rows.values()]
@@ -43,7 +43,7 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "emitted"),
     [
         (
             lambda plan: plan.update(joined=[], opens=[], counts=[], fills=[]),
@@ -88,16 +88,16 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
         ),
     ],
 )
-def test_a_plan_that_differs_is_told_under_names(
-    change: Callable[[Facts], None], said: str
+def test_a_plan_that_differs_is_reported_under_names(
+    change: Callable[[Facts], None], emitted: str
 ) -> None:
     state, then = a_run()
     now = json.loads(json.dumps(then))
     change(now["plans"][0])
-    assert words(then, now, state)[0] == said
+    assert words(then, now, state)[0] == emitted
 
 
-def test_a_step_that_is_not_planned_is_told() -> None:
+def test_a_step_that_is_not_planned_is_reported() -> None:
     state, then = a_run()
     assert words(then, then | {"plans": []}, state) == [
         "then planned step 1, now no step"

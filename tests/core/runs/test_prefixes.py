@@ -55,13 +55,13 @@ def knew(
     """All that was known before a request was let in, by those who were or came before
     it.
     """
-    state, told = turns[number].transition.state, dict[SampleId, tuple[int, ...]]()
+    state, reported = turns[number].transition.state, dict[SampleId, tuple[int, ...]]()
     begins, let_in = submitted(turns), list[SampleId]()
     for turn in turns[: number + 1]:
         for command in turn.transition.commands:
             if isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
-                    told[name] = told.get(name, ()) + tokens
+                    reported[name] = reported.get(name, ()) + tokens
         for reason in turn.transition.reasons:
             if isinstance(reason, Admitted):
                 if turn.number == number and reason.id == one.request.id:
@@ -74,7 +74,9 @@ def knew(
     who = {name for name in [*let_in, *line] if name[0] != one.request.id}
     root = one.request.root
     return {
-        name: begins[name[0]][1].prompt + begins[name[0]][1].output + told.get(name, ())
+        name: begins[name[0]][1].prompt
+        + begins[name[0]][1].output
+        + reported.get(name, ())
         for name in who
         if begins[name[0]][1].root == root
     }
@@ -162,9 +164,9 @@ def test_why_a_prefix_missed() -> None:
     salted = request("salted", range(9), tokens=1, root=root_key(b"", b"mine"))
     run.turn(Submit(salted))
     run.drain()
-    alone = explain(run.config, run.turns, "salted").prefix
-    assert alone is not None
-    assert (alone.hit, alone.earlier, alone.shared, alone.shared_with) == (0, 0, 0, None)
+    solo = explain(run.config, run.turns, "salted").prefix
+    assert solo is not None
+    assert (solo.hit, solo.earlier, solo.shared, solo.shared_with) == (0, 0, 0, None)
 
 
 def test_who_comes_at_once_with_the_same_prompt_finds_nothing_computed() -> None:

@@ -29,7 +29,7 @@ def test_a_state_digest_sees_all_but_tokens() -> None:
 
 def test_a_state_digest_sees_every_part() -> None:
     state = full_state()
-    others = [*apart(state)]
+    others = [*separate(state)]
     assert len({state_digest(one) for one in (state, *others)}) == 1 + len(others)
 
 
@@ -42,7 +42,7 @@ def each(value: Any, **fields: Any) -> Iterator[Any]:
     return (attrs.evolve(value, **{name: one}) for name, one in fields.items())
 
 
-def apart(state: Any) -> Iterator[EngineState]:
+def separate(state: Any) -> Iterator[EngineState]:
     """States that differ from this one in a single part."""
     run, blocks, plan, fence = (
         state.running,

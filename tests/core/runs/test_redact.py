@@ -23,11 +23,11 @@ SECRET = b"s" * 32
 
 def blind(config: EngineConfig, turns: list[Turn], secret: bytes = SECRET) -> bytes:
     """The turns' journal as a writer makes it: live decisions beside redacted events."""
-    told = [
+    reported = [
         attrs.evolve(turn, events=redacted(config, turn.before, turn.events, secret))
         for turn in turns
     ]
-    return encode_journal(redacted_config(config), told, states=False)
+    return encode_journal(redacted_config(config), reported, states=False)
 
 
 @pytest.mark.long
@@ -52,13 +52,13 @@ def test_decisions_replay_without_tokens(seeds: range) -> None:
 
 def test_no_token_is_in_it() -> None:
     config, turns = recorded(12)
-    asked = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+    requests = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
     seen = set[int]()
     for turn in turns:
         for event in redacted(config, turn.before, turn.events, SECRET):
             if isinstance(event, Submit):
                 seen.update(event.request.prompt)
-                assert event.request.root not in {one.root for one in asked}
+                assert event.request.root not in {one.root for one in requests}
                 assert event.request.client not in {"a", "b"}
                 assert event.request.sampling.seed is None
             elif isinstance(event, Executed):
@@ -98,7 +98,7 @@ def test_an_outputs_block_and_the_next_prompts_are_equal(each: int) -> None:
 
 def test_errors_of_the_text_layer_are_left_out() -> None:
     config = EngineConfig(num_blocks=40)
-    said = Finish("a", 0, 1, "error", "what the text was"), Finish("a", 0, 1)
-    first, second = redacted(config, initial(config), said, SECRET)
+    emitted = Finish("a", 0, 1, "error", "what the text was"), Finish("a", 0, 1)
+    first, second = redacted(config, initial(config), emitted, SECRET)
     assert first == Finish("a", 0, 1, "error", "left out")
-    assert second == said[1]
+    assert second == emitted[1]

@@ -23,13 +23,13 @@ from tests.core.world import VOCAB
 
 
 def comparable(state: EngineState) -> dict[str, Any]:
-    """All of a state, but for what nobody asks of it any more: what plans in flight told
-    the device, and that a stop id may be among those of nobody who runs.
+    """All of a state, but for what is not read any more: what plans in flight told
+    the device, and that a stop id may be among those of no running sample.
     """
-    told = {a.name: getattr(state, a.name) for a in attrs.fields(EngineState)}
-    told["inflight"] = [bare(plan) for plan in state.inflight]
-    del told["stops"]
-    return told
+    reported = {a.name: getattr(state, a.name) for a in attrs.fields(EngineState)}
+    reported["inflight"] = [bare(plan) for plan in state.inflight]
+    del reported["stops"]
+    return reported
 
 
 def bare(plan: Plan) -> Plan:
@@ -84,12 +84,15 @@ def test_nothing_of_the_text_is_in_it() -> None:
     """No token, content key, seed or name, in all that is written of it."""
     config, turns = recorded(23)
     assert can_be_redacted(config)
-    asked = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+    requests = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
     for turn in turns:
         state = redacted_state(config, turn.transition.state, SECRET)
-        told = repr(dump(state))
-        keys = [*turn.transition.state.blocks.prefix.nodes, *(one.root for one in asked)]
-        assert not any(key and key.hex() in told for key in keys)
+        reported = repr(dump(state))
+        keys = [
+            *turn.transition.state.blocks.prefix.nodes,
+            *(one.root for one in requests),
+        ]
+        assert not any(key and key.hex() in reported for key in keys)
         tokens = tokens_of(state)
         assert {token for token in tokens if token < VOCAB} <= {0, 1}
         for seq in (*state.waiting, *state.running.seqs):

@@ -85,7 +85,7 @@ def test_segments_follow_each_other() -> None:
         list(Journal(open_segments({"a": first, "c": gap})).turns())
 
 
-def test_a_segment_without_a_head_is_skipped_at_the_end_alone() -> None:
+def test_a_segment_without_a_head_is_skipped_only_at_the_end() -> None:
     config, turns = recorded(5)
     data = encode_journal(config, turns)
     assert len(open_segments({"one": data, "two": MAGIC})) == 1

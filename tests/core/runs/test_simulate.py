@@ -54,7 +54,7 @@ def config_of(**how: int) -> EngineConfig:
     )
 
 
-def asked(name: str, prompt: int = 4, most: int = 3, **more: object) -> Request:
+def requested(name: str, prompt: int = 4, most: int = 3, **more: object) -> Request:
     fields: Any = {"root": name.encode(), **more}
     return Request(id=name, prompt=(7,) * prompt, max_tokens=most, **fields)
 
@@ -94,7 +94,9 @@ def test_a_step_starts_when_it_is_launched_or_the_one_before_has_ended(
     overlaps: bool, host: float, expected: list[float]
 ) -> None:
     cost = evolve(EVEN, host=host, overlaps=overlaps)
-    simulation = Simulation(config_of(), Simulated(), cost, [(0.0, asked("a", most=3))])
+    simulation = Simulation(
+        config_of(), Simulated(), cost, [(0.0, requested("a", most=3))]
+    )
     found = ticks([*simulation.turns()])
     assert found == expected[: len(found)]
     assert len(found) >= 4
@@ -109,7 +111,10 @@ def test_while_a_launch_takes_the_host_it_learns_of_no_end(
 ) -> None:
     """The step in flight ended at 3; the one launched from 2 on began then."""
     cost = evolve(EVEN, launch=2.5, captured=4, eager=eager)
-    come: list[Arrival] = [(0.0, asked("a", most=9)), (1.5, asked("b", prompt=5, most=9))]
+    come: list[Arrival] = [
+        (0.0, requested("a", most=9)),
+        (1.5, requested("b", prompt=5, most=9)),
+    ]
     turns = [*Simulation(config_of(), Simulated(), cost, come).turns()]
     assert ticks(turns)[:6] == expected
     small, big = plans(turns)[0], plans(turns)[3]
@@ -120,16 +125,16 @@ def test_while_a_launch_takes_the_host_it_learns_of_no_end(
 def test_one_step_in_flight_waits_for_its_results() -> None:
     cost = evolve(EVEN, host=0.25)
     simulation = Simulation(
-        config_of(depth=1), Simulated(), cost, [(0.0, asked("a", most=2))]
+        config_of(depth=1), Simulated(), cost, [(0.0, requested("a", most=2))]
     )
     assert ticks([*simulation.turns()]) == [0, 1.25, 2.5]
 
 
-def test_whoever_comes_while_a_step_runs_enters_the_next_turn() -> None:
+def test_requests_that_come_while_a_step_runs_enter_the_next_turn() -> None:
     arrivals: list[Arrival] = [
-        (0.5, asked("a", most=2)),
-        (0.7, asked("b", most=2)),
-        (50.0, asked("c", most=1)),
+        (0.5, requested("a", most=2)),
+        (0.7, requested("b", most=2)),
+        (50.0, requested("c", most=1)),
     ]
     turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()]
     came = {
@@ -143,7 +148,7 @@ def test_whoever_comes_while_a_step_runs_enters_the_next_turn() -> None:
 
 
 class Late(FirstCome):
-    """Lets nobody in before two seconds have passed since the first in line came."""
+    """Admits no request before two seconds have passed since the first in line came."""
 
     def admit_from(self, _: object, load: Load) -> float:
         return load.arrived + 2.0
@@ -151,7 +156,7 @@ class Late(FirstCome):
 
 def test_a_time_that_the_policy_asks_for_is_kept() -> None:
     config = evolve(config_of(), policy=Late())
-    arrivals: list[Arrival] = [(1.0, asked("a")), (1.5, asked("b"))]
+    arrivals: list[Arrival] = [(1.0, requested("a")), (1.5, requested("b"))]
     turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
     admitted = {
         r.id: t.transition.state.time
@@ -170,11 +175,11 @@ class Never(FirstCome):
 
 
 @pytest.mark.long
-def test_a_policy_that_lets_nobody_in_ends_the_simulation() -> None:
+def test_a_policy_that_admits_no_request_ends_the_simulation() -> None:
     config = evolve(config_of(), policy=Never())
     turns = [
         *Simulation(
-            config, Simulated(), EVEN, [(0.0, asked("a")), (9.0, asked("b"))]
+            config, Simulated(), EVEN, [(0.0, requested("a")), (9.0, requested("b"))]
         ).turns()
     ]
     assert not ends(turns)
@@ -183,7 +188,7 @@ def test_a_policy_that_lets_nobody_in_ends_the_simulation() -> None:
 
 def test_it_starts_at_a_time_and_a_number_and_can_go_on_with_what_waits() -> None:
     first = Simulation(
-        config_of(), Simulated(), EVEN, [(0.0, asked("a", most=20))]
+        config_of(), Simulated(), EVEN, [(0.0, requested("a", most=20))]
     ).turns()
     state = next(first).transition.state
     later = Simulation(
@@ -197,7 +202,7 @@ def test_it_starts_at_a_time_and_a_number_and_can_go_on_with_what_waits() -> Non
 
 def test_it_can_take_over_when_nothing_is_in_flight() -> None:
     config = evolve(config_of(), policy=Late())
-    held = next(Simulation(config, Simulated(), EVEN, [(1.0, asked("a"))]).turns())
+    held = next(Simulation(config, Simulated(), EVEN, [(1.0, requested("a"))]).turns())
     state = held.transition.state
     assert len(state.waiting) == 1
     assert not state.inflight
@@ -207,18 +212,18 @@ def test_it_can_take_over_when_nothing_is_in_flight() -> None:
 
 
 def test_arrivals_may_be_added_while_turns_are_read() -> None:
-    coming, seen = Coming([(0.0, asked("0"))]), set[str]()
+    coming, seen = Coming([(0.0, requested("0"))]), set[str]()
     for turn in Simulation(config_of(), Simulated(), EVEN, coming).turns():
         for name, _ in ends([turn]):
             seen.add(name)
             if len(seen) < 5:
-                coming.append((0.0, asked(str(len(seen)))))
+                coming.append((0.0, requested(str(len(seen)))))
     assert seen == {"0", "1", "2", "3", "4"}
 
 
 def by_hand(plan: Plan) -> StepWork:
     """A plan, input by input."""
-    inputs = alone = chunks = read = pairs = depth = 0
+    inputs = solo = chunks = read = pairs = depth = 0
     drafting = {draft.index: draft for draft in plan.drafts}
     filled = {fill.index for fill in plan.fills}
     for i, (start, count) in enumerate(zip(plan.starts, plan.counts, strict=True)):
@@ -229,11 +234,11 @@ def by_hand(plan: Plan) -> StepWork:
             read += start + count
         else:
             verified = count if i in drafting else 1
-            alone += verified
+            solo += verified
             read += start + verified
         if i in drafting and not drafting[i].tokens:
             depth = max(depth, count - 1)
-    return StepWork(inputs, alone, chunks, read, pairs, depth)
+    return StepWork(inputs, solo, chunks, read, pairs, depth)
 
 
 # --- drafts -----------------------------------------------------------------------------
@@ -260,7 +265,7 @@ def stood(turns: list[Turn], name: str) -> dict[int, bool]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_what_stands_is_a_fact_of_sample_and_position(drafter: str, depth: int) -> None:
     """Whatever the number of drafts, who else runs, and how far steps are ahead."""
-    come: list[Arrival] = [(0.0, asked("a", most=50)), (3.0, asked("b", most=20))]
+    come: list[Arrival] = [(0.0, requested("a", most=50)), (3.0, requested("b", most=20))]
     guesses = Guesses(0.7)
 
     def run(config: EngineConfig, come: list[Arrival]) -> list[Turn]:
@@ -268,12 +273,12 @@ def test_what_stands_is_a_fact_of_sample_and_position(drafter: str, depth: int) 
         simulation = Simulation(config, executor, EVEN, come, guesses=guesses)
         return [*simulation.turns()]
 
-    alone = stood(run(with_drafts(DEVICE, 1, depth=1), come[:1]), "a")
+    solo = stood(run(with_drafts(DEVICE, 1, depth=1), come[:1]), "a")
     turns = run(with_drafts(drafter, 3, depth=depth), come)
     found = stood(turns, "a")
-    both = alone.keys() & found.keys()
+    both = solo.keys() & found.keys()
     assert len(both) > 15
-    assert [alone[at] for at in sorted(both)] == [found[at] for at in sorted(both)]
+    assert [solo[at] for at in sorted(both)] == [found[at] for at in sorted(both)]
     assert {done.length for done in ends(turns).values()} == {50, 20}
     for turn in turns:
         check(with_drafts(drafter, 3, depth=depth), turn.transition.state)
@@ -283,7 +288,7 @@ def test_what_stands_is_a_fact_of_sample_and_position(drafter: str, depth: int) 
 def test_drafts_that_stand_save_steps(rate: float, steps: int) -> None:
     """Of 13 tokens the first comes with the prompt; then four a step, or one."""
     executor = Simulated(guesses=Guesses(rate))
-    come: list[Arrival] = [(0.0, asked("a", most=13))]
+    come: list[Arrival] = [(0.0, requested("a", most=13))]
     config = with_drafts(DEVICE, depth=1)
     turns = [*Simulation(config, executor, EVEN, come).turns()]
     assert len(plans(turns)) == steps
@@ -291,7 +296,7 @@ def test_drafts_that_stand_save_steps(rate: float, steps: int) -> None:
 
 
 def test_an_end_within_drafts_that_stand_is_where_it_is_planned() -> None:
-    request = asked("a", most=40, stop_ids=frozenset({0}))
+    request = requested("a", most=40, stop_ids=frozenset({0}))
     for length in range(1, 12):
         executor = Simulated({("a", 0): length}, guesses=Guesses(1.0))
         simulation = Simulation(with_drafts(DEVICE), executor, EVEN, [(0.0, request)])
@@ -328,7 +333,7 @@ def speculating(config: EngineConfig, seed: int) -> EngineConfig:
 
 
 def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int, str]:
-    """How a sample ends that nobody cancels: its length, and why."""
+    """How a sample ends that is not cancelled: its length, and why."""
     room = min(one.max_tokens, config.max_model_len - len(one.prompt))
     if length is None or not one.stop_ids or length >= room:
         return room, "length"
@@ -400,12 +405,12 @@ def test_failed_steps_take_their_successors_along() -> None:
 
     config, arrivals = (
         config_of(max_failures=9),
-        [(0.0, asked(n, most=6)) for n in "abcde"],
+        [(0.0, requested(n, most=6)) for n in "abcde"],
     )
     turns = [*Simulation(config, Frail(), EVEN, arrivals).turns()]
     assert {done.length for done in ends(turns).values()} == {6}
     assert any(isinstance(event, Failed) for turn in turns for event in turn.events)
-    # Each turn that has results is a second after the one before: no void step takes
+    # Each turn that has results is a second after the one before: no discarded step takes
     # time.
     gaps = [
         turn.transition.state.time - turn.before.time
@@ -418,14 +423,16 @@ def test_failed_steps_take_their_successors_along() -> None:
 @pytest.mark.parametrize("make", [Simulated, lambda: Oracle(4, 100)])
 def test_any_executor_will_do(make: Callable[[], Oracle]) -> None:
     turns = [
-        *Simulation(config_of(), make(), EVEN, [(0.0, asked(n)) for n in "abc"]).turns()
+        *Simulation(
+            config_of(), make(), EVEN, [(0.0, requested(n)) for n in "abc"]
+        ).turns()
     ]
     assert {done.length for done in ends(turns).values()} == {3}
     assert isinstance(turns[0].events[0], Tick)
 
 
 def test_a_sample_with_every_small_token_as_a_stop_id_still_goes_on() -> None:
-    request = asked("a", most=8, stop_ids=frozenset(range(5)))
+    request = requested("a", most=8, stop_ids=frozenset(range(5)))
     for length, expected in ((3, (3, "stop")), (None, (8, "length")), (0, (1, "stop"))):
         lengths = {} if length is None else {("a", 0): length}
         turns = [
@@ -437,7 +444,9 @@ def test_a_sample_with_every_small_token_as_a_stop_id_still_goes_on() -> None:
 
 @pytest.mark.parametrize("requests", [100, *claimed([300])])
 @pytest.mark.parametrize("policy", [FirstCome(), Priority(), Shortest(0.1)], ids=repr)
-def test_nobody_is_let_in_to_be_sent_back(policy: Policy, requests: int) -> None:
+def test_no_sample_is_admitted_to_be_preempted_at_once(
+    policy: Policy, requests: int
+) -> None:
     """Where blocks are few, a request that fills its last block would come and go every
     two turns, and not write a token meanwhile.
     """

@@ -9,7 +9,7 @@ from minfer.records.state import EngineState, Transition
 from minfer.runs import replay as replays
 from minfer.runs.turns import EngineRaisedError
 from tests.core.recorded import recorded
-from tests.core.runs.told import opened
+from tests.core.runs.reported import opened
 
 
 def test_a_replay_names_the_turn_in_which_the_engine_raised(

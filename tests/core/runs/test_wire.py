@@ -27,11 +27,11 @@ from minfer.records.plan import (
     Plan,
     SampleDeferred,
     Stand,
-    TokenLogprobs,
 )
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import initial
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.oracle import Oracle
 from minfer.runs.wire import (
     WireError,
@@ -68,7 +68,6 @@ SAMPLINGS = st.builds(
     sample=st.integers(0, 127),
     stop_ids=st.frozensets(st.integers(0, 2**32 - 1), max_size=4),
     logprobs=st.none() | st.integers(0, 20),
-    scores=st.booleans(),
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
@@ -106,13 +105,17 @@ PLANS = st.builds(
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROBS = st.builds(
-    TokenLogprobs, FLOATS, NUMBERS, COLUMN, st.lists(FLOATS, max_size=4).map(tuple)
+    TokenLogprobs,
+    NUMBERS,
+    FLOATS,
+    NUMBERS,
+    COLUMN,
+    st.lists(FLOATS, max_size=4).map(tuple),
 )
 RESULTS = st.builds(
     Executed,
     NUMBERS,
     st.lists(COLUMN, max_size=4).map(tuple),
-    st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
     st.lists(st.lists(LOGPROBS, max_size=2).map(tuple), max_size=3).map(tuple),
     st.lists(st.binary(max_size=9), max_size=3).map(tuple),
 )
@@ -128,12 +131,12 @@ def test_a_plan_comes_over_as_it_is(plan: Plan) -> None:
 def test_results_come_over_as_they_are_log_probabilities_too(
     done: Executed | Failed,
 ) -> None:
-    told = results_from(results_to(done))
-    assert told == done
+    reported = results_from(results_to(done))
+    assert reported == done
     if isinstance(done, Executed):
-        assert isinstance(told, Executed)
-        assert told.logprobs == done.logprobs  # which equality leaves out
-        assert told.pooled == done.pooled  # likewise
+        assert isinstance(reported, Executed)
+        assert reported.logprobs == done.logprobs  # which equality leaves out
+        assert reported.pooled == done.pooled  # likewise
 
 
 @given(
@@ -144,8 +147,8 @@ def test_results_come_over_as_they_are_log_probabilities_too(
 def test_masks_come_over_as_they_are(
     number: int, masks: list[Mask], stands: list[Stand]
 ) -> None:
-    apart = SampleDeferred(number, tuple(masks), stands=tuple(stands))
-    assert deferred_from(deferred_to(apart)) == apart
+    separate = SampleDeferred(number, tuple(masks), stands=tuple(stands))
+    assert deferred_from(deferred_to(separate)) == separate
 
 
 def test_plans_of_a_hostile_world_come_over_as_they_are() -> None:

@@ -70,10 +70,10 @@ def test_facts_of_a_renamed_reason_are_the_same(deferred: Any) -> None:
         for one in was.reasons
     ]
     now = Transition(was.state, was.commands, tuple(reasons))
-    told, again = compact(facts(turn.before, was)), compact(facts(turn.before, now))
-    assert b'"Held"' in told
-    assert again == told
-    assert chained(START, now, again) == chained(START, was, told)
+    reported, again = compact(facts(turn.before, was)), compact(facts(turn.before, now))
+    assert b'"Held"' in reported
+    assert again == reported
+    assert chained(START, now, again) == chained(START, was, reported)
     assert columns_of(deferred) == ("id", "sample", "cause", "needs", "available")
 
 
@@ -83,17 +83,17 @@ def test_a_snapshot_with_a_renamed_record_is_the_same(
     config, turns = recorded(8)
     state = next(turn.before for turn in turns if turn.before.blocked)
     hold: Any = state.blocked
-    told, digest = dump(state), state_digest(state)
+    reported, digest = dump(state), state_digest(state)
     written = head_record(Head(config=config, turn=1, state=state))
     kind = renamed(BlockedHead, "Deferral", place="position")
     kind.place = property(lambda self: self.position)  # for code that is as it was
     monkeypatch.setitem(wire_names.CLASSES, "Hold", kind)
     monkeypatch.setitem(wire_names.FIELDS, "Hold", {"place": "position"})
     now = attrs.evolve(state, blocked=kind(hold.place, hold.cause))
-    assert json.dumps(dump(now)) == json.dumps(told)
+    assert json.dumps(dump(now)) == json.dumps(reported)
     assert state_digest(now) == digest
     assert head_record(Head(config=config, turn=1, state=now)) == written
-    assert load(told, {**RECORDS, "Hold": kind}) == now
+    assert load(reported, {**RECORDS, "Hold": kind}) == now
 
 
 def test_a_policy_of_a_program_keeps_its_own_name(deferred: Any) -> None:
@@ -112,6 +112,8 @@ GONE: dict[tuple[str, str], tuple[Any, Any, str]] = {  # what is read, what is n
     ("Request", "beams"): (None, {"is": "BeamSearch"}, "beam search"),
     ("Executed", "candidates"): ([], [{"is": "Candidates"}], "beam search"),
     ("RowSampling", "candidates"): (0, 4, "beam search"),
+    ("Executed", "scores"): ([], [[-0.5]], "scores of tokens"),
+    ("RowSampling", "scores"): (False, True, "scores of tokens"),
 }
 
 
@@ -124,28 +126,28 @@ def test_a_removed_field_is_read_with_one_value(record_: str, field: str) -> Non
 
 
 def test_of_thresholds_one_is_still_read() -> None:
-    told = dump(EngineConfig(num_blocks=3))
-    assert load({**told, "thresholds": {"is": "Thresholds"}}) == load(told)
+    parsed = dump(EngineConfig(num_blocks=3))
+    assert load({**parsed, "thresholds": {"is": "Thresholds"}}) == load(parsed)
     old = {"is": "Thresholds", "freed_run": 2, "stop_ids": 3}
-    assert load({**told, "thresholds": old}) == EngineConfig(num_blocks=3, freed_run=2)
+    assert load({**parsed, "thresholds": old}) == EngineConfig(num_blocks=3, freed_run=2)
     assert without_removed("Line", {"full": 3, "size": 2}) == {"size": 2}
     every = {(name, field) for name, gone in REMOVED.items() for field in gone}
     assert every - GONE.keys() == {("EngineConfig", "thresholds"), ("Line", "full")}
     with pytest.raises(CodecError, match="unexpected keyword"):
-        load({**told, "more": 1})
+        load({**parsed, "more": 1})
 
 
 def of_format_3(config: str, state: str, request: str) -> bytes:
     """A journal with more fields in its configuration, snapshot and requests."""
     settings, turns = recorded(8, 20)
     head, *rest = payloads(encode_journal(settings, turns[5:]), "run")
-    told = json.loads(zlib.decompress(head[1:]))
-    told["format"] = 3
-    told["config"] |= json.loads(config)
-    told["state"] |= json.loads(state)
+    parsed = json.loads(zlib.decompress(head[1:]))
+    parsed["format"] = 3
+    parsed["config"] |= json.loads(config)
+    parsed["state"] |= json.loads(state)
     old = b'"is":"Submit","request":{'
     rest = [one.replace(old, old + request.encode()) for one in rest]
-    changed = b"H" + zlib.compress(json.dumps(told).encode())
+    changed = b"H" + zlib.compress(json.dumps(parsed).encode())
     return MAGIC + b"".join(map(record, (changed, *rest)))
 
 

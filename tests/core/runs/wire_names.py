@@ -19,12 +19,12 @@ def found() -> str:
     """A paragraph per record: its name, and those of its fields in their order."""
     kinds = sorted({**RECORDS, **REASONS}.items())
     own = [(name, kind) for name, kind in kinds if kind.__module__.startswith("minfer.")]
-    told = [
+    reported = [
         " ".join([f"{name}:", *(f.wire_name for f in fields_of(kind) if f.init)])
         for name, kind in own
     ]
     return "".join(
-        "\n".join(wrap(one, 90, subsequent_indent="  ")) + "\n" for one in told
+        "\n".join(wrap(one, 90, subsequent_indent="  ")) + "\n" for one in reported
     )
 
 

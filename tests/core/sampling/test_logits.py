@@ -47,7 +47,7 @@ def test_repetition_divides_what_is_positive_and_multiplies_the_rest() -> None:
     assert made((4.0, 4.0), how, [0], [1, 1]) == [2.0, 2.0]
 
 
-def test_frequency_and_presence_look_at_the_output_alone() -> None:
+def test_frequency_and_presence_look_only_at_the_output() -> None:
     assert made((4.0, 4.0, 4.0), row(frequency_penalty=0.5), [0], [1, 1]) == [
         4.0,
         3.0,

@@ -212,15 +212,17 @@ def test_a_draw_is_always_of_a_kept_token(
 
 
 def test_samples_that_are_chosen_from_say_how_likely_their_tokens_are() -> None:
-    for n, best_of, logprobs, told in ((1, 2, None, 0), (1, 2, 3, 3), (2, 2, None, None)):
+    for n, best_of, logprobs, reported in (
+        (1, 2, None, 0),
+        (1, 2, 3, 3),
+        (2, 2, None, None),
+    ):
         params = SamplingParams(n=n, best_of=best_of, logprobs=logprobs)
         request = ask(sampling=params)
-        assert row_sampling(request, 0).logprobs == told
+        assert row_sampling(request, 0).logprobs == reported
 
 
-def test_what_is_said_of_a_prompt_is_said_by_its_first_sample_before_it_has_output() -> (
-    None
-):
+def test_results_of_a_prompt_come_with_its_first_sample_before_it_has_output() -> None:
     request = ask(sampling=SamplingParams(n=2, prompt_logprobs=3))
     assert [row_sampling(request, i).prompt_logprobs for i in (0, 1)] == [3, None]
     resumed = evolve(request, output=(5,))

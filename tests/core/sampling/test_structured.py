@@ -21,25 +21,25 @@ EACH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_told_and_kept(kind: str) -> None:
-    asked = StructuredOutputs(**{kind: EACH[kind]})
-    assert asked.kind == kind
-    assert asked.param == f"structured_outputs.{kind}"
-    assert hash(asked) == hash(StructuredOutputs(**{kind: EACH[kind]}))
+def test_each_kind_is_reported_and_kept(kind: str) -> None:
+    constraint = StructuredOutputs(**{kind: EACH[kind]})
+    assert constraint.kind == kind
+    assert constraint.param == f"structured_outputs.{kind}"
+    assert hash(constraint) == hash(StructuredOutputs(**{kind: EACH[kind]}))
     request = Request(
         id="a",
         prompt=(1,),
         max_tokens=1,
         lockstep=True,
-        sampling=SamplingParams(structured_outputs=asked),
+        sampling=SamplingParams(structured_outputs=constraint),
     )
     assert load(json.loads(json.dumps(dump(request)))) == request
 
 
 def test_a_schema_keeps_the_order_of_its_properties() -> None:
-    asked = StructuredOutputs(json=EACH["json"])
-    assert asked.text == json.dumps(EACH["json"])
-    assert asked == StructuredOutputs(json=json.dumps(EACH["json"]))
+    constraint = StructuredOutputs(json=EACH["json"])
+    assert constraint.text == json.dumps(EACH["json"])
+    assert constraint == StructuredOutputs(json=json.dumps(EACH["json"]))
     assert StructuredOutputs(json=False).text == "false"
 
 

@@ -1,4 +1,4 @@
-"""A bench on which somebody drafts, and who had how many drafts."""
+"""A bench with drafts, and how many drafts each sample had."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ from minfer.runs import oracle
 from tests.core.lifecycle.test_pausing import Judged
 from tests.core.test_engine import CONFIG
 
-# What follows the known tokens of a sample, as somebody guesses: of all of its tokens,
+# What follows the known tokens of a sample, as a drafter guesses: of all of its tokens,
 # and how many are known.
 Guess = Callable[[tuple[int, ...], int], tuple[int, ...]]
 ROOMY = evolve(CONFIG, depth=2, max_num_batched_tokens=64)
-ALONE = evolve(ROOMY, depth=1)
+SOLO = evolve(ROOMY, depth=1)
 FLAT = Costs(((64, 1.0),))  # drafts cost nothing
 HOSTED = Speculation(drafter=HOST, drafts=4, adaptive=False)
 ON_DEVICE = Speculation(drafter=DEVICE, drafts=4, adaptive=False)
@@ -75,10 +75,12 @@ class Drafted(Judged):
                 for gen, tokens in zip(gens, event.yields, strict=True):
                     if gen in names:
                         known[names[gen]] += len(tokens)
-        said = {
+        emitted = {
             name: self.guess(self.whole(name), count) for name, count in known.items()
         }
-        return [Propose(*name, known[name], some) for name, some in said.items() if some]
+        return [
+            Propose(*name, known[name], some) for name, some in emitted.items() if some
+        ]
 
     def whole(self, name: SampleId) -> tuple[int, ...]:
         """All tokens of a sample, to come as well."""

@@ -37,7 +37,7 @@ SETTINGS = st.builds(
 DRAFTS = st.lists(st.integers(0, VOCAB + 1), max_size=5)
 
 
-def alone(setting: Setting, count: int) -> list[int]:
+def solo(setting: Setting, count: int) -> list[int]:
     """What comes without drafts."""
     known = list(PROMPT)
     for _ in range(count):
@@ -53,7 +53,7 @@ def test_drafts_change_no_token(
     how: RowSampling, wild: list[int], grammar: bool, data: st.DataObject
 ) -> None:
     setting = Setting(Model(1), Model(2), how, grammar)
-    right = alone(setting, len(wild) + 1)
+    right = solo(setting, len(wild) + 1)
     good = data.draw(st.integers(0, len(wild)))
     drafts = (*right[:good], *wild[good:])
     verdict = same_noise(setting.at([min(d, VOCAB - 1) for d in drafts]), drafts)
@@ -78,17 +78,17 @@ def test_neither_number_nor_cut_of_drafts_matters(
             guessed.append(next_token(setting.draft(guessed), how, guessed, len(PROMPT)))
         drafts = tuple(guessed[len(known) :])
         known += same_noise(setting.at(drafts, known), drafts).tokens
-    assert list(known[2:]) == alone(setting, len(known) - 2)
+    assert list(known[2:]) == solo(setting, len(known) - 2)
 
 
 def test_no_draft_yields_the_token_that_is_due() -> None:
     setting = Setting(Model(1), Model(2), RowSampling(seed=7, sample=1))
-    assert same_noise(setting.at(()), ()) == Verdict(tuple(alone(setting, 1)), 0)
+    assert same_noise(setting.at(()), ()) == Verdict(tuple(solo(setting, 1)), 0)
 
 
 def test_accepted_drafts_do_not_count_the_token_after_them() -> None:
     setting = Setting(Model(1), Model(2), RowSampling(seed=7, sample=1))
-    right = alone(setting, 4)
+    right = solo(setting, 4)
     whole = same_noise(setting.at(right[:3]), right[:3])
     assert (whole.accepted, whole.proposed, len(whole.tokens)) == (3, 3, 4)
     wrong = (right[0], (right[1] + 1) % VOCAB, right[2])
@@ -143,10 +143,10 @@ def test_with_the_same_noise_near_models_draw_alike(near: float) -> None:
     far = sum(abs(p[t] - q[t]) for t in range(VOCAB)) / 2
     slack = 4 / (2 * math.sqrt(count)) * (far > 0)
     assert (1 - far) / (1 + far) - slack <= same / count <= 1 - far + slack
-    apart = sum(
+    separate = sum(
         draw(one, how, i, 0, 5) == draw(other, how, i, 0, 6) for i in range(count)
     )
-    assert apart < same, "independent noise agrees less often"
+    assert separate < same, "independent noise agrees less often"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -154,7 +154,7 @@ def test_every_draft_of_the_language(temperature: float) -> None:
     """All sequences of three drafts: exactly those that agree are accepted, so far."""
     how = RowSampling(seed=3, sample=0, temperature=temperature)
     setting = Setting(Model(5), Model(6), how)
-    right = alone(setting, 4)
+    right = solo(setting, 4)
     for drafts in product(range(VOCAB), repeat=3):
         tokens = same_noise(setting.at(drafts), drafts).tokens
         assert list(tokens) == right[: len(tokens)]

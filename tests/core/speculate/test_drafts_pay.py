@@ -17,11 +17,11 @@ from minfer.speculate.plan_drafts import (
 )
 from minfer.values.pmap import Map
 from tests.core.speculate.drafted import (
-    ALONE,
     FLAT,
     HOSTED,
     ON_DEVICE,
     ROOMY,
+    SOLO,
     Drafted,
     begun,
     model_wrong,
@@ -60,8 +60,8 @@ def test_whether_to_wait_depends_on_all_inputs_of_the_step() -> None:
     for _ in range(4):
         bench.turn()
         assert bench.deep == 2
-    alone = begun(adaptive(HOST, costs), wishes[0], turns=2)
-    assert alone.deep == 1
+    solo = begun(adaptive(HOST, costs), wishes[0], turns=2)
+    assert solo.deep == 1
 
 
 def test_several_drafts_may_pay_where_one_does_not() -> None:
@@ -81,7 +81,7 @@ def test_several_drafts_may_pay_where_one_does_not() -> None:
 def test_who_is_always_wrong_is_given_up_and_tried_again(drafter: str) -> None:
     learning = Learning(assumed=0.5, weight=2.0, rested=0.95, kept=1.0)
     costs = Costs(((1, 1.0), (5, 1.2)))
-    config = evolve(ALONE, num_blocks=200, max_model_len=400)
+    config = evolve(SOLO, num_blocks=200, max_model_len=400)
     how = adaptive(drafter, costs, learning=learning)
     with model_wrong(1):
         bench = begun(how, ask("a", 6, 300), guess=wrong, config=config)
@@ -100,7 +100,7 @@ def test_the_likelier_row_has_more() -> None:
     first, second = ask("a", 6, 50), ask("bb", 6, 50)
     costs = Costs(((2, 1.0), (8, 1.01), (16, 1.02)))
     how = adaptive(HOST, costs, learning=Learning(weight=0.5))
-    bench = begun(how, first, second, config=evolve(ALONE, max_num_batched_tokens=7))
+    bench = begun(how, first, second, config=evolve(SOLO, max_num_batched_tokens=7))
 
     def guess(whole: tuple[int, ...], known: int) -> tuple[int, ...]:
         return (right if whole[:6] == second.prompt else wrong)(whole, known)
@@ -159,7 +159,7 @@ def test_beside_prompts_drafts_may_cost_a_forward_more(
 
 
 @pytest.mark.parametrize(("beside", "depth"), [(0.0, 1), (9.0, 2)])
-def test_nor_does_anybody_wait_for_them_then(beside: float, depth: int) -> None:
+def test_nor_does_a_sample_wait_for_them_then(beside: float, depth: int) -> None:
     """As for drafts beside a prompt's last chunk, which leaves room for some."""
     costs = Costs(((64, 1.0),), beside=beside)
     small = evolve(ROOMY, max_num_batched_tokens=12)

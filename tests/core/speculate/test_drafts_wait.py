@@ -43,7 +43,7 @@ def test_a_step_that_the_host_drafts_for_waits_for_results_and_none_is_behind_it
         assert bench.out[wish.id, 0] == bench.right(wish)
 
 
-def test_nobody_else_goes_on_meanwhile() -> None:
+def test_no_other_sample_goes_on_meanwhile() -> None:
     """Who has no drafts of its own keeps the others' pace."""
     bench = begun(HOSTED, ask("a", 6, 30), ask("bb", 6, 30))
     bench.guess = lambda w, at: right(w, at) if w[:6] == ask("a").prompt else ()
@@ -68,12 +68,12 @@ def test_stale_proposals_hold_up_nothing() -> None:
     assert bench.deep == 2
 
 
-def told(bench: Drafted) -> list[Propose]:
+def reported(bench: Drafted) -> list[Propose]:
     """What was proposed in the last turn."""
     return [one for one in bench.turns[-1].events if isinstance(one, Propose)]
 
 
-def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
+def test_proposals_that_no_row_may_have_block_nothing() -> None:
     """Of more drafts than a budget that rows fill has room for."""
     wish = ask("a", 6, 30)
     config = evolve(ROOMY, max_num_seqs=2, max_num_batched_tokens=2)
@@ -81,7 +81,7 @@ def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
     bench.guess = lambda w, at: right(w, at) if w[:6] == wish.prompt else ()
     for _ in range(4):
         bench.turn()
-        assert ("a", 0) in {(one.id, one.sample) for one in told(bench)}
+        assert ("a", 0) in {(one.id, one.sample) for one in reported(bench)}
         assert bench.deep == 2
         assert not bench.plans[-1].drafts
 
@@ -113,8 +113,8 @@ def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
     run = bench.state.running
     left = run.base[1] - run.scheduled[1]
     assert left > 8
-    told = [Propose("a", 0, run.known[0], (1,))]
-    state = keep_proposals(bench.config, bench.state, told).state
+    proposed = [Propose("a", 0, run.known[0], (1,))]
+    state = keep_proposals(bench.config, bench.state, proposed).state
     budget = 1 + left + more
     mine = evolve(bench.config, max_num_batched_tokens=budget)
     assert waits_for_results(mine, state) is waits
@@ -133,8 +133,8 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
 
 def test_for_as_many_rows_as_may_have_drafts_a_step_waits() -> None:
     bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, turns=2)
-    told = [Propose("a", 0, bench.state.running.known[0], (1,))]
-    state = keep_proposals(bench.config, bench.state, told).state
+    proposed = [Propose("a", 0, bench.state.running.known[0], (1,))]
+    state = keep_proposals(bench.config, bench.state, proposed).state
     assert len(state.running) == 1
     assert state.inflight
     for rows in (0, 1, 2):

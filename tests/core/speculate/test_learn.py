@@ -53,12 +53,12 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
         if done:
             plan, run = before.inflight[0], before.running
             names = dict(zip(run.gens, run.ids, strict=True))
-            said = _said(plan, done[0], names)
-            for name in each.keys() - {who for who, *_ in said}:
+            emitted = _emitted(plan, done[0], names)
+            for name in each.keys() - {who for who, *_ in emitted}:
                 each[name] = each[name].updated(how, 0, 0)
-            tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
+            tried, hits = sum(n for _, n, _ in emitted), sum(n for *_, n in emitted)
             overall = overall.updated(how, tried, hits)
-            for who, count, hit in said if speculation.adaptive else ():
+            for who, count, hit in emitted if speculation.adaptive else ():
                 each[who] = each.get(who, Acceptance()).updated(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
         # A sample that ended is forgotten, also if another one got its id in this turn.
@@ -69,7 +69,7 @@ def plain(speculation: Speculation, turns: list[Turn]) -> Iterator[Drafting]:
         yield Drafting(learnt=Map(records), overall=SampleAcceptance(overall, last))
 
 
-def _said(
+def _emitted(
     plan: Plan, done: Executed, names: dict[int, SampleId]
 ) -> list[tuple[SampleId, int, int]]:
     """Of who is still there: how many drafts count, and were accepted."""
@@ -187,11 +187,11 @@ def test_journals_that_kept_more_of_fixed_drafts_are_not_compared_in_that(
     for count, left in ((running, True), (len(bench.turns), False)):
         data = encode_journal(bench.config, bench.turns[:count])
         (head, *records) = payloads(data, "run")
-        told = json.loads(zlib.decompress(head[1:])) | {"format": form}
+        parsed = json.loads(zlib.decompress(head[1:])) | {"format": form}
         mark = bytearray(next(one for one in records if one[:1] == b"S"))
         mark[-1] ^= 1  # another state
         others = [mark if one[:1] == b"S" else one for one in records]
-        first = b"H" + zlib.compress(json.dumps(told).encode())
+        first = b"H" + zlib.compress(json.dumps(parsed).encode())
         journal = opened(MAGIC + b"".join(framed(bytes(o)) for o in (first, *others)))
         if left and form < LEARNING:
             assert len(list(journal.turns())) == count

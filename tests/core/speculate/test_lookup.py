@@ -17,7 +17,7 @@ BLUE: Final = b"blue"
 LOOKUP: Final = Lookup(batch=1, least=2, longest=4, others=100)
 
 
-def told(
+def reported(
     lookup: Lookup,
     state: Library,
     who: tuple[str, int],
@@ -33,7 +33,7 @@ def told(
 
 
 def test_what_followed_the_same_tokens_is_proposed() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (1, 2, 3, 4, 5, 6, 9), 1, 2)
+    state = reported(LOOKUP, LOOKUP.start(), A, (1, 2, 3, 4, 5, 6, 9), 1, 2)
     assert LOOKUP.propose(state, A, 3) == Proposal((3, 4, 5), 2)
     state = LOOKUP.grew(state, A, (3,))
     assert LOOKUP.propose(state, A, 2) == Proposal((4, 5), 3)
@@ -41,69 +41,69 @@ def test_what_followed_the_same_tokens_is_proposed() -> None:
 
 
 def test_what_repeats_goes_round() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (7, 8, 9), 7, 8, 9, 7, 8)
+    state = reported(LOOKUP, LOOKUP.start(), A, (7, 8, 9), 7, 8, 9, 7, 8)
     assert LOOKUP.propose(state, A, 7).tokens == (9, 7, 8, 9, 7, 8, 9)
-    state = told(LOOKUP, LOOKUP.start(), A, (5, 5, 5))
+    state = reported(LOOKUP, LOOKUP.start(), A, (5, 5, 5))
     assert LOOKUP.propose(state, A, 4) == Proposal((5, 5, 5, 5), 2)
     assert going_round((1, 2), 5) == (1, 2, 1, 2, 1)
 
 
 def test_outputs_of_others_are_proposed_and_their_prompts_are_not() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (1, 2, 3), 4, 5, 6)
-    state = told(LOOKUP, state, B, (9, 4, 5))
+    state = reported(LOOKUP, LOOKUP.start(), A, (1, 2, 3), 4, 5, 6)
+    state = reported(LOOKUP, state, B, (9, 4, 5))
     assert LOOKUP.propose(state, B, 3) == Proposal((6,), 2)
-    other = told(LOOKUP, state, B, (9, 1, 2))
+    other = reported(LOOKUP, state, B, (9, 1, 2))
     assert LOOKUP.propose(other, B, 3) == Proposal()
-    across = told(LOOKUP, state, B, (9, 3, 4))
+    across = reported(LOOKUP, state, B, (9, 3, 4))
     assert LOOKUP.propose(across, B, 3) == Proposal(), "3 was of the prompt"
 
 
 def test_a_chunk_may_hold_the_end_of_a_prompt_and_output() -> None:
     state = LOOKUP.began(LOOKUP.start(), A, RED, 2)
     state = LOOKUP.grew(state, A, (1, 2, 3, 4, 5))
-    state = told(LOOKUP, state, B, (3, 4))
+    state = reported(LOOKUP, state, B, (3, 4))
     assert LOOKUP.propose(state, B, 3).tokens == (5,)
-    state = told(LOOKUP, state, B, (2, 3))
+    state = reported(LOOKUP, state, B, (2, 3))
     assert LOOKUP.propose(state, B, 3) == Proposal()
 
 
 def test_what_has_ended_still_serves_others() -> None:
-    state = LOOKUP.ended(told(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6), A)
+    state = LOOKUP.ended(reported(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6), A)
     assert A not in state.own
     assert LOOKUP.propose(state, A, 3) == Proposal()
-    assert LOOKUP.propose(told(LOOKUP, state, B, (4, 5)), B, 3).tokens == (6,)
+    assert LOOKUP.propose(reported(LOOKUP, state, B, (4, 5)), B, 3).tokens == (6,)
     assert LOOKUP.ended(state, A) is state
     assert LOOKUP.grew(state, A, (1,)) is state
 
 
 def test_others_are_shown_a_batch_at_a_time_and_the_rest_at_the_end() -> None:
     lookup = Lookup(least=2, batch=3)
-    state = told(lookup, lookup.start(), A, (1,), 4, 5)
-    assert lookup.propose(told(lookup, state, B, (4, 5)), B, 9) == Proposal()
+    state = reported(lookup, lookup.start(), A, (1,), 4, 5)
+    assert lookup.propose(reported(lookup, state, B, (4, 5)), B, 9) == Proposal()
     state = lookup.grew(state, A, (6,))
-    assert lookup.propose(told(lookup, state, B, (4, 5)), B, 9).tokens == (6,)
+    assert lookup.propose(reported(lookup, state, B, (4, 5)), B, 9).tokens == (6,)
     state = lookup.grew(state, A, (7,))
-    assert lookup.propose(told(lookup, state, B, (4, 5)), B, 9).tokens == (6,)
+    assert lookup.propose(reported(lookup, state, B, (4, 5)), B, 9).tokens == (6,)
     state = lookup.ended(state, A)
-    assert lookup.propose(told(lookup, state, B, (4, 5)), B, 9).tokens == (6, 7)
+    assert lookup.propose(reported(lookup, state, B, (4, 5)), B, 9).tokens == (6, 7)
 
 
 def test_who_ends_having_written_nothing_takes_nobodys_room() -> None:
     lookup = Lookup(batch=1, least=2, scopes=1)
-    state = told(lookup, lookup.start(), A, (), 1, 2, 3)
-    state = told(lookup, state, B, (1, 2), scope=BLUE)
+    state = reported(lookup, lookup.start(), A, (), 1, 2, 3)
+    state = reported(lookup, state, B, (1, 2), scope=BLUE)
     assert set(lookup.ended(state, B).others) == {RED}
 
 
 def test_the_end_of_a_sample_is_no_candidate() -> None:
     lookup = Lookup(least=2, candidates=1)
-    state = told(lookup, lookup.start(), A, (1, 2, 3, 1, 2))
+    state = reported(lookup, lookup.start(), A, (1, 2, 3, 1, 2))
     assert lookup.propose(state, A, 1) == Proposal((3,), 2)
 
 
 def test_scopes_do_not_see_each_other() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6)
-    state = told(LOOKUP, state, B, (4, 5), scope=BLUE)
+    state = reported(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6)
+    state = reported(LOOKUP, state, B, (4, 5), scope=BLUE)
     assert LOOKUP.propose(state, B, 3) == Proposal()
 
 
@@ -120,44 +120,44 @@ def test_what_another_scope_writes_changes_nothing(
 ) -> None:
     """Not even by pushing something out, while there is room for another scope."""
     lookup = Lookup(batch=1, least=2, others=12, scopes=2)
-    apart = mixed = lookup.start()
+    separate = mixed = lookup.start()
     for at in range(max(len(mine), len(theirs))):
         if at < len(mine):
             who, tokens = mine[at]
-            apart = told(lookup, apart, (f"m{who}", 0), (), *tokens)
-            mixed = told(lookup, mixed, (f"m{who}", 0), (), *tokens)
+            separate = reported(lookup, separate, (f"m{who}", 0), (), *tokens)
+            mixed = reported(lookup, mixed, (f"m{who}", 0), (), *tokens)
         if at < len(theirs):
             who, tokens = theirs[at]
-            mixed = told(lookup, mixed, (f"t{who}", 0), (), *tokens, scope=BLUE)
-    apart = told(lookup, apart, A, tuple(last))
-    mixed = told(lookup, mixed, A, tuple(last))
-    assert lookup.propose(apart, A, 5) == lookup.propose(mixed, A, 5)
+            mixed = reported(lookup, mixed, (f"t{who}", 0), (), *tokens, scope=BLUE)
+    separate = reported(lookup, separate, A, tuple(last))
+    mixed = reported(lookup, mixed, A, tuple(last))
+    assert lookup.propose(separate, A, 5) == lookup.propose(mixed, A, 5)
 
 
 def test_the_longer_match_wins_and_the_own_of_equals() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (), 1, 2, 3, 50)
-    equal = told(LOOKUP, state, B, (1, 2, 3, 60, 1, 2, 3))
+    state = reported(LOOKUP, LOOKUP.start(), A, (), 1, 2, 3, 50)
+    equal = reported(LOOKUP, state, B, (1, 2, 3, 60, 1, 2, 3))
     assert LOOKUP.propose(equal, B, 1) == Proposal((60,), 3)
-    longer = told(LOOKUP, state, B, (2, 3, 60, 1, 2, 3))
+    longer = reported(LOOKUP, state, B, (2, 3, 60, 1, 2, 3))
     assert LOOKUP.propose(longer, B, 1) == Proposal((50,), 3)
 
 
 def test_no_more_is_compared_than_longest() -> None:
-    state = told(
+    state = reported(
         LOOKUP, LOOKUP.start(), A, (1, 2, 3, 4, 5, 9, 7, 2, 3, 4, 5, 8, 1, 2, 3, 4, 5)
     )
     assert LOOKUP.propose(state, A, 1) == Proposal((8,), 4)
 
 
-def test_a_sample_begins_anew_if_it_is_told_so() -> None:
-    state = told(LOOKUP, LOOKUP.start(), A, (1, 2, 3, 1, 2))
-    state = told(LOOKUP, state, A, (1, 2))
+def test_a_sample_begins_anew_if_it_is_reset() -> None:
+    state = reported(LOOKUP, LOOKUP.start(), A, (1, 2, 3, 1, 2))
+    state = reported(LOOKUP, state, A, (1, 2))
     assert LOOKUP.propose(state, A, 3) == Proposal()
 
 
 def test_of_a_sample_that_is_too_long_nothing_is_known() -> None:
     lookup = Lookup(batch=1, least=2, known=5)
-    state = told(lookup, lookup.start(), A, (1, 1, 1, 1, 1))
+    state = reported(lookup, lookup.start(), A, (1, 1, 1, 1, 1))
     assert lookup.propose(state, A, 1).tokens == (1,)
     state = lookup.grew(state, A, (1,))
     assert lookup.propose(state, A, 1) == Proposal()
@@ -169,8 +169,8 @@ def test_old_scopes_go_when_there_are_too_many() -> None:
     state = lookup.start()
     for number in range(6):
         scope = bytes([number])
-        state = told(lookup, state, (str(number), 0), (), 1, 2, 3, scope=scope)
-        state = lookup.grew(state, ("0", 0), (7,))  # somebody writes into the first
+        state = reported(lookup, state, (str(number), 0), (), 1, 2, 3, scope=scope)
+        state = lookup.grew(state, ("0", 0), (7,))  # a request writes into the first
         assert len(state.others) <= 2
     assert b"\x00" in state.others
     assert b"\x05" in state.others
@@ -178,9 +178,9 @@ def test_old_scopes_go_when_there_are_too_many() -> None:
 
 def test_who_wrote_into_a_scope_that_went_begins_a_text_of_its_own() -> None:
     lookup = Lookup(batch=1, least=2, others=20, scopes=1)
-    state = told(lookup, lookup.start(), A, (), 1, 2)
-    state = told(lookup, state, B, (), 8, 8, 8, scope=BLUE)  # RED goes
-    state = told(lookup, state, ("c", 0), (), 1, 2)  # and is there again
+    state = reported(lookup, lookup.start(), A, (), 1, 2)
+    state = reported(lookup, state, B, (), 8, 8, 8, scope=BLUE)  # RED goes
+    state = reported(lookup, state, ("c", 0), (), 1, 2)  # and is there again
     state = lookup.grew(state, A, (3,))
     (texts,) = [shelf.texts for shelf in state.others.values()]
     assert sorted(tuple(text.tokens) for text in texts.texts.values()) == [(1, 2), (3,)]
@@ -200,9 +200,9 @@ def test_more_at_once_than_a_scope_holds_leaves_its_end() -> None:
 
 def test_without_others_nothing_is_kept_of_them() -> None:
     lookup = Lookup(batch=1, least=2, others=0)
-    state = told(lookup, lookup.start(), A, (), 1, 2, 3)
+    state = reported(lookup, lookup.start(), A, (), 1, 2, 3)
     assert not state.others
-    state = told(lookup, state, B, (1, 2))
+    state = reported(lookup, state, B, (1, 2))
     assert lookup.propose(state, B, 1) == Proposal()
 
 

@@ -19,10 +19,10 @@ from minfer.speculate.plan_drafts import (
     waits_for_results,
 )
 from tests.core.speculate.drafted import (
-    ALONE,
     BOTH,
     HOSTED,
     ROOMY,
+    SOLO,
     Drafted,
     begun,
     model_wrong,
@@ -74,7 +74,7 @@ def test_only_the_host_drafts_for_who_is_bound_to_it(how: Speculation) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_rows_with_drafts_that_are_bound_to_the_host_are_sampled_apart(
+def test_rows_with_drafts_that_are_bound_to_the_host_have_deferred_sampling(
     late: bool,
 ) -> None:
     bound = ask("bound", 8, 30, lockstep=True)
@@ -90,7 +90,7 @@ def test_rows_with_drafts_that_are_bound_to_the_host_are_sampled_apart(
 
 
 @pytest.mark.long
-def test_nobody_waits_for_drafts_of_who_waits_for_its_mask() -> None:
+def test_no_row_waits_for_drafts_of_a_row_that_waits_for_its_mask() -> None:
     bound = ask("bound", 8, 30, lockstep=True)
     config = evolve(ROOMY, late_masks=True)
     bench = begun(HOSTED, ask("free", 7, 30), bound, guess=nothing, config=config)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_drafts_of_who_waits_for_its_mask() -> None:
 
 @BOTH
 def test_who_is_being_filled_has_none(how: Speculation) -> None:
-    config = evolve(ALONE, max_num_batched_tokens=10)
+    config = evolve(SOLO, max_num_batched_tokens=10)
     bench = begun(how, ask("a", 6, 30), ask("long", 40, 9), config=config)
     while any(start < 40 for start in bench.state.running.scheduled[1:]):
         assert "long" not in bench.drafts(bench.plans[-1])
@@ -120,7 +120,7 @@ def test_who_is_being_filled_has_none(how: Speculation) -> None:
 
 
 def test_a_proposal_for_who_is_being_filled_comes_to_nothing() -> None:
-    config = evolve(ALONE, max_num_batched_tokens=64)
+    config = evolve(SOLO, max_num_batched_tokens=64)
     bench = begun(HOSTED, ask("a", 6, 30), guess=nothing, config=config, turns=2)
     bench.turn(Submit(ask("long", 90 - 40, 9)), Propose("long", 0, 50, (1, 2)))
     bench.turn(Propose("long", 0, 50, (1, 2)))
@@ -132,7 +132,7 @@ def test_a_proposal_for_who_is_being_filled_comes_to_nothing() -> None:
 def test_inputs_of_prompts_are_counted_once(how: Speculation) -> None:
     """Of larger steps than were measured nothing is known: this one is just as large."""
     how = evolve(how, adaptive=True, costs=Costs(((1 + 4 + 7, 1.0),)))
-    bench = begun(how, ask("a", 6, 30), config=ALONE, turns=2)
+    bench = begun(how, ask("a", 6, 30), config=SOLO, turns=2)
     bench.turn(Submit(ask("b", 7, 9, root=b"another")))
     plan = bench.plans[-1]
     assert [len(fill.tokens) for fill in plan.fills] == [7]
@@ -140,7 +140,7 @@ def test_inputs_of_prompts_are_counted_once(how: Speculation) -> None:
 
 
 @BOTH
-def test_without_speculation_nobody_has_any(how: Speculation) -> None:
+def test_without_speculation_no_row_has_drafts(how: Speculation) -> None:
     bench = begun(how, ask("a", max_tokens=20), turns=5)
     work = Work(evolve(bench.config, speculation=None), bench.state)
     plan_drafts(work)
@@ -152,7 +152,7 @@ def test_without_speculation_nobody_has_any(how: Speculation) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
 def test_in_steps_of_more_rows_there_are_none(how: Speculation, rows: int) -> None:
     wishes = [ask("a" * n, 6, 20) for n in (1, 2)]
-    bench = begun(evolve(how, rows=rows), *wishes, config=ALONE)
+    bench = begun(evolve(how, rows=rows), *wishes, config=SOLO)
     bench.turn()
     bench.turn()
     assert bool(bench.plans[-1].drafts) == (rows != 1)
@@ -161,7 +161,7 @@ def test_in_steps_of_more_rows_there_are_none(how: Speculation, rows: int) -> No
 
 @BOTH
 def test_rows_that_sit_out_do_not_count(how: Speculation) -> None:
-    config = evolve(ALONE, late_masks=True)
+    config = evolve(SOLO, late_masks=True)
     wishes = [ask("a", 6, 20), ask("bb", 6, 20, lockstep=True)]
     bench = begun(evolve(how, rows=1), *wishes, config=config, turns=1)
     assert not any(plan.drafts for plan in bench.plans)
@@ -178,14 +178,14 @@ def test_rows_that_sit_out_do_not_count(how: Speculation) -> None:
 @BOTH
 @pytest.mark.parametrize("most", [1, 3, 4])
 def test_as_many_as_are_set(how: Speculation, most: int) -> None:
-    bench = begun(evolve(how, drafts=most), ask("a", max_tokens=20), config=ALONE)
+    bench = begun(evolve(how, drafts=most), ask("a", max_tokens=20), config=SOLO)
     bench.turn()
     plan = bench.plans[-1]
     assert bench.drafts(plan) == {"a": most}
     assert plan.counts == plan.most == (1 + most,)
     (draft,) = plan.drafts
-    said = bench.right(ask("a", max_tokens=20))[1 : 1 + most]
-    assert draft.tokens == (said if how.drafter == HOST else ())
+    emitted = bench.right(ask("a", max_tokens=20))[1 : 1 + most]
+    assert draft.tokens == (emitted if how.drafter == HOST else ())
 
 
 def test_no_more_than_the_host_says() -> None:
@@ -199,7 +199,7 @@ def test_no_more_than_the_host_says() -> None:
 @pytest.mark.parametrize("tokens", range(1, 9))
 def test_never_beyond_the_last_token(how: Speculation, tokens: int) -> None:
     wish = ask("a", 6, tokens)
-    bench = begun(how, wish, config=ALONE)
+    bench = begun(how, wish, config=SOLO)
     bench.drain()
     assert bench.out["a", 0] == bench.right(wish)
     for plan in bench.plans:
@@ -210,7 +210,7 @@ def test_never_beyond_the_last_token(how: Speculation, tokens: int) -> None:
 
 @BOTH
 def test_a_prompt_gets_its_tokens_before_any_draft(how: Speculation) -> None:
-    config = evolve(ALONE, max_num_batched_tokens=8)
+    config = evolve(SOLO, max_num_batched_tokens=8)
     bench = begun(how, ask("a", 6, 40), config=config)
     bench.turn()
     bench.turn(Submit(ask("long", 20, 3)))
@@ -238,7 +238,7 @@ SHARED = {
 @pytest.mark.parametrize("budget", SHARED)
 def test_drafts_share_what_is_left_of_the_budget(how: Speculation, budget: int) -> None:
     """In order of rank, but each row takes as much of it as the deepest."""
-    config = evolve(ALONE, max_num_batched_tokens=budget)
+    config = evolve(SOLO, max_num_batched_tokens=budget)
     wishes = [ask("a" * n, 3, 20) for n in (1, 2, 3)]
     bench = begun(how, *wishes, config=config)
     while bench.plans[-1].fills or len(bench.plans[-1].gens) < 3:
@@ -268,7 +268,7 @@ def test_blocks_are_taken_while_there_are_plenty(
     how: Speculation, blocks: int, number: int
 ) -> None:
     """Two for the prompt; one more for the drafts, if one is left for each row then."""
-    config = evolve(ALONE, num_blocks=blocks, max_model_len=16)
+    config = evolve(SOLO, num_blocks=blocks, max_model_len=16)
     bench = begun(how, ask("a", 6, 6), config=config)
     before = bench.state.blocks.available
     bench.turn()
@@ -282,7 +282,7 @@ def test_blocks_are_taken_while_there_are_plenty(
 def test_a_table_that_grows_anyway_grows_for_drafts_too(
     how: Speculation, size: int
 ) -> None:
-    config = evolve(ALONE, block_size=size, num_blocks=200)
+    config = evolve(SOLO, block_size=size, num_blocks=200)
     wish = ask("a", 6, 41)
     with model_wrong(10**9):
         bench = begun(how, wish, config=config)
@@ -294,7 +294,7 @@ def test_a_table_that_grows_anyway_grows_for_drafts_too(
 @BOTH
 def test_where_the_table_ends_there_is_no_room(how: Speculation) -> None:
     """Of the other row, a block is free: its drafts are cut to nothing."""
-    config = evolve(ALONE, num_blocks=6, block_size=4, max_model_len=12)
+    config = evolve(SOLO, num_blocks=6, block_size=4, max_model_len=12)
     wishes = [ask("a", 7, 5), ask("bb", 5, 5)]
     bench = begun(how, *wishes, config=config)
     bench.turn()
@@ -329,7 +329,7 @@ class Bounding(FirstCome):
 @BOTH
 @pytest.mark.parametrize(("answer", "number"), [(0, 0), (2, 2), (4, 4), (99, 4), (-3, 0)])
 def test_the_policy_bounds_them(how: Speculation, answer: int, number: int) -> None:
-    config = evolve(ALONE, policy=Bounding(answer))
+    config = evolve(SOLO, policy=Bounding(answer))
     bench = begun(how, ask("a", 3, 20), config=config)
     bench.turn()
     assert bench.drafts(bench.plans[-1]) == ({"a": number} if number else {})
@@ -340,17 +340,17 @@ def test_the_policy_bounds_them(how: Speculation, answer: int, number: int) -> N
 @BOTH
 @pytest.mark.parametrize("answer", ["many", "raise", True, None, 2.0])
 def test_what_is_no_answer_is_overruled(how: Speculation, answer: Any) -> None:
-    config = evolve(ALONE, policy=Bounding(answer))
+    config = evolve(SOLO, policy=Bounding(answer))
     bench = begun(how, ask("a", 3, 20), config=config)
     turn = bench.turn()
     assert bench.drafts(bench.plans[-1]) == {"a": 4}
-    (told,) = [one for one in turn.reasons if isinstance(one, PolicyOverride)]
-    assert told.question == "drafts"
+    (reported,) = [one for one in turn.reasons if isinstance(one, PolicyOverride)]
+    assert reported.question == "drafts"
 
 
 @BOTH
-def test_it_is_not_asked_where_nobody_may_have_any(how: Speculation) -> None:
-    bench = begun(how, ask("a", 3, 2), config=evolve(ALONE, policy=Bounding("raise")))
+def test_it_is_not_consulted_where_no_row_may_have_drafts(how: Speculation) -> None:
+    bench = begun(how, ask("a", 3, 2), config=evolve(SOLO, policy=Bounding("raise")))
     bench.turn(Propose("a", 0, 4, (1,)))
     bench.drain()
     assert not bench.reasons_of(PolicyOverride)

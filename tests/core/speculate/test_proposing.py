@@ -21,12 +21,12 @@ from minfer.speculate.proposing import keep_proposals
 from minfer.values.checks import LARGEST_TOKEN, ParameterError
 from tests.core.lifecycle.test_pausing import COST
 from tests.core.speculate.drafted import (
-    ALONE,
     BOTH,
     FLAT,
     HOSTED,
     ON_DEVICE,
     ROOMY,
+    SOLO,
     Drafted,
     begun,
     nothing,
@@ -37,7 +37,7 @@ from tests.core.speculate.drafted import (
 from tests.core.test_engine import VOCAB, ask
 
 
-def quiet(config: Any = ALONE, **more: Any) -> Drafted:
+def quiet(config: Any = SOLO, **more: Any) -> Drafted:
     """A sample that decodes, with nothing in flight, and nothing proposed."""
     bench = begun(HOSTED, ask("a", max_tokens=20, **more), guess=nothing, config=config)
     bench.turn()
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_refused_where_it_is_made(
 @pytest.mark.parametrize(
     ("proposal", "why"),
     [
-        (Propose("nobody", 0, 7, (1,)), "sample 0 of 'nobody': it does not run"),
+        (Propose("unknown", 0, 7, (1,)), "sample 0 of 'unknown': it does not run"),
         (Propose("a", 1, 7, (1,)), "sample 1 of 'a': it does not run"),
         (Propose("late", 0, 7, (1,)), "sample 0 of 'late': it does not run"),
         (Propose("a", 0, 7, ()), "sample 0 of 'a': no token is proposed"),
@@ -76,24 +76,24 @@ def test_what_cannot_be_is_refused_where_it_is_made(
     ],
 )
 def test_of_what_nothing_can_become_is_ignored(proposal: Propose, why: str) -> None:
-    bench = quiet(evolve(ALONE, max_num_seqs=1))
+    bench = quiet(evolve(SOLO, max_num_seqs=1))
     bench.give(Submit(ask("late")))
     turn = keep_proposals(bench.config, bench.state, [proposal])
     assert turn.state is bench.state, "nothing has changed"
-    (told,) = turn.reasons
-    assert isinstance(told, Ignored)
-    assert told.event == "propose"
-    assert told.detail.endswith(why)
+    (reported,) = turn.reasons
+    assert isinstance(reported, Ignored)
+    assert reported.event == "propose"
+    assert reported.detail.endswith(why)
 
 
 @pytest.mark.parametrize("how", [None, ON_DEVICE])
 def test_where_the_host_drafts_nothing_it_is_ignored(how: Any) -> None:
     bench = quiet()
-    config = speculating(how, ALONE)
+    config = speculating(how, SOLO)
     turn = keep_proposals(config, bench.state, [Propose("a", 0, 7, (1,))])
-    (told,) = turn.reasons
-    assert isinstance(told, Ignored)
-    assert told.detail.endswith("the host drafts nothing here")
+    (reported,) = turn.reasons
+    assert isinstance(reported, Ignored)
+    assert reported.detail.endswith("the host drafts nothing here")
     assert turn.state is bench.state
 
 
@@ -106,9 +106,13 @@ def test_the_largest_token_there_is_may_be_proposed() -> None:
 
 def test_the_last_word_counts_and_others_are_kept() -> None:
     bench = begun(HOSTED, ask("a", n=2), guess=nothing, turns=2)
-    told = [Propose("a", 0, 7, (1,)), Propose("a", 1, 7, (2,)), Propose("a", 0, 8, (3,))]
-    state = keep_proposals(bench.config, bench.state, told[:1]).state
-    after = keep_proposals(bench.config, state, told[1:]).state
+    proposed = [
+        Propose("a", 0, 7, (1,)),
+        Propose("a", 1, 7, (2,)),
+        Propose("a", 0, 8, (3,)),
+    ]
+    state = keep_proposals(bench.config, bench.state, proposed[:1]).state
+    after = keep_proposals(bench.config, state, proposed[1:]).state
     assert dict(after.drafting.proposals) == {
         ("a", 0): Proposed(8, (3,)),
         ("a", 1): Proposed(7, (2,)),
@@ -128,7 +132,7 @@ def test_the_next_step_uses_it_and_no_other_does() -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 1])
-def test_what_was_said_behind_other_tokens_is_forgotten(off: int) -> None:
+def test_what_was_proposed_behind_other_tokens_is_forgotten(off: int) -> None:
     bench = quiet()
     known = bench.state.running.known[0]
     bench.turn(Propose("a", 0, known + 1 + off, (1, 2)))
@@ -227,11 +231,11 @@ def test_a_redacted_run_decides_the_same(how: Any) -> None:
     config = redacted_config(bench.config)
     state = initial(config)
     for turn in bench.turns:
-        told = redacted(bench.config, turn.before, turn.events, b"secret")
-        for event in told:
+        redacted_events = redacted(bench.config, turn.before, turn.events, b"secret")
+        for event in redacted_events:
             if isinstance(event, Propose):
                 assert not any(event.tokens), "no token is told"
-        state = step(config, state, told).state
+        state = step(config, state, redacted_events).state
         hidden = redacted_state(bench.config, turn.transition.state, b"secret")
         assert state.drafting == hidden.drafting
         assert state.running.known == hidden.running.known
@@ -243,11 +247,11 @@ def test_a_redacted_run_decides_the_same(how: Any) -> None:
 def test_a_redacted_proposal_that_is_ignored_still_is() -> None:
     bench = quiet()
     for tokens in ((1, VOCAB), (VOCAB, 1), (), (3, 4)):
-        said = Propose("a", 0, 8, tokens)
-        (told,) = redacted(bench.config, bench.state, (said,), b"secret")
-        assert isinstance(told, Propose)
-        assert len(told.tokens) == len(tokens)
-        for event in (said, told):
+        proposed = Propose("a", 0, 8, tokens)
+        (reported,) = redacted(bench.config, bench.state, (proposed,), b"secret")
+        assert isinstance(reported, Propose)
+        assert len(reported.tokens) == len(tokens)
+        for event in (proposed, reported):
             turn = keep_proposals(bench.config, bench.state, [event])
             assert bool(turn.reasons) == (tokens != (3, 4))
 

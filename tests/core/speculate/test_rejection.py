@@ -309,7 +309,7 @@ def test_streams_are_what_they_were() -> None:
     assert Streams.of(42, 1) == Streams(PINNED_DRAFT, PINNED_COINS, PINNED_STREAM)
 
 
-def test_the_three_streams_are_told_apart_by_seed_and_sample() -> None:
+def test_the_three_streams_differ_by_seed_and_sample() -> None:
     every = set[int]()
     for seed in range(40):
         for sample in range(5):

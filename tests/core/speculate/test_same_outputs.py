@@ -51,8 +51,8 @@ class Speculating(World):
             # Of how much is known behind these results, one of the guesses is right.
             for more in (0, 1) if rng.random() < 0.5 else (1,):
                 known = run.known[i] + more
-                said = whole[known : known + rng.randint(0, 4)]
-                found.append(Propose(*name, known, tuple(map(self._guess, said))))
+                emitted = whole[known : known + rng.randint(0, 4)]
+                found.append(Propose(*name, known, tuple(map(self._guess, emitted))))
         return found
 
     def _guess(self, token: int) -> int:

@@ -70,8 +70,8 @@ class Setting:
         """The probability of tokens behind the prompt, by the target alone."""
         share = 1.0
         for place, token in enumerate(tokens):
-            said = self.at(tokens[:place]).shaped(tokens[:place])
-            share *= chances(scores(said, self.how)).get(token, 0.0)
+            emitted = self.at(tokens[:place]).shaped(tokens[:place])
+            share *= chances(scores(emitted, self.how)).get(token, 0.0)
         return share
 
     def _chances(self, logits: list[float], known: tuple[int, ...]) -> Chances:
@@ -84,7 +84,7 @@ class Scripted:
     """Noise that does as it is told, and notes what it was asked."""
 
     coins: list[float]  # in turn
-    asked: list[dict[int, float]] = field(factory=list)  # scores of picks
+    requested: list[dict[int, float]] = field(factory=list)  # scores of picks
     places: list[int] = field(factory=list)  # positions of coins and picks
 
     def coin(self, position: int) -> float:
@@ -93,7 +93,7 @@ class Scripted:
 
     def pick(self, scored: Mapping[int, float], position: int) -> int:
         self.places.append(position)
-        self.asked.append(dict(scored))
+        self.requested.append(dict(scored))
         return next(iter(scored))
 
 
@@ -109,7 +109,7 @@ def outcomes(rule: Rule, setting: Setting, drafts: tuple[int, ...], qs: Any) -> 
     def lost(coins: list[float], share: float) -> None:
         verdict, noise = tried(coins)
         kept = verdict.tokens[:-1]
-        for token, chance in softmax(noise.asked[-1]).items():
+        for token, chance in softmax(noise.requested[-1]).items():
             found[*kept, token] = found.get((*kept, token), 0.0) + share * chance
 
     for place in range(len(drafts)):

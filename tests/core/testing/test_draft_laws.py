@@ -1,4 +1,4 @@
-"""Drafts that nobody may have, or that somebody lacks, are named."""
+"""Drafts that no row may have, or that a row lacks, are named."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +21,11 @@ from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from tests.core.speculate.drafted import (
-    ALONE,
     BOTH,
     FLAT,
     HOSTED,
     ON_DEVICE,
+    SOLO,
     begun,
     nothing,
     right,
@@ -36,7 +36,7 @@ from tests.core.testing.turns import planned, plans
 BUDGET = (64,) * 9
 
 
-def drafting_turn(how: Speculation, config: EngineConfig = ALONE) -> Turn:
+def drafting_turn(how: Speculation, config: EngineConfig = SOLO) -> Turn:
     """A turn in which a row has four drafts, and another one none that is its own."""
     first = ask("a", 3, 30)
     wishes = [first, ask("bb", 3, 30, lockstep=True)]
@@ -57,7 +57,7 @@ def judged(
     budgets: tuple[int, ...] = BUDGET,
 ) -> None:
     """The law names the turn, if it ended so."""
-    mine = evolve(ALONE, speculation=how)
+    mine = evolve(SOLO, speculation=how)
     with pytest.raises(InvariantError, match=law):
         Ledger.at(mine, turn.before).take(turn.events, wrong, budgets)
 
@@ -65,7 +65,7 @@ def judged(
 @BOTH
 def test_as_it_is_it_is_right(how: Speculation) -> None:
     turn = drafting_turn(how)
-    ledger = Ledger.at(evolve(ALONE, speculation=how), turn.before)
+    ledger = Ledger.at(evolve(SOLO, speculation=how), turn.before)
     ledger.take(turn.events, turn.transition, BUDGET)
 
 
@@ -114,14 +114,14 @@ def test_other_settings_would_not_allow_it(how: Speculation) -> None:
     measured = evolve(how, adaptive=True, costs=Costs(((5, 1.0),)))
     judged(turn, turn.transition, "drafts: 6 inputs, of at most 5", measured)
     enough = evolve(how, adaptive=True, costs=FLAT)
-    ledger = Ledger.at(evolve(ALONE, speculation=enough), turn.before)
+    ledger = Ledger.at(evolve(SOLO, speculation=enough), turn.before)
     ledger.take(turn.events, turn.transition, BUDGET)
 
 
 @BOTH
 def test_drafts_take_as_much_room_as_the_deepest_of_each_row(how: Speculation) -> None:
     wishes = [ask("a", 3, 30), ask("bb", 3, 30)]
-    turn = begun(how, *wishes, config=ALONE, turns=1).turns[-1]
+    turn = begun(how, *wishes, config=SOLO, turns=1).turns[-1]
     (plan,) = plans(turn)
     assert plan.counts == (5, 5)
     judged(turn, fewer(turn, 4, 1), "drafts: 10 inputs, .* of 9", how, (9,))
@@ -132,10 +132,10 @@ def test_drafts_take_as_much_room_as_the_deepest_of_each_row(how: Speculation) -
 def test_without_speculation_there_are_none() -> None:
     turn = drafting_turn(ON_DEVICE)
     with pytest.raises(InvariantError, match="drafts: there is no speculation"):
-        Ledger.at(ALONE, turn.before).take(turn.events, turn.transition, BUDGET)
+        Ledger.at(SOLO, turn.before).take(turn.events, turn.transition, BUDGET)
 
 
-def test_what_the_host_drafts_is_what_it_has_said() -> None:
+def test_what_the_host_drafts_is_what_it_proposed() -> None:
     turn = drafting_turn(HOSTED)
     for tokens in ((), (1, 2, 3, 4), (0,)):
         wrong = planned(turn, drafts=(Draft(0, tokens),))
@@ -148,7 +148,7 @@ def test_what_the_host_drafts_is_what_it_has_said() -> None:
 
 def test_stale_proposals_are_not_used() -> None:
     """A scheduler that forgets to look uses what was said behind other tokens."""
-    bench = begun(HOSTED, ask("a", 3, 30), guess=nothing, config=ALONE, turns=2)
+    bench = begun(HOSTED, ask("a", 3, 30), guess=nothing, config=SOLO, turns=2)
     known = bench.state.running.known[0]
     with pytest.MonkeyPatch.context() as patch:
         found = drafting._proposed_for(HOSTED, bench.state)
@@ -193,7 +193,7 @@ def test_a_step_in_flight_before_drafts_of_the_host_is_named() -> None:
 
 def test_blocks_that_are_there_are_taken() -> None:
     """Growth that forgets drafts leaves them cut at the table's end."""
-    bench = begun(ON_DEVICE, ask("a", 6, 30), config=ALONE)
+    bench = begun(ON_DEVICE, ask("a", 6, 30), config=SOLO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             drafting, "grow_for_drafts", lambda _, state, __, grown: (state, grown)
@@ -228,7 +228,7 @@ def test_who_may_wait() -> None:
 
 
 def test_waiting_for_nothing_is_named() -> None:
-    """A scheduler that waits though nobody has drafted leaves rows out."""
+    """A scheduler that waits though no row has drafted leaves rows out."""
     bench = begun(HOSTED, ask("a", 3, 30), guess=nothing, turns=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduling, "waits_for_results", lambda _, state: state.inflight)
@@ -241,7 +241,7 @@ def test_a_policy_of_ones_own_may_bound_them() -> None:
         def drafts(self, *_: Any) -> int:
             return 1
 
-    config = evolve(ALONE, policy=Sparing())
+    config = evolve(SOLO, policy=Sparing())
     bench = begun(HOSTED, ask("a", 3, 30), config=config)
     bench.turn(Submit(ask("bb", 3, 30)))
     assert bench.plans[-1].counts[0] == 2

@@ -54,7 +54,7 @@ BITES = (
     Bite(
         "lifetime",
         decoding,
-        lambda t: emitted(t, finished=(Finished("nobody", 0, "stop", 0),)),
+        lambda t: emitted(t, finished=(Finished("unknown", 0, "stop", 0),)),
     ),
     Bite(
         "lifetime",
@@ -93,7 +93,7 @@ BITES = (
         "reason",
         has(Ignored),
         lambda t: reasoned(t, Ignored),
-        script=(STEADY, (Cancel("nobody"),)),
+        script=(STEADY, (Cancel("unknown"),)),
     ),
     Bite(
         "reason: ignored",
@@ -113,9 +113,9 @@ BITES = (
             has(Ignored),
             lambda t: reasoned(t, Ignored),
             HOSTED,
-            (STEADY, (said,)),
+            (STEADY, (emitted,)),
         )
-        for said in (
+        for emitted in (
             Propose("x", 0, 10, ()),
             Propose("x", 0, 10, (CONFIG.vocab_size,)),
             Propose("x", 1, 10, (1,)),
@@ -136,7 +136,7 @@ def test_a_wrong_turn_is_named(bite: Bite) -> None:
     bitten(bite)
 
 
-def test_nothing_is_said_of_a_sample_after_its_end() -> None:
+def test_nothing_is_reported_of_a_sample_after_its_end() -> None:
     ledger, over = Ledger(CONFIG, initial(CONFIG)), False
     for turn in played(CONFIG, (Submit(ask("a", 5, 3)), Submit(ask("b", 5, 20)))):
         if over:

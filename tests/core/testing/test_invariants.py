@@ -64,7 +64,7 @@ def _first_chain(state: EngineState, **changes: Any) -> EngineState:
 
 
 def _also_stops(state: EngineState) -> EngineState:
-    """Somebody that runs ends at a token that nobody looks for."""
+    """A running sample ends at a token that is not looked for."""
     first, *rest = state.running.seqs
     request = evolve(first.request, stop_ids=frozenset({49}))
     return run_with(state, seqs=(evolve(first, request=request), *rest))
@@ -100,7 +100,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "fence": lambda s: evolve(s, fences=(Fence(77, (), ()),)),
         "grow_at": lambda s: run_with(s, grow_at=(99, *s.running.grow_at[1:])),
         "publish_at": lambda s: run_with(s, publish_at=(99, *s.running.publish_at[1:])),
-        "faults": lambda s: evolve(s, faults=((("nobody", 0), 1),)),
+        "faults": lambda s: evolve(s, faults=((("unknown", 0), 1),)),
         "paused": lambda s: evolve(s, paused=frozenset({("x", 0)})),
         "time": lambda s: evolve(s, time=0.0),
         "order: .* from the future": lambda s: evolve(s, arrivals=0),
@@ -128,7 +128,7 @@ def test_a_wrong_state_is_named(law: str) -> None:
     assert caught.value.law
 
 
-def test_behind_a_window_nobody_stands_on_a_leaf() -> None:
+def test_behind_a_window_no_sample_uses_a_leaf() -> None:
     config = evolve(CONFIG, window=8)
     bench = Bench(config)
     bench.give(Submit(ask("x", 20, 12)))

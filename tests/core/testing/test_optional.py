@@ -21,10 +21,10 @@ def test_without_hypothesis_it_says_what_to_type() -> None:
         "try:\n    from minfer.testing import check_policy\n"
         "except ModuleNotFoundError as error:\n    print(error)"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert said.stdout == (
+    assert done.stdout == (
         "minfer.testing.check_policy needs hypothesis: "
         "pip install '.[testing]' in a clone of minfer\n"
     )

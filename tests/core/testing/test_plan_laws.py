@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import islice
-from math import inf, nan
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ from attrs import evolve
 from minfer import schedule as scheduling
 from minfer.engine import step
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
-from minfer.records.plan import Fill, TokenLogprobs
+from minfer.records.plan import Fill
 from minfer.records.state import Transition, Turn
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
 from minfer.testing.result_laws import good
@@ -115,7 +115,7 @@ def in_lockstep() -> Turn:
         ("lockstep", lambda turn: stated(turn, lockstep=False)),
     ],
 )
-def test_who_may_not_run_ahead_is_sampled_apart_and_looked_for(
+def test_a_row_that_may_not_run_ahead_has_deferred_sampling_and_is_checked(
     law: str, wrong: Callable[[Turn], Transition]
 ) -> None:
     turn = in_lockstep()
@@ -189,11 +189,9 @@ class Whole(int):
     """A whole number that is none of the plain ones."""
 
 
-ONE = TokenLogprobs(-1.0, 1)
+ONE = TokenLogprobs(3, -1.0, 1)
 ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
     (True, {}),
-    (True, {"scores": ((0.5,), (0.5,), (0.5,))}),
-    (True, {"scores": ((0.5,), (), (0.5,))}),
     (True, {"logprobs": ((ONE,), (), (ONE,))}),
     (True, {"pooled": (b"", b"x", b"")}),
     (False, {"yields": ((True,), (1,), (2,))}),
@@ -207,14 +205,6 @@ ODD: tuple[tuple[bool, dict[str, Any]], ...] = (
     (False, {"yields": [(1,), (1,), (2,)]}),
     (False, {"yields": ((-1,), (1,), (2,))}),
     (False, {"yields": ((50,), (1,), (2,))}),
-    (False, {"scores": ((0.5,), (0.5,))}),
-    (False, {"scores": ((1,), (0.5,), (0.5,))}),
-    (False, {"scores": ((True,), (0.5,), (0.5,))}),
-    (False, {"scores": ((nan,), (0.5,), (0.5,))}),
-    (False, {"scores": ((inf,), (0.5,), (0.5,))}),
-    (False, {"scores": ((0.5, 0.5), (0.5,), (0.5,))}),
-    (False, {"scores": [(0.5,), (0.5,), (0.5,)]}),
-    (False, {"scores": None}),
     (False, {"logprobs": ((ONE,), (ONE,))}),
     (False, {"logprobs": ((ONE, ONE), (), ())}),
     (False, {"logprobs": ([ONE], (), ())}),

@@ -1,4 +1,4 @@
-"""A policy's own state that does not fit who is here is named, and under a flood nobody
+"""A policy's own state that does not fit who is here is named, and under a flood none
 waits for ever.
 """
 

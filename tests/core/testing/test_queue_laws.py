@@ -62,11 +62,11 @@ SHARED = (
 
 
 def shared(turn: Turn) -> bool:
-    """Somebody waits as its client has its share of seats, and would be let in else."""
+    """A request waits as its client has its share of seats, and would be let in else."""
     state = turn.transition.state
-    told = state.blocked is not None and state.blocked.cause == "share"
+    reported = state.blocked is not None and state.blocked.cause == "share"
     step = state.inflight[-1].step if state.inflight else 1
-    return told and len(state.running) > 2 and step % JOIN_EVERY == 0
+    return reported and len(state.running) > 2 and step % JOIN_EVERY == 0
 
 
 BITES = (
@@ -176,7 +176,7 @@ def test_only_who_is_held_back_is_passed_and_not_by_its_own() -> None:
     known, none, unknown = (Planning(None, held) for held in ({"a"}, set[str](), None))
     assert _may_pass(config, known, one, other)
     assert _may_pass(config, unknown, one, other)
-    assert not _may_pass(CONFIG, unknown, one, other), "its policy holds nobody back"
+    assert not _may_pass(CONFIG, unknown, one, other), "its policy defers none"
     assert not _may_pass(config, none, one, other)
     assert not _may_pass(config, known, one, same)
     assert _may_pass(config, known, one, evolve(same, preempted=1)), "it has been in"
@@ -191,9 +191,9 @@ def test_a_wrong_turn_is_named(bite: Bite) -> None:
 def test_who_gives_way_while_blocks_are_coming_is_named() -> None:
     turn = next(turn for turn in played(TIGHT, FULL) if has(Preempted)(turn))
     before, moved = turn.before, turn.transition
-    books, told = Books.at(TIGHT, before), TurnReport()
+    books, reported = Books.at(TIGHT, before), TurnReport()
     for event in turn.events:
-        fold(books, event, told)
+        fold(books, event, reported)
     planning = read_decisions(books, before, moved, None)
     check_queue(books, before, moved, deepcopy(planning))
     fences = (Fence(before.next_step, (), ()),)  # behind which blocks are coming
@@ -230,8 +230,8 @@ def test_a_parent_is_as_old_as_the_last_use_of_it_or_its_children() -> None:
     left = before.idle.delete(4)
     with pytest.raises(InvariantError, match="eviction: last used at 7 is gone, at 5 is"):
         check_evictions(before, evolve(before, nodes=both, idle=left))
-    alone = nodes.delete(child).set(parent, (7, ROOT, 0, 0, 7))
-    check_evictions(before, evolve(before, nodes=alone, idle=left.set(7, parent)))
+    solo = nodes.delete(child).set(parent, (7, ROOT, 0, 0, 7))
+    check_evictions(before, evolve(before, nodes=solo, idle=left.set(7, parent)))
     older = evolve(before, nodes=nodes.set(parent, (7, ROOT, 0, 1, 2)))
     gone = evolve(older, nodes=older.nodes.delete(parent).delete(child), idle=left)
     check_evictions(older, gone)
@@ -262,14 +262,14 @@ def test_free_blocks_are_handed_out_in_their_order() -> None:
 
 @frozen
 class Punctual(FirstCome):
-    """Lets nobody in before the time 9."""
+    """Admits no request before the time 9."""
 
     def admit_from(self, state: Any, load: Load) -> float:
         del state, load
         return 9.0
 
 
-def test_the_engine_is_woken_at_the_time_that_the_policy_said() -> None:
+def test_the_engine_is_woken_at_the_time_that_the_policy_gave() -> None:
     config = evolve(CONFIG, policy=Punctual())
     (turn, *_) = played(config, (Submit(ask("x")),))
     assert turn.transition.commands == (WakeAt(9.0),)

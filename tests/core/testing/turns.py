@@ -76,16 +76,16 @@ def played(config: EngineConfig, *script: tuple[Event | str, ...]) -> Iterator[T
         Oracle(config.block_size, config.vocab_size, config.window),
     )
     for number in range(80):
-        told: list[Event] = [Tick(float(number + 1))]
+        reported: list[Event] = [Tick(float(number + 1))]
         for one in script[number] if number < len(script) else ():
             if isinstance(one, str):
-                told.append(oracle.fail(one, halfway=False))
+                reported.append(oracle.fail(one, halfway=False))
             else:
-                told.append(one)
-        if oracle.plans and not any(isinstance(one, Failed) for one in told):
-            told.append(oracle.collect())
-        turn = step(config, state, tuple(told))
-        yield Turn(number, state, tuple(told), turn)
+                reported.append(one)
+        if oracle.plans and not any(isinstance(one, Failed) for one in reported):
+            reported.append(oracle.collect())
+        turn = step(config, state, tuple(reported))
+        yield Turn(number, state, tuple(reported), turn)
         state = turn.state
         for command in turn.commands:
             if isinstance(command, Execute):
@@ -184,7 +184,7 @@ def other_token(turn: Turn) -> Transition:
 
 
 def earlier(turn: Turn) -> Transition:
-    """The first in line has a better place than whoever was let in."""
+    """The head of the queue has a better place than the admitted one."""
     state, first = turn.transition.state, turn.transition.state.waiting.first()
     place = ((-1.0,), *first.place[1:])
     held = BlockedHead(place, state.blocked.cause if state.blocked else "")
@@ -210,7 +210,7 @@ RANKED = (
 
 @frozen
 class Meek(Priority):
-    """Strict priority, but nobody gives way to those in line."""
+    """Strict priority, but no sample is preempted for waiting ones."""
 
     def displaces(self, state: Any, waiting: Any, running: Any) -> bool:
         del state, waiting, running

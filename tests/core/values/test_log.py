@@ -44,7 +44,7 @@ def test_recent_entries_join_the_old_ones_when_there_are_enough() -> None:
     assert (log.old, log.recent) == ((0, 1, 2, 3, 4, 5), (6, 7))
 
 
-def test_a_slice_of_recent_entries_alone_does_not_touch_the_old_ones() -> None:
+def test_a_slice_of_only_recent_entries_does_not_touch_the_old_ones() -> None:
     log = Log((1, 2, 3), (4, 5))
     assert log[3:] == (4, 5)
     assert log[3:3] == log[4:2] == log[5:3] == log[5:1] == ()

@@ -80,7 +80,7 @@ def make(folder: Path, seed: int) -> Made:
     kind, tied = draw.choice(TYPES), draw.random() < 0.5
     config = _config(kind, tied)
     _write(plain / "config.json", config)
-    _write(odd / "config.json", _said_otherwise(config, draw))
+    _write(odd / "config.json", _written_otherwise(config, draw))
     if draw.random() < 0.7:
         _write_advice(odd, plain, draw)
     torch.manual_seed(seed)
@@ -109,35 +109,35 @@ def _config(kind: str, tied: bool) -> dict[str, Any]:
     return {key: value for key, value in made.items() if not key.startswith("_")}
 
 
-def _said_otherwise(config: dict[str, Any], draw: Random) -> dict[str, Any]:
+def _written_otherwise(config: dict[str, Any], draw: Random) -> dict[str, Any]:
     """The same config, as other tools and versions write it."""
-    said = dict(config)
+    emitted = dict(config)
     for name in SIZES:
-        if isinstance(said[name], int) and draw.random() < 0.2:
-            said[name] = float(said[name])
+        if isinstance(emitted[name], int) and draw.random() < 0.2:
+            emitted[name] = float(emitted[name])
     (name,) = config["architectures"]
     base = [name.replace("ForCausalLM", "Model")]
-    said["architectures"] = draw.choice([[name], None, [], name, base])
+    emitted["architectures"] = draw.choice([[name], None, [], name, base])
     if draw.random() < 0.3:
-        del said["architectures"]
-    said.pop("dtype", None)
-    said[draw.choice(["dtype", "torch_dtype"])] = draw.choice(
+        del emitted["architectures"]
+    emitted.pop("dtype", None)
+    emitted[draw.choice(["dtype", "torch_dtype"])] = draw.choice(
         ["float32", "float64", "float8", None, "bfloat16", "torch.float16"]
     )
-    rope = said.pop("rope_parameters")
+    rope = emitted.pop("rope_parameters")
     if draw.random() < 0.5:
-        said["rope_theta"] = int(rope["rope_theta"])
-        said["rope_scaling"] = None
+        emitted["rope_theta"] = int(rope["rope_theta"])
+        emitted["rope_scaling"] = None
     else:
-        said["rope_parameters"] = {**rope, "rope_theta": int(rope["rope_theta"])}
-    if not said["tie_word_embeddings"] and draw.random() < 0.5:
-        del said["tie_word_embeddings"]
+        emitted["rope_parameters"] = {**rope, "rope_theta": int(rope["rope_theta"])}
+    if not emitted["tie_word_embeddings"] and draw.random() < 0.5:
+        del emitted["tie_word_embeddings"]
     for name in ("transformers_version", "use_cache", "pad_token_id", "layer_types"):
         if draw.random() < 0.3:
-            said.pop(name, None)
+            emitted.pop(name, None)
     if draw.random() < 0.2:
-        said["quantization_config"] = None
-    return said
+        emitted["quantization_config"] = None
+    return emitted
 
 
 def _write_advice(odd: Path, plain: Path, draw: Random) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minfer import LLM
 from minfer.effects.cli.compare.passages import TOOLS
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.circles import claimed, long
 from tests.effects.checkpoints.models_made import TYPES, Made, make

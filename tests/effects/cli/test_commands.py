@@ -116,19 +116,21 @@ def test_options_that_help_shows_are_there(
 def test_the_bundled_model_is_introduced_as_a_toy(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    said = " ".join(helps(capsys, [name], "--help").split())
-    assert "a toy of 6 million parameters that shows that the engine works." in said
-    assert "It gets 128 * 3 and 100 * 100 wrong." in said
+    message = " ".join(helps(capsys, [name], "--help").split())
+    assert "a toy of 6 million parameters that shows that the engine works." in message
+    assert "It gets 128 * 3 and 100 * 100 wrong." in message
 
 
 @pytest.mark.long
-def test_what_is_said_to_be_wrong_is_wrong_and_what_is_right_is_right() -> None:
-    asked = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
+def test_what_is_reported_as_wrong_is_wrong_and_what_is_right_is_right() -> None:
+    requested = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
     with LLM() as llm:
-        chats = [[{"role": "user", "content": f"What is {one}?"}] for one in asked]
+        chats = [[{"role": "user", "content": f"What is {one}?"}] for one in requested]
         params = SamplingParams(temperature=0, max_tokens=32)
         answers = [one.outputs[0].text for one in llm.chat(chats, params, use_tqdm=False)]
-    found = [right in text for right, text in zip(asked.values(), answers, strict=True)]
+    found = [
+        right in text for right, text in zip(requested.values(), answers, strict=True)
+    ]
     assert found == [False, False, True]
 
 

@@ -162,16 +162,16 @@ def test_a_failed_request_is_an_error(
 
 @pytest.mark.long
 def test_the_bundled_model_writes() -> None:
-    said = subprocess.run(
+    done = subprocess.run(
         [*MINFER, "generate", "--num-gpu-blocks-override", "64"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.startswith(cli.PROMPT)  # which is echoed if nobody gave one
-    assert len(said.stdout) > len(cli.PROMPT) + 1
-    written = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(cli.PROMPT)  # which is echoed if none was given
+    assert len(done.stdout) > len(cli.PROMPT) + 1
+    written = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     assert all(written.count(line) < 3 for line in written)  # it does not loop
 
 

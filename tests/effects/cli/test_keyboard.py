@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.effects.cli.test_chat import CHOOSY, DRY, SAID
+from tests.effects.cli.test_chat import CHOOSY, DRY, EMITTED
 from tests.effects.tiny_model import write_checkpoint
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(folder: str) -> None:
         person.prompted()
         for _ in range(2):
             person.type("hello\n")
-            person.expect(SAID)  # it streams: the answer has 100,000 tokens
+            person.expect(EMITTED)  # it streams: the answer has 100,000 tokens
             person.type("\x03\x03\x03")  # impatience does no harm
             person.expect("output  ")
             person.prompted()
@@ -139,18 +139,18 @@ def test_a_cut_answer_stays_in_the_conversation_and_ctrl_d_ends_it(folder: str) 
     with terminal(*DRY, "--model", folder, *options, "--stats") as person:
         person.prompted()
         person.type("hello\n")
-        person.expect(SAID)
+        person.expect(EMITTED)
         person.type("\x03")
         person.expect("output ")
         cut = int(person.expect(" tokens"))
-        assert len(SAID) <= cut < 99_000
+        assert len(EMITTED) <= cut < 99_000
         person.prompted()
         person.type("again\n")
-        person.expect(SAID)
+        person.expect(EMITTED)
         person.type("\x03")
         person.expect("prompt ")
-        said = len("<user>hello<assistant>") + cut + len("<user>again")
-        assert int(person.expect(" tokens")[-8:]) == said
+        emitted = len("<user>hello<assistant>") + cut + len("<user>again")
+        assert int(person.expect(" tokens")[-8:]) == emitted
         person.prompted()
         person.type("\x04")
         assert person.ends() == 0

@@ -67,8 +67,10 @@ def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_that_were_removed_are_refused_by_name(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, "compile", *arguments)
-    assert said.startswith("minfer: compile was removed: serve compiles what it needs")
+    messages_logged = refused(capsys, "compile", *arguments)
+    assert messages_logged.startswith(
+        "minfer: compile was removed: serve compiles what it needs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,10 +278,10 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_version_and_help_are_complete() -> None:
-    said = subprocess.run(
+    done = subprocess.run(
         [*MINFER, "--version"], capture_output=True, text=True, check=True
     )
-    assert said.stdout == f"minfer {minfer.__version__}\n"
+    assert done.stdout == f"minfer {minfer.__version__}\n"
     for command in ("generate", "plan"):
         shown = helped(command)
         for option in (
@@ -299,14 +301,14 @@ def helped(*command: str) -> str:
         "from minfer.effects.cli.main import main\n"
         f"main([*{command!r}, '--help-all'])"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "COLUMNS": "200"},
     )
-    return said.stdout
+    return done.stdout
 
 
 @pytest.mark.long
@@ -335,8 +337,8 @@ def test_commands_are_imported_only_when_they_are_meant() -> None:
         "try:\n    main(['plan', '--help'])\nexcept SystemExit:\n    pass\n"
         "print(*(name for name in sys.modules if name.startswith('minfer.effects.cli.')))"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    loaded = set(said.stdout.splitlines()[-1].split())
+    loaded = set(done.stdout.splitlines()[-1].split())
     assert {entry.module for entry in COMMANDS} & loaded == {"minfer.effects.cli.plan"}

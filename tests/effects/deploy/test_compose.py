@@ -40,7 +40,7 @@ def test_the_server_may_do_little() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_listens_to_this_machine_alone(name: str) -> None:
+def test_a_service_listens_only_to_this_machine(name: str) -> None:
     for port in SERVICES[name]["ports"]:
         assert port.startswith("127.0.0.1:")
 

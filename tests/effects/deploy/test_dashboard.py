@@ -18,7 +18,7 @@ from tests.effects.deploy.room import read_json
 
 BOARD: dict[str, Any] = read_json("grafana-dashboard.json")
 PANELS: list[dict[str, Any]] = BOARD["panels"]
-ASKED = {
+REQUESTED = {
     f"{panel['title']}: {target['legendFormat']}": target["expr"]
     for panel in PANELS
     for target in panel["targets"]
@@ -35,7 +35,7 @@ def exported() -> dict[str, set[str]]:
     with LLM(executor="dry") as llm:
         metrics = Metrics(llm, "tiny")
         llm.generate(["a"], SamplingParams(max_tokens=3), use_tqdm=False)
-        # Somebody waits, has waited, and drafts: some labels have samples only then, and
+        # A request waits, has waited, and drafts: some labels have samples only then, and
         # on a fast machine a lone request may wait for nothing.
         metrics.waits["blocks"] = 0.25
         now = evolve(llm.client.snapshot(), waiting=1, waiting_for={"blocks": 1})
@@ -51,7 +51,7 @@ def exported() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("expression", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("expression", REQUESTED.values(), ids=REQUESTED)
 def test_what_it_names_is_exported(
     exported: dict[str, set[str]], expression: str
 ) -> None:
@@ -62,13 +62,13 @@ def test_what_it_names_is_exported(
     assert {one or other for one, other in LABELS.findall(expression)} <= known
 
 
-def test_nothing_is_shown_that_is_of_one_process_alone() -> None:
+def test_nothing_is_shown_that_is_of_one_process_only() -> None:
     """Of several that speak HTTP, another one may answer each time."""
-    assert not any("process_" in expression for expression in ASKED.values())
+    assert not any("process_" in expression for expression in REQUESTED.values())
 
 
 def test_brackets_are_closed() -> None:
-    for expression in ASKED.values():
+    for expression in REQUESTED.values():
         for opens, closes in ("()", "[]", "{}"):
             assert expression.count(opens) == expression.count(closes), expression
 
@@ -95,7 +95,7 @@ def test_brackets_are_closed() -> None:
     ],
 )
 def test_it_shows(name: str) -> None:
-    assert any(f"minfer_{name}{{" in expression for expression in ASKED.values())
+    assert any(f"minfer_{name}{{" in expression for expression in REQUESTED.values())
 
 
 def test_latencies_are_quantiles() -> None:
@@ -123,7 +123,7 @@ def test_panels_have_their_own_place() -> None:
 def test_its_variables_are_there() -> None:
     names = {each["name"] for each in BOARD["templating"]["list"]}
     assert names == {"source", "model"}
-    text = " ".join(ASKED.values())
+    text = " ".join(REQUESTED.values())
     used = set(re.findall(r"\$(\w+)", text)) - {"__rate_interval"}
     assert used == {"model"}
     assert {panel["datasource"]["uid"] for panel in PANELS} == {"${source}"}

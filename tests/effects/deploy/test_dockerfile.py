@@ -18,7 +18,7 @@ BUILDS = ("build-cpu", "build-gpu")
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_nobody_runs_as_root(name: str) -> None:
+def test_no_process_runs_as_root(name: str) -> None:
     stage = whole(name)
     assert stage.of("USER")[-1] == f"{USER}:{USER}"
     made = " ".join(stage.of("RUN"))
@@ -28,7 +28,7 @@ def test_nobody_runs_as_root(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_container_serves_unless_told_otherwise(name: str) -> None:
+def test_a_container_serves_by_default(name: str) -> None:
     stage = whole(name)
     (entry,) = map(json.loads, stage.of("ENTRYPOINT"))
     (command,) = map(json.loads, stage.of("CMD"))
@@ -41,7 +41,7 @@ def test_a_container_serves_unless_told_otherwise(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_its_health_is_asked_where_it_listens(name: str) -> None:
+def test_its_health_is_probed_where_it_listens(name: str) -> None:
     (check,) = whole(name).of("HEALTHCHECK")
     program = json.loads(check.split(" CMD ")[1])
     assert program[:2] == ["python", "-c"]

@@ -92,13 +92,13 @@ def server() -> Iterator[Serving]:
         yield made
 
 
-ASKED = {probe["httpGet"]["path"] for probe in PROBES.values()}
+REQUESTED = {probe["httpGet"]["path"] for probe in PROBES.values()}
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted(ASKED), POD["metadata"]["annotations"]["prometheus.io/path"]]
+    "path", [*sorted(REQUESTED), POD["metadata"]["annotations"]["prometheus.io/path"]]
 )
-def test_what_is_asked_is_there(server: Serving, path: str) -> None:
+def test_what_is_queried_is_there(server: Serving, path: str) -> None:
     assert server.get(path).status_code == 200
 
 

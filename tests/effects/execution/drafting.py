@@ -85,9 +85,9 @@ class Guesses:
         count = self.rng.randrange(most + 1)
         begin = len(self.texts[device_rows]) - self.prompts[device_rows]
         coming = self.answers[device_rows][begin:][:count]
-        return Proposal(tuple(map(self._said, coming)))
+        return Proposal(tuple(map(self._emitted, coming)))
 
-    def _said(self, token: int) -> int:
+    def _emitted(self, token: int) -> int:
         return token if self.rng.random() < self.right else self.rng.randrange(VOCAB)
 
 

@@ -28,7 +28,7 @@ from minfer.effects.models import products
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
-from minfer.kernels import linear
+from minfer.kernels import fused_linear
 from minfer.kernels.compiling import compiled
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
@@ -117,7 +117,7 @@ def executing(
     with (
         specialization.recorded(case.capability) as found,
         patch.object(kernels, "interpreting", True),
-        patch.object(products, "_on_cpu", lambda: linear),
+        patch.object(products, "_on_cpu", lambda: fused_linear),
     ):
         draft = None
         if case.draft is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.rope import Rope
+from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_model import gqa_of, with_attention, with_windows

@@ -60,10 +60,10 @@ def test_nothing_is_done_while_a_plan_is_on_its_way_or_came_just_now() -> None:
     time.sleep(3 * WAIT)
     assert not owner.done
     background.note_work()
-    asked = background.last
+    requested = background.last
     owner.quiet = True
     until(lambda: bool(owner.done))
-    assert owner.done[0] - asked >= WAIT
+    assert owner.done[0] - requested >= WAIT
     background.close()
 
 

@@ -342,7 +342,7 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
     rng, names = random.Random(0), itertools.count()
     state, launched = initial(FEW_CLIENTS), Counter[StepShape]()
 
-    def asked() -> Submit:
+    def requested() -> Submit:
         prompt = tuple(rng.randrange(1000) for _ in range(length(rng)))
         return Submit(asks(f"x{next(names)}", prompt, 128, "others"))
 
@@ -351,7 +351,7 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
         events: list[Event] = [executed(plans.pop(0))] if plans else []
         while waiting and turn >= (8 - waiting) * gap:
             waiting -= 1
-            events.append(asked())
+            events.append(requested())
         stepped = step(FEW_CLIENTS, state, (Tick(turn * TURN), *events))
         state = stepped.state
         for command in stepped.commands:
@@ -359,7 +359,7 @@ def test_the_first_load_of_eight_clients_is_captured_before_ready(
                 plans.append(command.plan)
                 launched[kind_of(command.plan)] += 1
             elif isinstance(command, Emit):
-                ended = [asked() for _ in command.finished]
+                ended = [requested() for _ in command.finished]
                 stepped = step(FEW_CLIENTS, state, tuple(ended)) if ended else stepped
                 state = stepped.state
                 for more in stepped.commands if ended else ():

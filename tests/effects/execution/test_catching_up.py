@@ -56,7 +56,7 @@ def work() -> CatchUp:
     return made
 
 
-def test_a_prompt_is_taken_once_somebody_drafts(work: CatchUp) -> None:
+def test_a_prompt_is_taken_once_a_row_drafts(work: CatchUp) -> None:
     assert chunks(work, DRAFTING) == [ALL]
     work.note_launched(DRAFTING)
     work.note_results(DRAFTING, ((21, 22, 23, 24),))
@@ -147,7 +147,7 @@ def test_nothing_is_known_after_a_failure(work: CatchUp) -> None:
     done(work, DRAFTING, 21)
     work.forget()
     assert chunks(work, DRAFTING) == []
-    work.note_launched(DRAFTING)  # of rows that nobody knows any more
+    work.note_launched(DRAFTING)  # of rows that are unknown by now
     assert work.complete == set()
 
 

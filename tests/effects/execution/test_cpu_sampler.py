@@ -1,4 +1,4 @@
-"""The batch sampler says what the reference says, whoever is in the batch."""
+"""The batch sampler agrees with the reference, whatever the batch."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The CPU's shaper says what `minfer.sampling.logits` says, whoever is in the batch."""
+"""The CPU's shaper agrees with `minfer.sampling.logits`, whatever the batch."""
 
 import random
 

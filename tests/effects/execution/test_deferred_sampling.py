@@ -408,7 +408,7 @@ def test_deferred_draws_are_padded_with_the_scratch_row() -> None:
 
 
 def test_what_stays_as_it_was_is_not_packed_again() -> None:
-    """Step after step it is as if it were packed anew, whoever comes and goes."""
+    """Step after step it is as if it were packed anew, whatever rows come and go."""
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
     packer = DeferredPacker(rows, StepShape.padded)

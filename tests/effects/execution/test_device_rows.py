@@ -108,14 +108,6 @@ def test_all_that_leaves_nothing_out_is_written_alike(rows: DeviceRows) -> None:
     assert rows.sampling.temperature[0] > 0
 
 
-def test_scores_are_asked_for_without_log_probabilities(rows: DeviceRows) -> None:
-    one = opened(request(), (1,))
-    rows.open(3, evolve(one, sampling=evolve(one.sampling, scores=True)))
-    change(rows)
-    assert rows.requested_logprobs.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-    assert rows.wants((3,)).scored
-
-
 def test_tables_grow_and_batches_are_padded_with_the_scratch_row(
     rows: DeviceRows,
 ) -> None:

@@ -165,7 +165,7 @@ def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
 
 @pytest.mark.long
 def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
-    """It takes no part in steps in which nobody drafts."""
+    """It takes no part in steps without drafts."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
     hand.executor.catch_up = None
     draft = hand.executor.runner.draft
@@ -227,7 +227,7 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
 
 
 def without(hand: Hand, steps: int) -> None:
-    """Steps in which nobody drafts."""
+    """Steps without drafts."""
     for _ in range(steps):
         hand.go_on({})
         hand.collect()

@@ -31,7 +31,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.kernels import linear
+from minfer.kernels import fused_linear
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
@@ -125,11 +125,11 @@ def test_prompts_are_scored_beside_others_that_are_not_held_to_it(
     scored = [ids[:600], ids[700:730]]
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=4)
     with LLM(**SMALL, dtype="float32") as llm:
-        alone = tokens(llm, prompts)
+        solo = tokens(llm, prompts)
         each = [params] * 2 + [evolve(params, max_tokens=32, prompt_logprobs=None)] * 24
         each = [evolve(one, ignore_eos=True) for one in each]
         found = llm.generate([*scored, *prompts], each, use_tqdm=False)
-    assert [list(one.outputs[0].token_ids) for one in found[2:]] == alone
+    assert [list(one.outputs[0].token_ids) for one in found[2:]] == solo
     for output, prompt in zip(found, scored, strict=False):
         right = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
         assert output.prompt_logprobs is not None
@@ -262,7 +262,7 @@ def test_memory_of_another_process_costs_only_a_step(
 def test_an_engine_opens_while_another_captures_its_graphs(
     prompts: list[list[int]],
 ) -> None:
-    """Whoever waits for a whole device spoils what is captured on it."""
+    """Waiting for a whole device spoils what is captured on it."""
     with LLM(**SMALL) as first:
         expected = tokens(first, prompts[:4])
         time.sleep(0.3)  # it rests, and captures what is left
@@ -289,15 +289,15 @@ def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -
 
 @only_cuda
 @pytest.mark.parametrize(
-    ("fault", "said"), [("memory", "took memory"), ("wait", "synchroniz")]
+    ("fault", "emitted"), [("memory", "took memory"), ("wait", "synchroniz")]
 )
 def test_a_check_finds_what_it_is_for(
-    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, fault: str, emitted: str
 ) -> None:
     with LLM(check_steps=True, dtype="float32", **SMALL) as llm:
         runner = runner_of(llm)
-        alone = [prompts[3]]
-        wanted = tokens(llm, alone)
+        solo = [prompts[3]]
+        wanted = tokens(llm, solo)
 
         replays = iter(range(100))
 
@@ -322,14 +322,14 @@ def test_a_check_finds_what_it_is_for(
         )
         monkeypatch.setattr(runner.captures, "made", faulty)
         seen = TokenCounts(llm)
-        assert tokens(llm, alone) == wanted
+        assert tokens(llm, solo) == wanted
         errors = [
             reason.error for reason in seen.reasons if isinstance(reason, Discarded)
         ]
         assert errors
-        assert all(said in error for error in errors)
+        assert all(emitted in error for error in errors)
         monkeypatch.setattr(runner.captures, "made", graphs)
-        assert tokens(llm, alone) == wanted
+        assert tokens(llm, solo) == wanted
 
 
 # --- the same tokens --------------------------------------------------------------------
@@ -376,10 +376,10 @@ def test_float32_log_probabilities_are_those_of_transformers(
     """Within 1e-3, where neighbours ask for none; products are IEEE's, sums in another
     order.
     """
-    asked = [(None, 0, 4, 20)[i % 4] for i in range(len(prompts))]
+    requested = [(None, 0, 4, 20)[i % 4] for i in range(len(prompts))]
     params = [
         SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=k)
-        for k in asked
+        for k in requested
     ]
     with LLM(dtype="float32", **SMALL, enforce_eager=eager) as llm:
         for _ in range(2):  # the second time with graphs of mixed steps
@@ -387,7 +387,7 @@ def test_float32_log_probabilities_are_those_of_transformers(
                 o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)
             ]
             assert [list(one.token_ids) for one in outputs] == expected
-            for prompt, k, one in zip(prompts, asked, outputs, strict=True):
+            for prompt, k, one in zip(prompts, requested, outputs, strict=True):
                 assert (one.logprobs is None) == (k is None)
                 with torch.inference_mode():
                     ids = torch.tensor([[*prompt, *one.token_ids]], device=DEVICE)
@@ -568,10 +568,10 @@ def test_bfloat16_distributions_are_those_of_float32(
     chunk, splits, package = WAYS[way]
     if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
         pytest.skip(why)
-    monkeypatch.setattr(linear, "pays", lambda *_: True)
+    monkeypatch.setattr(fused_linear, "pays", lambda *_: True)
     with (
         LLM(dtype="bfloat16", **SMALL) as llm,
-        patch.object(linear, "gated", wraps=gated) as used,
+        patch.object(fused_linear, "gated", wraps=gated) as used,
     ):
         runner = runner_of(llm)
         found = forced(runner, ids, chunk, splits, package).double().log_softmax(-1)

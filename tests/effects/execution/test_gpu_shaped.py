@@ -26,7 +26,7 @@ WORDS: Final = ("self", "return None", "import os", "def")
 pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not CUDA, reason="needs a CUDA GPU")
 
 
-def asked(count: int = 40) -> tuple[list[list[int]], list[SamplingParams]]:
+def requested(count: int = 40) -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts and parameters, most of which ask for something."""
     rng = random.Random(11)
     prompts = [
@@ -56,7 +56,7 @@ def asked(count: int = 40) -> tuple[list[list[int]], list[SamplingParams]]:
 def made(device: str, **settings: Any) -> list[tuple[int, ...]]:
     """What becomes of them: twice, the second time with graphs of mixed steps."""
     with LLM(device=device, **{**SETTINGS, **settings}) as llm:
-        runs = [llm.generate(*asked(), use_tqdm=False) for _ in range(2)]
+        runs = [llm.generate(*requested(), use_tqdm=False) for _ in range(2)]
     first, second = ([one.outputs[0].token_ids for one in run] for run in runs)
     assert first == second
     return first

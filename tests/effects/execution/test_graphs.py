@@ -114,7 +114,7 @@ def test_only_pure_decode_steps_are_foreseen_beyond_the_bound() -> None:
     assert {*graphs.made} == {DECODE, *shapes}
 
 
-def test_a_kind_that_was_asked_for_takes_the_place_of_the_least_useful() -> None:
+def test_a_kind_that_was_requested_takes_the_place_of_the_least_useful() -> None:
     """First of those without a replay, the last captured; then the oldest replay."""
     graphs = cache()
     shapes = foreseen(graphs)
@@ -124,11 +124,11 @@ def test_a_kind_that_was_asked_for_takes_the_place_of_the_least_useful() -> None
     assert graphs.find(shapes[-1]) is GRAPH  # replayed again
     leaving.remove(shapes[-1])
     for number, dropped in enumerate(leaving[:3]):
-        asked = evolve(PROMPT, tokens=1000 + number)
-        graphs.note(asked, 1.0)
-        assert asked in graphs.wanted()
-        graphs.add(asked, GRAPH)
-        graphs.forget(asked)
+        requested = evolve(PROMPT, tokens=1000 + number)
+        graphs.note(requested, 1.0)
+        assert requested in graphs.wanted()
+        graphs.add(requested, GRAPH)
+        graphs.forget(requested)
         assert graphs.find(dropped) is None
         assert len(graphs.made) == MAX_GRAPHS
     assert {*leaving[3:], shapes[-1]} <= {*graphs.made}
@@ -138,9 +138,9 @@ def test_of_graphs_without_a_replay_the_last_captured_leaves_first() -> None:
     graphs = cache()
     shapes = foreseen(graphs)
     for number in range(3):
-        asked = evolve(PROMPT, tokens=1000 + number)
-        graphs.note(asked, 1.0)
-        graphs.add(asked, GRAPH)
+        requested = evolve(PROMPT, tokens=1000 + number)
+        graphs.note(requested, 1.0)
+        graphs.add(requested, GRAPH)
     assert [shape for shape in shapes if shape not in graphs.made] == shapes[-3:]
 
 

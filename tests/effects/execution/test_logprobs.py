@@ -1,4 +1,4 @@
-"""Log-probabilities from the model to whoever asked: transformers' own, token
+"""Log-probabilities from the model to the client: transformers' own, token
 by token.
 """
 
@@ -142,8 +142,8 @@ def test_tokens_are_spelled_as_in_a_text(llm: LLM) -> None:
     # Ends are tokens, but in no text.
     params = evolve(GREEDY, ignore_eos=False, min_tokens=24)
     one = llm.generate(PROMPTS[0], params)[0].outputs[0]
-    told = zip(one.token_ids, one.logprobs or (), strict=True)
-    spelled = [by_id[token].decoded_token for token, by_id in told]
+    reported = zip(one.token_ids, one.logprobs or (), strict=True)
+    spelled = [by_id[token].decoded_token for token, by_id in reported]
     decoder = Detokenizer(llm.tokenizer)
     assert spelled == [decoder.push((token,)) for token in one.token_ids]
     assert "".join(filter(None, spelled)) == one.text

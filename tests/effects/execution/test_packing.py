@@ -290,15 +290,15 @@ def test_rows_with_drafts_come_first(pad: bool) -> None:
     packs.drafts = 99
     [forward] = packs.forwards(DRAFTED)
     shape = forward.shape
-    nobody = 2 if pad else 0  # all four rows have lines for drafts
-    assert (shape.verified, shape.drafts, shape.proposes) == (2 + nobody, 3, True)
+    padding = 2 if pad else 0  # all four rows have lines for drafts
+    assert (shape.verified, shape.drafts, shape.proposes) == (2 + padding, 3, True)
     assert forward.draw.places == [1, 3, 0, 2]
     assert forward.longest == 10
     inputs = ForwardWords.of(forward.words, shape)
     assert inputs.drafts is not None
-    assert inputs.drafts.counts.tolist() == [3, 2] + [0] * nobody
-    said = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * nobody
-    assert inputs.drafts.tokens.T.tolist() == said
+    assert inputs.drafts.counts.tolist() == [3, 2] + [0] * padding
+    emitted = [[11, 12, 13], [-1, -1, 0]] + [[0, 0, 0]] * padding
+    assert inputs.drafts.tokens.T.tolist() == emitted
     assert forward.draw.draft_outputs is not None
     assert forward.draw.draft_outputs.places == [1, 3]
     _, batch = packs.rows.changes[-1]
@@ -380,8 +380,8 @@ def uneven(rows: int, deepest: int) -> Plan:
     """A step in which one of these rows has so many drafts, and each other one."""
     all_rows = tuple(range(rows))
     counts = (2,) * (rows - 1) + (1 + deepest,)
-    said = tuple(Draft(row, (7,) * (counts[row] - 1)) for row in all_rows)
-    return Plan(0, all_rows, all_rows, (3,) * rows, counts, counts, drafts=said)
+    proposed = tuple(Draft(row, (7,) * (counts[row] - 1)) for row in all_rows)
+    return Plan(0, all_rows, all_rows, (3,) * rows, counts, counts, drafts=proposed)
 
 
 @pytest.mark.parametrize("budget", [16, 30, 100, 129, 500])
@@ -432,8 +432,8 @@ def test_there_is_room_for_the_words_of_all_drafts(seqs: int, drafts: int) -> No
     room = packs.drafts = 64
     rows = tuple(range(seqs))
     counts = (1 + drafts,) * seqs
-    said = tuple(Draft(row, (1,) * drafts) for row in rows)
-    plan = Plan(0, rows, rows, (3,) * seqs, counts, counts, drafts=said)
+    proposed = tuple(Draft(row, (1,) * drafts) for row in rows)
+    plan = Plan(0, rows, rows, (3,) * seqs, counts, counts, drafts=proposed)
     most = most_words(packs.rows, 64, most_draws(seqs), room)
     [forward] = packs.forwards(plan)
     taken = len(forward.words) + sum(map(len, packs.rows.take()))

@@ -123,7 +123,7 @@ def test_a_prefix_is_hit_by_the_last_token_and_not_by_a_mean(
         check(llama, [output], pooling)
 
 
-def test_vectors_have_length_one_unless_told_otherwise(llm: LLM) -> None:
+def test_vectors_have_length_one_by_default(llm: LLM) -> None:
     ids = prompts()
     for plain, scaled in zip(
         llm.embed(ids, normalize=False), llm.embed(ids), strict=True
@@ -163,7 +163,7 @@ def test_neighbours_that_generate_go_on_as_ever(llama: TwoEngines) -> None:
     ids = prompts()
     settings = PLAIN | {"max_num_batched_tokens": 16}
     with LLM(llama.folder, **settings) as one:
-        alone = [output.outputs[0].token_ids for output in one.generate(ids, GREEDY)]
+        solo = [output.outputs[0].token_ids for output in one.generate(ids, GREEDY)]
         stream = one.stream(ids, GREEDY)
         got = {str(len(ids) + at): list[int]() for at in range(len(ids))}
         for turn, output in enumerate(stream):
@@ -173,7 +173,7 @@ def test_neighbours_that_generate_go_on_as_ever(llama: TwoEngines) -> None:
                     check(
                         llama, one.embed(ids, pooling=pooling, normalize=False), pooling
                     )
-    assert list(map(tuple, got.values())) == alone
+    assert list(map(tuple, got.values())) == solo
 
 
 def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:

@@ -21,7 +21,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted
 from minfer.records.plan import Open
-from minfer.records.prompt_logprobs import parts_of
+from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.execution.test_gpu import runner_of
 from tests.effects.execution.test_pooling import PLAIN, TwoEngines, made, prompts
@@ -140,13 +140,13 @@ def test_few_logits_are_there_at_once(
     take = Scorer.scored
 
     def noted(self: Scorer, targets: Any) -> Any:
-        asked, found = take(self, targets)
+        requested, found = take(self, targets)
 
         def seen(first: int, logits: torch.Tensor) -> None:
             rows.append(len(logits))
-            asked.take(first, logits)
+            requested.take(first, logits)
 
-        return evolve(asked, few=5, take=seen), found
+        return evolve(requested, few=5, take=seen), found
 
     monkeypatch.setattr(Scorer, "scored", noted)
     with LLM(llama.folder, **PLAIN) as llm:
@@ -261,12 +261,12 @@ def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
     values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
     words[1:, 1, :2] = values.view(torch.int32)
     stretch = ScoredChunk(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
-    nothing, said, nobody = ChunkScores((stretch,), words).read(3)
-    assert nothing == nobody == b""
-    (part,) = parts_of(said)
-    assert [part.line(at).rank for at in (0, 1)] == [4, 1]
-    assert part.line(0).logprobs == (-0.5,)
-    assert part.line(1).likeliest == (8,)
+    nothing, emitted, padding = ChunkScores((stretch,), words).read(3)
+    assert nothing == padding == b""
+    assert [*unpack_parts(emitted, OPENED.known)] == [
+        (1, TokenLogprobs(2, -2.0, 4, (9,), (-0.5,))),
+        (2, TokenLogprobs(3, -0.25, 1, (8,), (-0.25,))),
+    ]
     words[2, 1, 0] = torch.tensor(np.nan).view(torch.int32)
     with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):
         ChunkScores((stretch,), words).read(3)

@@ -105,13 +105,13 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
         Request(id=str(i), prompt=(i + 2,), max_tokens=40, sampling=GREEDY)
         for i in range(5)
     ]
-    alone = run.serve(long)
+    solo = run.serve(long)
     assert not any(steps)
     assert not run.scores
     steps.clear()
     short = evolve(long[0], id="asks", max_tokens=7, sampling=evolve(GREEDY, logprobs=1))
     again = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
-    assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
+    assert all(again["again-" + r.id, 0] == solo[r.id, 0] for r in long)
     assert steps == [True] * steps.count(True) + [False] * steps.count(False)
     assert 7 <= steps.count(True) < 12
     reported = run.scores["asks", 0]
@@ -145,29 +145,6 @@ def test_logits_that_are_not_finite_name_the_owner_at_launch(
     request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
     expected = model.expected(request)[0]
     assert executor._results(launched_plans[1]).yields == ((expected,),)
-
-
-def test_scores_by_which_the_engine_decides_are_those_of_the_tokens(model: Model) -> None:
-    executor = Run.start(model).driver.executor
-    request = Request(id="scored", prompt=(5,), max_tokens=3, sampling=GREEDY)
-    other = evolve(request, id="other", prompt=(9,))
-    scored = opened(request, (0,))
-    scored = evolve(scored, sampling=evolve(scored.sampling, scores=True))
-    opens = (scored, evolve(opened(other, (1,)), index=1))
-    fills = (Fill(0, request.prompt), Fill(1, other.prompt))
-    executor.launch(Plan(0, (0, 1), (0, 1), (0, 0), (1, 1), (1, 1), fills, opens))
-    executor.launch(Plan(1, (0, 1), (0, 1), (1, 1), (1, 1), (1, 1)))
-    tokens, scores = list(request.prompt), list[float]()
-    for _ in range(2):
-        done = executor.collect()
-        assert isinstance(done, Executed)
-        own, others = done.scores
-        tokens += done.yields[0]
-        scores += own
-        assert (others, done.logprobs) == ((), ())
-    for at, score in enumerate(scores, 1):
-        exact = torch.tensor(model.logits(tokens[:at])).log_softmax(0)
-        assert score == pytest.approx(float(exact[tokens[at]]), abs=1e-4)
 
 
 # --- slots ------------------------------------------------------------------------------

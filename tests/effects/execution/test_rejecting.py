@@ -47,7 +47,7 @@ def thrown(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
     """Drafts of a row, said or drawn, and which of them coins let stand."""
     count = rng.randrange(DRAFTS + 1)
     if rng.random() < 0.4:
-        return said(rng, target, count)
+        return emitted(rng, target, count)
     tokens, lines, chances = list[int](), list[list[float]](), []
     streams = Streams.of(target.how.seed, target.how.sample)
     for _ in range(count):
@@ -61,7 +61,7 @@ def thrown(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
     return Drafted((*tokens,), (*lines,)), rejection(target, tokens, chances)
 
 
-def said(rng: random.Random, target: Target, count: int) -> tuple[Drafted, Verdict]:
+def emitted(rng: random.Random, target: Target, count: int) -> tuple[Drafted, Verdict]:
     """Drafts that are likely."""
     tokens = list[int]()
     for _ in range(count):
@@ -151,17 +151,17 @@ class Judge:
             assert tokens == due
             text.known += tokens
 
-    def verdict(self, text: Text, said: tuple[int, ...], count: int) -> Verdict:
+    def verdict(self, text: Text, emitted: tuple[int, ...], count: int) -> Verdict:
         """What comes of drafts."""
-        drafts, proposed = list(said), []
+        drafts, proposed = list(emitted), []
         while len(drafts) < count:
             known = (*text.known, *drafts)
-            [line] = said_after(self.draft, known, 1)
+            [line] = emitted_after(self.draft, known, 1)
             streams = Streams.of(text.how.seed, text.how.sample)
             one = drawn(line, text.how, known, text.prompt, streams)
             drafts.append(one.token)
             proposed.append(one.chances)
-        lines = said_after(self.target, (*text.known, *drafts), count + 1)
+        lines = emitted_after(self.target, (*text.known, *drafts), count + 1)
         target = Target(
             how=text.how, known=text.known, prompt=text.prompt, logits=(*lines,)
         )
@@ -171,13 +171,13 @@ class Judge:
         """What is drawn without drafts."""
         known = text.known
         for _ in range(count):
-            [line] = said_after(self.target, known, 1)
+            [line] = emitted_after(self.target, known, 1)
             known = (*known, next_token(line, text.how, known, text.prompt))
             yield known[-1]
 
 
 @torch.inference_mode()
-def said_after(model: Any, tokens: tuple[int, ...], last: int) -> list[list[float]]:
+def emitted_after(model: Any, tokens: tuple[int, ...], last: int) -> list[list[float]]:
     """A model's logits after each of the last of these tokens."""
     found: list[list[float]] = model(torch.tensor([tokens])).logits[0, -last:].tolist()
     return found
@@ -198,13 +198,13 @@ WORLDS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
-@pytest.mark.parametrize("asked", ["plain", "shaped"])
+@pytest.mark.parametrize("requested", ["plain", "shaped"])
 def test_an_engine_with_host_drafts_yields_what_the_rule_gives(
-    model: Model, asked: str, settings: dict[str, int], depth: int
+    model: Model, requested: str, settings: dict[str, int], depth: int
 ) -> None:
-    wanted = requests(0) if asked == "plain" else shaped()
-    alone = {(one.id, 0): model.expected(one) for one in wanted}
-    run, _ = guessing(model, alone, 0.7, 4, rule=REJECTION, depth=depth, **settings)
+    wanted = requests(0) if requested == "plain" else shaped()
+    solo = {(one.id, 0): model.expected(one) for one in wanted}
+    run, _ = guessing(model, solo, 0.7, 4, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs)
     judge.watch(run)
     run.serve(wanted, arrival_gap=depth % 2)
@@ -259,12 +259,12 @@ def greedy() -> list[Request]:
 @pytest.mark.long
 @pytest.mark.parametrize("right", [0.0, 0.8])
 def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
-    alone = {(one.id, 0): model.expected(one) for one in greedy()}
-    run, tally = guessing(model, alone, right, 4, rule=REJECTION)
-    assert run.serve(greedy(), arrival_gap=1) == alone
+    solo = {(one.id, 0): model.expected(one) for one in greedy()}
+    run, tally = guessing(model, solo, right, 4, rule=REJECTION)
+    assert run.serve(greedy(), arrival_gap=1) == solo
     assert tally.proposed > 20
     drafts, _ = drafting(model, near(model), 3, rule=REJECTION)
-    assert drafts.serve(greedy(), arrival_gap=1) == alone
+    assert drafts.serve(greedy(), arrival_gap=1) == solo
 
 
 @pytest.mark.long
@@ -281,8 +281,8 @@ def test_the_target_as_its_own_draft_is_always_accepted(
     run, tally = drafting(model, same(model), 3, rule=REJECTION)
     found = run.serve(wanted, arrival_gap=1)
     assert tally.accepted == tally.proposed > 60
-    alone = {(r.id, 0): model.expected(r) for r in wanted}
-    assert (found == alone) == (how is GREEDY), "drafts have noise of their own"
+    solo = {(r.id, 0): model.expected(r) for r in wanted}
+    assert (found == solo) == (how is GREEDY), "drafts have noise of their own"
 
 
 @pytest.mark.long
@@ -313,8 +313,8 @@ def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(model: Model) -> 
     embed = torch.full_like(weights.embed, torch.nan)
     bad = evolve(bad, weights=evolve(weights, embed=embed))
     run, tally = drafting(model, bad, 3, rule=REJECTION)
-    alone = {(one.id, 0): model.expected(one) for one in greedy()}
-    assert run.serve(greedy()) == alone
+    solo = {(one.id, 0): model.expected(one) for one in greedy()}
+    assert run.serve(greedy()) == solo
     assert tally.accepted < tally.proposed / 2
 
 

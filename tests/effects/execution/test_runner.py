@@ -137,7 +137,7 @@ CONFIG = EngineConfig(
 
 
 @pytest.mark.long
-def test_two_runners_in_a_process_give_what_each_gives_alone(
+def test_two_runners_in_a_process_give_what_each_gives_by_itself(
     model: Model, device_kind: str
 ) -> None:
     """A target and a smaller model of the same vocabulary, in turns."""
@@ -146,21 +146,21 @@ def test_two_runners_in_a_process_give_what_each_gives_alone(
     smaller = with_feed_forward(attending, hidden_size=16, intermediate_size=24)
     draft = random_weights(evolve(smaller, initializer_range=0.4), "float32", 1)
     models = [(model.spec, on_device(model.weights)), (smaller, on_device(draft))]
-    alone = []
+    outputs = []
     for spec, weights in models:
         solo = Solo.open(spec, weights, device_kind)
         solo.begin()
         for _ in range(TURNS - 1):
             solo.go_on()
-        alone.append(solo.out)
+        outputs.append(solo.out)
     both = [Solo.open(spec, weights, device_kind) for spec, weights in models]
     for solo in both:
         solo.begin()
     for _ in range(TURNS - 1):
         for solo in both:
             solo.go_on()
-    assert [solo.out for solo in both] == alone
-    assert alone[0] != alone[1]
+    assert [solo.out for solo in both] == outputs
+    assert outputs[0] != outputs[1]
     for i in range(len(PROMPTS)):
         expected = model.expected(Solo._request(i))
-        assert [tokens[i] for tokens in alone[0]] == expected
+        assert [tokens[i] for tokens in outputs[0]] == expected

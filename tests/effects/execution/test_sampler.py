@@ -1,4 +1,4 @@
-"""What the sampler is asked for: filters where somebody has one, and nowhere else."""
+"""What the sampler computes: filters where a row has one, and nowhere else."""
 
 from typing import Any
 

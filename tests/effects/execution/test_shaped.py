@@ -39,15 +39,15 @@ def asking() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Model) -> Tokens:
+def solo(model: Model) -> Tokens:
     """By transformers' forward and the definition."""
     return {(one.id, 0): model.expected(one) for one in asking()}
 
 
 @pytest.mark.long
-def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
+def test_what_is_requested_matters(solo: Tokens, model: Model) -> None:
     plain = {(one.id, 0): model.expected(one) for one in requests(0, 14)}
-    assert sum(alone[name] != plain[name] for name in alone) >= 10
+    assert sum(solo[name] != plain[name] for name in solo) >= 10
 
 
 @pytest.mark.long
@@ -57,27 +57,27 @@ def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
     [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 5}, {"num_blocks": 12}],
     ids=str,
 )
-def test_tokens_are_those_of_a_request_alone(
-    model: Model, alone: Tokens, settings: dict[str, int], depth: int
+def test_tokens_are_those_of_a_request_served_solo(
+    model: Model, solo: Tokens, settings: dict[str, int], depth: int
 ) -> None:
     run = Run.start(model, **settings, depth=depth)
-    assert run.serve(asking(), arrival_gap=depth % 2) == alone
+    assert run.serve(asking(), arrival_gap=depth % 2) == solo
     if "num_blocks" in settings:
         assert run.count(Preempted)
 
 
 @pytest.mark.long
 def test_shaped_tokens_are_the_same_without_steps_ahead(
-    model: Model, alone: Tokens
+    model: Model, solo: Tokens
 ) -> None:
     bound = [evolve(one, lockstep=i % 2 == 0) for i, one in enumerate(asking())]
-    assert Run.start(model, num_blocks=20).serve(bound, arrival_gap=1) == alone
+    assert Run.start(model, num_blocks=20).serve(bound, arrival_gap=1) == solo
 
 
 @pytest.mark.long
-def test_a_request_that_is_resumed_goes_on_as_it_was(model: Model, alone: Tokens) -> None:
+def test_a_request_that_is_resumed_goes_on_as_it_was(model: Model, solo: Tokens) -> None:
     for one in asking():
-        tokens = alone[one.id, 0]
+        tokens = solo[one.id, 0]
         if len(tokens) > 4:
             again = Run.start(model).serve([evolve(one, output=tuple(tokens[:3]))])
             assert again[one.id, 0] == tokens[3:]

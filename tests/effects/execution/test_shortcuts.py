@@ -20,7 +20,7 @@ from minfer.effects.execution.running.shortcuts import (
     Shortcuts,
 )
 from minfer.effects.models.model import forward as model_forward
-from minfer.kernels import linear, plain
+from minfer.kernels import fused_linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.records.messages import Discarded
 from minfer.records.request import Request
@@ -157,7 +157,7 @@ def test_a_package_that_fails_is_done_without(
     monkeypatch.setattr(cuda_backend, "pays", lambda tokens, _: tokens >= 8)
     monkeypatch.setattr(shortcuts, "load", lambda _: missing)
     monkeypatch.setattr(cuda_attention, "flash_attention", failing)
-    for module in (linear, plain):
+    for module in (fused_linear, plain):
         monkeypatch.setattr(module, "norm_gated", refusing(module.norm_gated, failing))
     assert run.serve(requests(0)) == reference
     assert run.count(Discarded) == failed
@@ -217,7 +217,7 @@ def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ways.graphs, ways.flash_from, ways.fused) == (True, 0, True)
 
 
-def test_a_capture_is_blamed_alone_and_memory_never(
+def test_only_a_capture_is_blamed_and_memory_never(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shortcuts, "load", lambda _: "")

@@ -28,6 +28,6 @@ def test_the_begin_and_the_end_of_each_stage_are_logged(
     for one in reports:
         report(one)
     assert seen == reports
-    said = [one.getMessage().partition(" in ")[0] for one in caplog.records]
+    message = [one.getMessage().partition(" in ")[0] for one in caplog.records]
     done = f"{WEIGHTS}: done", f"{GRAPHS}: done"
-    assert said == [WEIGHTS, done[0], KERNELS, GRAPHS, done[1]]
+    assert message == [WEIGHTS, done[0], KERNELS, GRAPHS, done[1]]

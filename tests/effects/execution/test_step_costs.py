@@ -1,4 +1,4 @@
-"""What steps cost, measured by steps that are nobody's."""
+"""What steps cost, measured by dummy steps."""
 
 import time
 

@@ -142,7 +142,7 @@ def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> No
     assert all(size <= 1.25 * n for n, size in enumerate(sizes) if n > 64)
 
 
-def test_a_lone_chunk_has_graphs_of_its_own_beside_few_rows_alone() -> None:
+def test_a_lone_chunk_has_graphs_of_its_own_only_beside_few_rows() -> None:
     lone = StepShape(
         decode_rows=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64
     )

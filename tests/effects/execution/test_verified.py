@@ -12,9 +12,10 @@ from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Discarded, Executed, Failed, Preempted
-from minfer.records.plan import Draft, Fill, Plan, TokenLogprobs
+from minfer.records.plan import Draft, Fill, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values.checks import ConfigError
 from tests.circles import claimed
 from tests.core.executing import opened
@@ -86,9 +87,9 @@ def test_whatever_is_guessed_tokens_are_the_same(
 @pytest.mark.parametrize("right", [0.7, 1.0])
 def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
     wanted = shaped()
-    alone = {(one.id, 0): model.expected(one) for one in wanted}
-    run, tally = guessing(model, alone, right, 4, num_blocks=30)
-    assert run.serve(wanted, arrival_gap=1) == alone
+    solo = {(one.id, 0): model.expected(one) for one in wanted}
+    run, tally = guessing(model, solo, right, 4, num_blocks=30)
+    assert run.serve(wanted, arrival_gap=1) == solo
     assert tally.accepted > 50
     assert tally.beside > 5
 
@@ -181,12 +182,12 @@ class Hand:
             i: one if isinstance(one, int) else len(one) for i, one in drafts.items()
         }
         counts = tuple(1 + sizes.get(i, 0) for i in rows)
-        said = tuple(
+        proposals = tuple(
             Draft(i, () if isinstance(one, int) else tuple(one))
             for i, one in drafts.items()
         )
         starts = tuple(self.latest)
-        self.launch(Plan(self.step, rows, rows, starts, counts, counts, drafts=said))
+        self.launch(Plan(self.step, rows, rows, starts, counts, counts, drafts=proposals))
         for row, count in enumerate(counts):
             self.latest[row] += count
 

@@ -217,7 +217,7 @@ def test_a_rest_has_what_came_after_all_was_captured(
     captured: list[StepShape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The work had ended, and its thread: kinds that nobody foresaw start it again."""
+    """The work had ended, and its thread: unforeseen shapes start it again."""
     compiling(monkeypatch)
     monkeypatch.setattr(background, "QUIET", 0.01)
     monkeypatch.setattr(graphs, "WORTH", math.inf)

@@ -18,15 +18,15 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Finished, Submit
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams, row_sampling
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling import reference_sampler as sample
 
 VOCAB: Final = 101
 GREEDY: Final = SamplingParams(temperature=0)
 CUDA: Final = torch.cuda.is_available()
 Tokens = dict[tuple[str, int], list[int]]
-ASKED: Final = (None, 0, 3, None, 20)  # how many log-probabilities, in turn
+REQUESTED: Final = (None, 0, 3, None, 20)  # how many log-probabilities, in turn
 device_kinds: list[str] = []  # of the executor under test
 
 
@@ -191,12 +191,12 @@ class Run:
 
 def asking(wanted: list[Request]) -> list[Request]:
     """Requests of which some ask for log-probabilities."""
-    each = zip(wanted, ASKED * len(wanted), strict=False)
+    each = zip(wanted, REQUESTED * len(wanted), strict=False)
     return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
 
 
 def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
-    """Those who asked, and nobody else, got those of transformers: within 1e-4, in
+    """Requests for them, and no others, got those of transformers: within 1e-4, in
     float32.
     """
     asking = {

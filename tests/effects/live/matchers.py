@@ -10,13 +10,17 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.live.constraints.sample_grammars import DueMask
+from minfer.effects.text.grammars.grammar_library import (
+    MASK_WAIT,
+    GrammarError,
+    MatcherUpdate,
+)
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError, MatcherUpdate
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.one_by_one import OneByOne
 
-ASKED = StructuredOutputs(regex="any")
+REQUESTED = StructuredOutputs(regex="any")
 EOS = 1
 FIRST = 2  # the token that a `Counting` matcher wants first
 WORDS = 20  # tokens that it counts with
@@ -147,6 +151,6 @@ class ByHand:
 
 def ask(name: str, **more: Any) -> Request:
     """A request with a constraint."""
-    params = SamplingParams(structured_outputs=ASKED, **more.pop("sampling", {}))
+    params = SamplingParams(structured_outputs=REQUESTED, **more.pop("sampling", {}))
     given = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **more}
     return Request(id=name, prompt=(5, 6, 7), sampling=params, lockstep=True, **given)

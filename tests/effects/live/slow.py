@@ -71,7 +71,7 @@ class Engine:
                         self.tokens[name] += some
                     self.ends.update({done.id: done for done in emit.finished})
 
-    def told(self) -> list[Event]:
+    def reported(self) -> list[Event]:
         """What the engine was told of pauses in the last turn."""
         return [one for one in self.driver.last_events if isinstance(one, Pause)]
 

@@ -11,8 +11,8 @@ import pytest
 from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.text.grammars import parallel_masks as at_once
 from minfer.effects.text.grammars import slow_masks as watching
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.parallel_masks import ParallelMasks
-from minfer.effects.text.grammars.protocol import GrammarError
 
 MADE = ParallelMasks._write_masks
 

@@ -1,4 +1,4 @@
-"""AsyncLLM: an iterator per request, and that leaving at any moment harms nobody."""
+"""AsyncLLM: an iterator per request, and that leaving at any moment harms no request."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
 from minfer.effects.live.client import EngineMessage, RequestReason, TurnOutputs
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import (
@@ -273,7 +273,7 @@ def test_everything_is_checked_at_the_call_and_nothing_runs(folder: str) -> None
                 llm.generate(prompt, **more)
         with pytest.raises(ParameterError, match="top_p"):
             llm.generate("a", SamplingParams(top_p=2))
-        llm.generate("never read", ENDLESS)  # a generator that nobody starts
+        llm.generate("never read", ENDLESS)  # a generator that is not started
         assert llm.worker.thread is None
         assert llm.count == 1
 
@@ -297,7 +297,7 @@ def test_ids_of_live_requests_differ(slow: AsyncLLM) -> None:
     run(slow, program())
 
 
-def test_a_full_line_is_told_at_the_call_or_at_the_first_output(
+def test_a_full_queue_is_reported_at_the_call_or_at_the_first_output(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "open_executor", lambda *_: Slow(8, 260))
@@ -390,7 +390,7 @@ def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
         stream = slow.generate([1], ENDLESS, request_id="gone")
         got = [await anext(stream)]
         await slow.abort("gone")
-        await slow.abort("nobody")
+        await slow.abort("unknown")
         got += [output async for output in stream]
         assert got[-1].finished
         assert got[-1].outputs[0].finish_reason == "cancelled"
@@ -453,7 +453,7 @@ def test_an_engine_that_breaks_tells_every_reader(
 
 
 @pytest.mark.long
-def test_a_failing_request_leaves_its_neighbours_alone(
+def test_a_failing_request_does_not_fail_its_neighbours(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Flaky(Slow):
@@ -574,7 +574,7 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
     stream = slow.generate([1], ENDLESS, request_id="orphan")
     loop.run_until_complete(anext(stream))
     loop.close()
-    time.sleep(0.05)  # the engine goes on and finds nobody to ring for
+    time.sleep(0.05)  # the engine goes on and finds no waiter to wake
     assert not slow.errored
     assert list(slow.front.processors) == ["orphan"]
     slow.close()
@@ -600,7 +600,7 @@ def described(turn: Turn) -> tuple[list[Any], ...]:
     )
 
 
-def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
+def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> None:
     messages: list[EngineMessage] = []
     ended: list[OutputProcessor] = []
     slow.client.listen(messages.append)

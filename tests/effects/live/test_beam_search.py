@@ -175,7 +175,7 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
     prompts = ["abcabc", "abcabcd", "xyz", "abcabc"]
     with LLM(folder, **few, num_gpu_blocks_override=300) as roomy:
         due = texts(roomy.beam_search(prompts, params))
-        alone = roomy.generate(prompts, drawn)
+        solo = roomy.generate(prompts, drawn)
     with LLM(folder, **few, num_gpu_blocks_override=22) as llm:
         reasons = list[object]()
         turn = llm.worker.driver.record
@@ -187,7 +187,7 @@ def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> No
         beside = [jobs.inbox.get().take() for _ in prompts]
     assert [text for text, _ in got] == [text for text, _ in due]
     assert sorted(one.outputs[0].text for one in beside) == sorted(
-        one.outputs[0].text for one in alone
+        one.outputs[0].text for one in solo
     )
     admitted = [one for one in reasons if isinstance(one, Admitted)]
     assert any(one.hit for one in admitted if "/" in one.id), "beams hit their parents"
@@ -217,8 +217,8 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
             outputs = llm.beam_search(["abc", "abcabc"], params)
         journal = read_journal(path)
         turns = [*journal.turns()]  # raises where they are decided otherwise
-        asked = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
-        assert {one.id for one in asked} >= {"0/0/0", "0/1/3", "1/11/0"}
+        submitted = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+        assert {one.id for one in submitted} >= {"0/0/0", "0/1/3", "1/11/0"}
         found = replayed(turns)
         assert [*found] == ["0", "1"]
         for before in (turns, turns[:7]):  # their ids come again
@@ -251,7 +251,7 @@ def test_parameters_that_make_no_sense(wrong: dict[str, Any], param: str) -> Non
 
 
 @pytest.mark.long
-def test_what_cannot_be_searched_is_said_before_anything_runs(folder: str) -> None:
+def test_what_cannot_be_searched_is_refused_before_anything_runs(folder: str) -> None:
     with LLM(folder, **{**SETTINGS, "max_num_seqs": 3}, num_gpu_blocks_override=9) as llm:
         with pytest.raises(RequestError, match="max_num_seqs is 3"):
             llm.beam_search("abc", BeamSearchParams(beam_width=4))

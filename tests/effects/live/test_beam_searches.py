@@ -15,8 +15,8 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamSearch
 from tests.effects.live.test_front import Stub
 
@@ -30,7 +30,7 @@ def likely(prompt: tuple[int, ...], token: int) -> float:
     return math.log(weights[token] / sum(weights))
 
 
-def asked(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
+def requested(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
     return SearchRequest(
         id=name,
         prompt=(1, 2, 3),
@@ -105,7 +105,7 @@ def beside(one: Request) -> TokenLogprobs:
     assert count == WIDTH + 1
     best = sorted(range(VOCAB), key=lambda token: -likely(one.prompt, token))[:count]
     logprobs = tuple(likely(one.prompt, token) for token in best)
-    return TokenLogprobs(logprobs[0], 1, tuple(best), logprobs)
+    return TokenLogprobs(best[0], logprobs[0], 1, tuple(best), logprobs)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def check_found(news: TurnOutputs, search: SearchRequest) -> None:
 def test_its_sequences_are_those_of_plain_beam_search(
     searches: BeamSearches, engine: Engine, most: int
 ) -> None:
-    search = asked(most=most)
+    search = requested(most=most)
     searches.submit([search])
     check_found(run(searches, engine), search)
     assert engine.rounds[0][0].id == "s/0/0"
@@ -163,21 +163,21 @@ def test_its_sequences_are_those_of_plain_beam_search(
 
 
 def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None:
-    searches.submit([asked()])
+    searches.submit([requested()])
     first = outputs_of(searches.translate(engine.answer()))
     assert (first.arrived, first.ids, first.finished) == (("s",), (), ())
     assert [(one.id, type(one)) for one in first.reasons] == [("s", Admitted)]
     gone = Preempted("s/1/2", 0, ("x", 0), 4, 4)
     other = Admitted("x", 0, 0.0, 0, 3)
-    told = engine.answer(reasons=(gone, other))
+    answered = engine.answer(reasons=(gone, other))
     second = outputs_of(
         searches.translate(
             evolve(
-                told,
-                ids=(*told.ids, ("x", 0)),
-                tokens=(*told.tokens, (9,)),
-                logprobs=(*told.logprobs, ()),
-                arrived=(*told.arrived, "x"),
+                answered,
+                ids=(*answered.ids, ("x", 0)),
+                tokens=(*answered.tokens, (9,)),
+                logprobs=(*answered.logprobs, ()),
+                arrived=(*answered.arrived, "x"),
             )
         )
     )
@@ -189,58 +189,58 @@ def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None
 def test_cancelling_it_ends_what_runs_of_it(
     searches: BeamSearches, engine: Engine
 ) -> None:
-    searches.submit([asked()])
+    searches.submit([requested()])
     searches.translate(engine.answer())
     assert searches.cancel(["s", "unknown"]) == {"s"}
-    assert engine.asked[-1] == ("cancel", "s/1/0", "s/1/1", "s/1/2")
+    assert engine.requested[-1] == ("cancel", "s/1/0", "s/1/1", "s/1/2")
     rounds = len(engine.rounds)
     # What the engine had done by then counts no more.
     news = outputs_of(searches.translate(engine.answer()))
     ends = [(one.id, one.sample, one.reason) for one in news.finished]
     assert ends == [("s", 0, "cancelled"), ("s", 1, "cancelled")]
     assert len(engine.rounds) == rounds
-    searches.submit([asked()])  # its id may come again
+    searches.submit([requested()])  # its id may come again
 
 
 def test_a_beam_that_fails_ends_it_once_the_others_are_gone(
     searches: BeamSearches, engine: Engine
 ) -> None:
-    searches.submit([asked()])
+    searches.submit([requested()])
     searches.translate(engine.answer())
     failed, *others = engine.came
     broke = Finished(failed.id, 0, "error", 0, "its step failed")
     news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=(broke,))))
     assert not news.finished
-    assert engine.asked[-1] == ("cancel", *[one.id for one in others])
+    assert engine.requested[-1] == ("cancel", *[one.id for one in others])
     gone = tuple(Finished(one.id, 0, "cancelled", 0) for one in others)
     news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=gone)))
     ends = [(one.reason, one.error) for one in news.finished]
     assert ends == [("error", "its step failed")] * 2
 
 
-def test_ends_that_are_told_while_others_are_read() -> None:
+def test_ends_that_are_reported_while_others_are_read() -> None:
     """As by an engine without a link, which ends at once what is cancelled."""
 
     @define(eq=False)
     class Ending(Engine):
-        told: list[Any] = field(factory=list)
+        reported: list[Any] = field(factory=list)
 
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
             known = super().cancel(ids)
             ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
-            self.told += front.translate(TurnOutputs(time=9.0, finished=ends))
+            self.reported += front.translate(TurnOutputs(time=9.0, finished=ends))
             return known
 
     engine = Ending()
     front = BeamSearches(engine)
-    front.submit([asked()])
+    front.submit([requested()])
     front.translate(engine.answer())
     broke = Finished(engine.came[0].id, 0, "error", 0, "its step failed")
     engine.served.discard(broke.id)
     assert not outputs_of(
         front.translate(TurnOutputs(time=9.0, finished=(broke,)))
     ).finished
-    ends = [(one.reason, one.error) for one in outputs_of(engine.told).finished]
+    ends = [(one.reason, one.error) for one in outputs_of(engine.reported).finished]
     assert ends == [("error", "its step failed")] * 2
     assert not front.live
 
@@ -248,15 +248,15 @@ def test_ends_that_are_told_while_others_are_read() -> None:
 def test_a_model_without_numbers_is_an_error(
     searches: BeamSearches, engine: Engine
 ) -> None:
-    searches.submit([asked()])
-    told = engine.answer()
-    said = evolve(told.logprobs[0][0], logprobs=(math.nan,) * 4)
-    news = outputs_of(searches.translate(evolve(told, logprobs=((said,),))))
+    searches.submit([requested()])
+    answered = engine.answer()
+    emitted = evolve(answered.logprobs[0][0], logprobs=(math.nan,) * 4)
+    news = outputs_of(searches.translate(evolve(answered, logprobs=((emitted,),))))
     assert "no log-probabilities" in news.finished[0].error
 
 
 def test_a_death_is_heard_of_once(searches: BeamSearches, engine: Engine) -> None:
-    searches.submit([asked()])
+    searches.submit([requested()])
     searches.translate(engine.answer())
     ids = tuple(one.id for one in engine.came)
     assert searches.translate(EngineDied(("x", *ids), "why")) == [
@@ -268,18 +268,18 @@ def test_a_death_is_heard_of_once(searches: BeamSearches, engine: Engine) -> Non
 def test_an_engine_that_is_dead_by_the_next_round(
     searches: BeamSearches, engine: Engine
 ) -> None:
-    searches.submit([asked()])
-    told = engine.answer()
+    searches.submit([requested()])
+    answered = engine.answer()
     engine.refusal = EngineDeadError("it was closed")
-    _, death = searches.translate(told)
+    _, death = searches.translate(answered)
     assert death == EngineDied(("s",), "it was closed")
 
 
 def test_a_round_that_is_refused_ends_it(searches: BeamSearches, engine: Engine) -> None:
-    searches.submit([asked()])
-    told = engine.answer()
+    searches.submit([requested()])
+    answered = engine.answer()
     engine.refusal = RequestError("s/1/0 is being served")
-    news = outputs_of(searches.translate(told))
+    news = outputs_of(searches.translate(answered))
     assert {(one.reason, one.error) for one in news.finished} == {
         ("error", "s/1/0 is being served")
     }
@@ -290,10 +290,10 @@ def test_a_search_that_is_refused_leaves_nothing(
 ) -> None:
     engine.refusal = RequestError("no")
     with pytest.raises(RequestError):
-        searches.submit([asked()])
+        searches.submit([requested()])
     engine.refusal = None
-    searches.submit([asked()])
-    check_found(run(searches, engine), asked())
+    searches.submit([requested()])
+    check_found(run(searches, engine), requested())
 
 
 def test_it_goes_on_when_its_engine_is_another() -> None:
@@ -308,21 +308,21 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
         remote.receive(wire.EngineReady("cpu", 9, b"print"))
 
     def carry(some: Sequence[Request]) -> None:
-        told = answers(some)
+        answered = answers(some)
         remote.receive(
             wire.FrontOutputs(
-                time=told.time,
-                ids=told.ids,
-                tokens=told.tokens,
-                logprobs=told.logprobs,
-                finished=told.finished,
-                arrived=told.arrived,
-                places=dict(told.places),
+                time=answered.time,
+                ids=answered.ids,
+                tokens=answered.tokens,
+                logprobs=answered.logprobs,
+                finished=answered.finished,
+                arrived=answered.arrived,
+                places=dict(answered.places),
             )
         )
 
     link()
-    searches.submit([asked()])
+    searches.submit([requested()])
     for lost in range(20):
         if any(one.finished for one in heard):
             break
@@ -335,4 +335,4 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
             assert all("#" in one.id for one in some)
         remote.draining = True  # rounds are no new requests
         carry(some)
-    check_found(heard[-1], asked())
+    check_found(heard[-1], requested())

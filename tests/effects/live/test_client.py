@@ -1,4 +1,4 @@
-"""The line to the engine: what crosses it is plain data, and nobody reaches over it."""
+"""The line to the engine: what crosses it is plain data, and nothing else does."""
 
 import ast
 from collections.abc import Mapping
@@ -82,11 +82,13 @@ def test_log_probabilities_are_part_of_the_news() -> None:
     news: list[EngineMessage] = []
     with LLM(num_gpu_blocks_override=64) as llm:
         llm.client.listen(news.append)
-        asked = SamplingParams(max_tokens=5, logprobs=2, temperature=0, ignore_eos=True)
-        quiet = attrs.evolve(asked, logprobs=None)
-        outputs = llm.generate(["def ", "import "], [asked, quiet])
+        sampling = SamplingParams(
+            max_tokens=5, logprobs=2, temperature=0, ignore_eos=True
+        )
+        quiet = attrs.evolve(sampling, logprobs=None)
+        outputs = llm.generate(["def ", "import "], [sampling, quiet])
     assert all(map(is_plain, news))
-    told = [
+    reported = [
         beside
         for one in news
         if isinstance(one, TurnOutputs) and one.logprobs
@@ -95,15 +97,15 @@ def test_log_probabilities_are_part_of_the_news() -> None:
         if name == ("0", 0)
     ]
     found = [next(iter(by_id.values())) for by_id in outputs[0].outputs[0].logprobs or ()]
-    assert [one.logprob for one in told] == [one.logprob for one in found]
+    assert [one.logprob for one in reported] == [one.logprob for one in found]
 
 
 @pytest.mark.long
-def test_nobody_reaches_over_the_line() -> None:
+def test_no_other_module_touches_the_queue() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {
         "effects/live/served_model.py",  # makes it
-        "effects/cli/compare/logits.py",  # of the executor's own model
+        "effects/cli/compare/logit_differences.py",  # of the executor's own model
     }
     for path in sorted((ROOT / "effects").rglob("*.py")):
         name = str(path.relative_to(ROOT))

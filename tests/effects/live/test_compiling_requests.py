@@ -8,7 +8,7 @@ import pytest
 
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.live_requests import LiveRequests
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
@@ -22,17 +22,17 @@ class Compiler(OneByOne):
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)  # once for each that is compiled
 
-    def compile(self, asked: StructuredOutputs) -> Any:
+    def compile(self, requested: StructuredOutputs) -> Any:
         self.begun.release()
         assert self.go.wait(60)
-        if asked.text == "bad":
+        if requested.text == "bad":
             raise GrammarError("bad")
-        return asked
+        return requested
 
 
 def ask(name: str, regex: str = "") -> Request:
-    asked = StructuredOutputs(regex=regex) if regex else None
-    params = SamplingParams(structured_outputs=asked)
+    constraint = StructuredOutputs(regex=regex) if regex else None
+    params = SamplingParams(structured_outputs=constraint)
     return Request(id=name, prompt=(1,), max_tokens=1, sampling=params)
 
 
@@ -73,11 +73,11 @@ def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> Non
 def test_requests_of_a_batch_wait_for_each_other(
     compiling: CompilingRequests, compiler: Compiler, regex: str
 ) -> None:
-    told = list[list[str]]()
+    reported = list[list[str]]()
     done = threading.Event()
 
     def then(ids: list[str]) -> None:
-        told.append(ids)
+        reported.append(ids)
         done.set()
 
     batch = (ask("a"), ask("b", regex), ask("c", "y"))
@@ -85,8 +85,8 @@ def test_requests_of_a_batch_wait_for_each_other(
     assert len(compiling) == 3
     compiler.go.set()
     assert done.wait(5)
-    assert told == [["a", "b", "c"]]
-    assert compiling.release(["b", "nobody", "a"]) == [batch]
+    assert reported == [["a", "b", "c"]]
+    assert compiling.release(["b", "unknown", "a"]) == [batch]
     assert not len(compiling)
     assert not wait(compiling, [ask("d", regex)], then)  # it was compiled, or refused
 
@@ -107,12 +107,14 @@ def test_what_only_who_was_released_waited_for_is_not_compiled(
     busy = [grammars.begin(StructuredOutputs(regex=f"busy{i}")) for i in range(THREADS)]
     for _ in busy:  # else they are in line, and the shortest comes first
         assert compiler.begun.acquire(timeout=60)
-    told = list[list[str]]()
-    wait(compiling, [ask("a", "x"), ask("b", "y")], told.append)
-    wait(compiling, [ask("c", "y")], told.append)
+    reported = list[list[str]]()
+    wait(compiling, [ask("a", "x"), ask("b", "y")], reported.append)
+    wait(compiling, [ask("c", "y")], reported.append)
     assert grammars.pending == len(busy) + 2
     compiling.release(["a"])
     assert grammars.pending == len(busy) + 1
-    assert told == [["a", "b"]]  # who is not among those who wait: nothing comes of it
+    assert reported == [
+        ["a", "b"]
+    ]  # who is not among those who wait: nothing comes of it
     compiling.release(["c"])
     assert grammars.pending == len(busy)

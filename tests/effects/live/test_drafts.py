@@ -128,15 +128,15 @@ class Always(Proposer):
     """Proposes ones, and notes how often it is asked, and what it is told."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.told = list[int]()
+        self.requested = 0
+        self.reported = list[int]()
 
     def grew(self, state: Any, who: SampleId, tokens: tuple[int, ...]) -> Any:
-        self.told.append(len(tokens))
+        self.reported.append(len(tokens))
         return state
 
     def propose(self, state: Any, who: SampleId, most: int) -> Proposal:
-        self.asked += 1
+        self.requested += 1
         return Proposal((1,) * most)
 
 
@@ -148,7 +148,7 @@ def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None
     loop = run(evolve(CONFIG, speculation=how), asking, request("a", 5, 600))
     assert not loop.tally.rows
     rounds = 600 / MAX_SKIPPED + 2 * MAX_SKIPPED.bit_length()
-    assert 5 < asking.asked < rounds
+    assert 5 < asking.requested < rounds
 
 
 def test_a_prompt_is_read_a_part_a_turn() -> None:
@@ -158,29 +158,29 @@ def test_a_prompt_is_read_a_part_a_turn() -> None:
     for _ in range(2):  # to the first token, which has come before all was read
         loop.turn()
         assert not loop.proposals()
-    assert max(asking.told) <= MAX_TOKENS_READ
+    assert max(asking.reported) <= MAX_TOKENS_READ
     loop.finish()
-    # But for what came when nobody was asked any more.
-    unread = 1000 + len(loop.out["a", 0]) - sum(asking.told)
+    # But for what came when drafts were not requested any more.
+    unread = 1000 + len(loop.out["a", 0]) - sum(asking.reported)
     assert 0 <= unread <= MAX_SKIPPED
 
 
-def test_in_steps_of_many_rows_nobody_is_asked() -> None:
+def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:
     asking = Always()
     how = evolve(HOW, rows=1)
     wanted = request("a", 5, 20), request("b", 5, 20)
     run(evolve(CONFIG, speculation=how), asking, *wanted)
-    assert not asking.asked
+    assert not asking.requested
 
 
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
     bound = request("c", lockstep=True)
     run(CONFIG, asking, request("b", 5, 0, pooling="last"), bound)
-    assert not asking.told
+    assert not asking.reported
 
 
-def test_what_was_void_is_read_anew() -> None:
+def test_what_was_discarded_is_read_anew() -> None:
     """A step that fails, with another in flight: no token is told twice."""
 
     class Failing(Oracle):

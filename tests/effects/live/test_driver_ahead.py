@@ -16,7 +16,7 @@ from minfer.records.messages import Executed, Failed, Pause, Submit
 from minfer.records.plan import Mask, Plan
 from minfer.records.request import SamplingParams
 from minfer.records.state import EngineState
-from tests.effects.live.test_deferred_sampling import (
+from tests.effects.live.test_deferred_rows import (
     CONFIG,
     VOCAB,
     Eleven,
@@ -31,7 +31,7 @@ class Watching(Noting):
     """Notes what it hands back, too."""
 
     def collect(self) -> Executed | Failed:
-        self.asked.append(f"collect {self.plans[0].step}")
+        self.requested.append(f"collect {self.plans[0].step}")
         return super().collect()
 
 
@@ -40,7 +40,7 @@ class Ordered(Eleven):
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
         begun = super().begin(plan, state)
-        self.executor.asked.append(f"begin {plan.step}")
+        self.executor.requested.append(f"begin {plan.step}")
         return begun
 
 
@@ -48,9 +48,9 @@ def ahead(depth: int, *, late_masks: bool = True) -> EngineConfig:
     return evolve(CONFIG, depth=depth, late_masks=late_masks)
 
 
-def followed(asked: list[Plan], gen: int) -> list[tuple[int, int]]:
+def followed(requested: list[Plan], gen: int) -> list[tuple[int, int]]:
     """Steps that yield a row's tokens, each with the one before."""
-    steps = [plan.step for plan in asked if gen in plan.gens]
+    steps = [plan.step for plan in requested if gen in plan.gens]
     return list(pairwise(steps))
 
 
@@ -61,10 +61,10 @@ def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
     wanted = request("a", lockstep=True), request("bb")
     tokens = serve(Driver(ahead(depth), executor, masks=masks), *wanted)
     assert tokens["a"] == [11] * 6
-    assert len(masks.asked) == 6
-    at = executor.asked.index
-    gen = masks.asked[0].gens[masks.asked[0].deferred[0]]
-    for last, step in followed(masks.asked, gen):
+    assert len(masks.requested) == 6
+    at = executor.requested.index
+    gen = masks.requested[0].gens[masks.requested[0].deferred[0]]
+    for last, step in followed(masks.requested, gen):
         # It feeds itself with what the last step drew, and its mask knows that token.
         assert at(f"begin {last}") < at(f"sample {last}") < at(f"launch {step}")
         assert at(f"launch {step}") < at(f"begin {step}")
@@ -76,7 +76,7 @@ def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
     executor = Watching()
     driver = Driver(ahead(2), executor, masks=Ordered(executor))
     serve(driver, evolve(request("a", lockstep=True), max_tokens=4))
-    assert executor.asked == [
+    assert executor.requested == [
         *("launch 0", "begin 0", "sample 0", "launch 1"),
         *("collect 0", "begin 1", "sample 1", "launch 2"),
         *("collect 1", "begin 2", "sample 2", "launch 3"),
@@ -84,12 +84,12 @@ def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
     ]
 
 
-def test_without_late_masks_nobody_is_ahead() -> None:
+def test_without_late_masks_no_row_is_ahead() -> None:
     executor = Watching()
     driver = Driver(ahead(2, late_masks=False), executor, masks=Ordered(executor))
     serve(driver, evolve(request("a", lockstep=True), max_tokens=2))
     once = ("launch {0}", "begin {0}", "sample {0}", "collect {0}")
-    assert executor.asked == [one.format(step) for step in range(2) for one in once]
+    assert executor.requested == [one.format(step) for step in range(2) for one in once]
 
 
 def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> None:
@@ -100,20 +100,20 @@ def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> 
     driver.turn()  # launches 0 and 1
     driver.post(Submit(request("a", lockstep=True)))
     driver.turn()  # collects 0, and launches 2, with both
-    (plan,) = masks.asked
+    (plan,) = masks.requested
     assert (plan.step, len(plan.gens)) == (2, 2)
     driver.post(Pause("a", 0))
     driver.turn()  # collects 1, and launches 3, without "a": nothing waits for its mask
-    assert executor.asked[-1] == "launch 3"
-    assert not executor.told
+    assert executor.requested[-1] == "launch 3"
+    assert not executor.reported
     driver.post(Pause("a", 0, paused=False))
     masks.say()
     driver.turn()  # collects 2, for which the mask has to be there
-    assert [one.step for one in executor.told] == [2]
-    assert executor.asked[-2:] == ["launch 4", "begin 4"]  # with both
+    assert [one.step for one in executor.reported] == [2]
+    assert executor.requested[-2:] == ["launch 4", "begin 4"]  # with both
     masks.say()
     driver.turn()  # collects 3; 5 feeds what 4 drew
-    assert executor.asked[-3:] == ["collect 3", "sample 4", "launch 5"]
+    assert executor.requested[-3:] == ["collect 3", "sample 4", "launch 5"]
     assert [one.plan.step for one in driver.deferred.steps] == [5]
     assert driver.deferred.steps[0].masks is None  # as the token of 4 is not known
 
@@ -126,13 +126,13 @@ def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
     driver.turn()  # launches 0 and 1; the second is ahead
     driver.post(Submit(request("bb", lockstep=True)))
     driver.turn()  # collects 0, and plans 2 with both, and 3 with "bb" alone
-    both, alone = driver.state.inflight[1:]
+    both, solo = driver.state.inflight[1:]
     assert (len(both.gens), both.step) == (2, 2)
-    assert alone.gens == both.gens[1:]
-    assert executor.asked[-1] == "launch 2"  # whose masks await the token of 1
-    assert list(driver.deferred.unlaunched) == [alone]
+    assert solo.gens == both.gens[1:]
+    assert executor.requested[-1] == "launch 2"  # whose masks await the token of 1
+    assert list(driver.deferred.unlaunched) == [solo]
     driver.turn()
-    at = executor.asked.index
+    at = executor.requested.index
     assert at("collect 1") < at("begin 2") < at("sample 2") < at("launch 3")
     assert not driver.deferred.unlaunched
 
@@ -147,7 +147,7 @@ def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> Non
     (held,) = driver.deferred.unlaunched
     tokens = serve(driver)
     assert executor.failed
-    assert f"launch {held.step}" not in executor.asked
+    assert f"launch {held.step}" not in executor.requested
     assert len(driver.state.requests) == 0
     assert tokens["bb"] == [11] * 6
 

@@ -43,7 +43,7 @@ code = engine_process.run_engine(
 sys.exit(code)
 """
 HELLO = wire.Hello(0, 1, 0, ())
-ASKED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
+REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
 
 
 @define(eq=False)
@@ -104,7 +104,7 @@ def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
             front, lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64
         )
         assert made.line() == "ready"
-        front.say(wire.SubmitRequests((ASKED,)))
+        front.say(wire.SubmitRequests((REQUESTED,)))
         until(
             front, lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished)
         )
@@ -119,7 +119,7 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
         assert made.line() == "ready"
         for one in (signal.SIGTERM, signal.SIGINT):
             made.process.send_signal(one)
-        with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
             until(
                 front,
                 lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished),
@@ -129,7 +129,7 @@ def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_nobody_waits_for_a_model_that_nobody_wants(tmp_path: Path) -> None:
+def test_an_unwanted_model_is_not_waited_for(tmp_path: Path) -> None:
     with engine(tmp_path, slow=600) as made:
         made.process.send_signal(STOP)
         assert made.ended() == (0, "")
@@ -139,7 +139,7 @@ def test_nobody_waits_for_a_model_that_nobody_wants(tmp_path: Path) -> None:
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
     with engine(tmp_path, broken=True) as made:
         assert made.line() == "ready"
-        with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
             assert front.is_cut()
         code, err = made.ended()
     assert code == BROKEN
@@ -154,7 +154,7 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
     for number in range(3):
         with engine(tmp_path, journal=str(folder)) as made:
             assert made.line() == "ready"
-            with plain(made.path, HELLO, wire.SubmitRequests((ASKED,))) as front:
+            with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
                 until(
                     front,
                     lambda one: isinstance(one, wire.FrontOutputs) and bool(one.tokens),

@@ -88,7 +88,7 @@ def test_the_thread_ends_with_the_work(folder: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("after", ["", "time.sleep(0.3)  # until the engine has left"])
-def test_a_thread_that_a_program_does_not_wait_for_is_told_so(
+def test_a_thread_that_a_program_does_not_wait_for_is_notified(
     folder: str, after: str
 ) -> None:
     """It would wait for ever, and the program with it."""
@@ -108,15 +108,15 @@ threading.Thread(target=ask).start()
 while not llm.worker.driver.busy:
     time.sleep(0.001)
 """
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    first, second = said.stdout.splitlines()
-    assert (said.returncode, said.stderr) == (0, "")
+    first, second = completed.stdout.splitlines()
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert first == f"EngineDeadError {PROGRAM_ENDS}"
     assert second.startswith("EngineDeadError ")
     assert PROGRAM_ENDS in second
@@ -159,19 +159,19 @@ llm = LLM({folder!r}, executor="oracle", num_gpu_blocks_override=2000, max_num_s
 stream = llm.stream([1, 2], SamplingParams(max_tokens=None, ignore_eos=True))
 next(stream)
 """
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @frozen
 class Later(FirstCome):
-    """Lets nobody start before some seconds have passed."""
+    """Admits no request before some seconds have passed."""
 
     seconds: float = 0.2
 
@@ -181,7 +181,7 @@ class Later(FirstCome):
 
 
 @pytest.mark.long
-def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
+def test_it_sleeps_until_the_policy_admits_a_request(folder: str) -> None:
     with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
         turns = Watched(llm)
         output = llm.generate([1, 2], GREEDY)[0]
@@ -238,7 +238,7 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
         stream.close()
 
 
-def test_an_id_is_free_before_anybody_hears_of_the_end(folder: str) -> None:
+def test_an_id_is_free_before_the_end_is_reported(folder: str) -> None:
     heard: list[tuple[bool, bool]] = []
 
     def sink(job: OutputProcessor) -> None:
@@ -348,8 +348,8 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
     done = ends_of(messages)["a"]
     assert (done.reason, done.length) == ("stop", 1)
     events = [event for turn in recorded for event in turn.events]
-    asked = [event for event in events if isinstance(event, Finish)]
-    assert {event.id for event in asked} == {"a"}
+    requested = [event for event in events if isinstance(event, Finish)]
+    assert {event.id for event in requested} == {"a"}
 
 
 def test_cancelling_says_who_was_served(folder: str) -> None:
@@ -367,7 +367,7 @@ def test_cancelling_says_who_was_served(folder: str) -> None:
     assert reasons == {"cancelled"}
 
 
-def test_a_full_line_is_said_before_and_told_as_an_end_after(folder: str) -> None:
+def test_a_full_queue_is_an_error_before_and_an_end_after(folder: str) -> None:
     with LLM(folder, executor="oracle", max_waiting=2, **SLOW) as llm:
         messages = listened(llm)
         with pytest.raises(OverloadedError, match="0 samples wait already, of at most 2"):
@@ -426,7 +426,9 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         settle(llm)
 
 
-def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -> None:
+def test_an_admission_is_reported_once_and_before_the_step_that_runs_it(
+    folder: str,
+) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         heard: list[EngineMessage] = []
         llm.client.listen(heard.append, early=True)
@@ -455,7 +457,7 @@ def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -
     assert ends == ["a", "b"]
 
 
-@pytest.mark.parametrize("salt", ["", "of somebody"])
+@pytest.mark.parametrize("salt", ["", "of a user"])
 def test_a_cache_that_was_reset_is_not_found_again(
     folder: str, tmp_path: Path, salt: str
 ) -> None:
@@ -499,7 +501,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(folder: str) -> None:
         assert llm.client.snapshot().dead == ""
 
 
-def test_a_death_is_told_once_with_those_it_concerns(
+def test_a_death_is_reported_once_with_those_it_concerns(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
@@ -546,11 +548,11 @@ class Slowly(OneByOne):
 
 
 def constrained(name: str) -> Request:
-    asked = SamplingParams(structured_outputs=StructuredOutputs(regex=name))
-    return evolve(request(name, 4), sampling=asked, lockstep=True)
+    constraint = SamplingParams(structured_outputs=StructuredOutputs(regex=name))
+    return evolve(request(name, 4), sampling=constraint, lockstep=True)
 
 
-def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
+def test_a_request_that_waits_for_its_grammar_blocks_none_and_can_be_cancelled(
     folder: str,
 ) -> None:
     slowly = Slowly()
@@ -575,7 +577,9 @@ def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
         assert ends_of(messages)["b"].reason == "length"
 
 
-def test_who_waits_for_its_grammar_is_told_when_the_engine_closes(folder: str) -> None:
+def test_a_request_that_waits_for_its_grammar_ends_when_the_engine_closes(
+    folder: str,
+) -> None:
     slowly = Slowly()
     llm = LLM(folder, executor="oracle", num_gpu_blocks_override=2000)
     llm.worker.compiling = CompilingRequests(Grammars(lambda: slowly), llm.worker.live)

@@ -27,7 +27,7 @@ from minfer.records.request import Request, SamplingParams
 class Stub:
     """A client that only notes what is asked of it."""
 
-    asked: list[tuple[Any, ...]] = field(factory=list)
+    requested: list[tuple[Any, ...]] = field(factory=list)
     served: set[str] = field(factory=set)
     listeners: list[Listener] = field(factory=list)
     refusal: BaseException | None = None
@@ -48,21 +48,21 @@ class Stub:
         self.listeners.append(listener)
 
     def check(self, request: Request) -> None:
-        self.asked.append(("check", request.id))
+        self.requested.append(("check", request.id))
 
     def submit(self, requests: Sequence[Request]) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.served |= {request.id for request in requests}
-        self.asked.append(("submit", *[request.id for request in requests]))
+        self.requested.append(("submit", *[request.id for request in requests]))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         known = self.served.intersection(ids)
-        self.asked.append(("cancel", *sorted(known)))
+        self.requested.append(("cancel", *sorted(known)))
         return frozenset(known)
 
     def finish(self, ends: Sequence[Finish]) -> None:
-        self.asked.append(("finish", *ends))
+        self.requested.append(("finish", *ends))
 
     def reset_cache(self) -> None:
         raise NotImplementedError
@@ -88,11 +88,11 @@ def front(client: Stub) -> Front:
     return Front(used)
 
 
-def job(name: str, told: list[OutputProcessor], **how: Any) -> OutputProcessor:
+def job(name: str, reported: list[OutputProcessor], **how: Any) -> OutputProcessor:
     sampling = SamplingParams(**how)
     request = Request(id=name, prompt=(1,), max_tokens=9, n=sampling.n, sampling=sampling)
     tokenizer = Tokenizer(bundled_folder()) if sampling.stop else None
-    return OutputProcessor(request, told.append, tokenizer=tokenizer, streaming=True)
+    return OutputProcessor(request, reported.append, tokenizer=tokenizer, streaming=True)
 
 
 def end(name: str, sample: int = 0, length: int = 1) -> Finished:
@@ -100,21 +100,21 @@ def end(name: str, sample: int = 0, length: int = 1) -> Finished:
 
 
 def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> None:
-    told: list[OutputProcessor] = []
-    jobs = {name: job(name, told) for name in ("c", "a", "b")}
+    reported: list[OutputProcessor] = []
+    jobs = {name: job(name, reported) for name in ("c", "a", "b")}
     front.submit(list(jobs.values()))
     assert {one.times.arrived for one in jobs.values()} == {7.0}
-    samples = (("b", 0), ("nobody", 0), ("c", 0), ("a", 0))
+    samples = (("b", 0), ("unknown", 0), ("c", 0), ("a", 0))
     front.hear(TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8))))
-    assert told == [jobs["b"], jobs["a"]]
+    assert reported == [jobs["b"], jobs["a"]]
     assert jobs["a"].take().outputs[0].token_ids == (7, 8)
     assert jobs["b"].times.first == 8.0
 
 
-def test_a_request_is_gone_before_anybody_hears_of_its_end(front: Front) -> None:
+def test_a_request_is_gone_before_its_end_is_reported(front: Front) -> None:
     order: list[tuple[str, bool]] = []
-    told: list[OutputProcessor] = []
-    one = job("a", told, n=2)
+    reported: list[OutputProcessor] = []
+    one = job("a", reported, n=2)
     one.sink = lambda _: order.append(("sink", "a" in front.processors))
     front.on_end.append(lambda _: order.append(("end", "a" in front.processors)))
     front.after.append(lambda: order.append(("after", "a" in front.processors)))
@@ -127,19 +127,19 @@ def test_a_request_is_gone_before_anybody_hears_of_its_end(front: Front) -> None
     order.clear()
     front.hear(TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
     assert order == [("sink", False), ("end", False), ("after", False)]
-    front.submit([job("a", told)])  # its id can be used again
+    front.submit([job("a", reported)])  # its id can be used again
 
 
-def test_a_stop_string_is_told_to_the_engine(front: Front, client: Stub) -> None:
-    told: list[OutputProcessor] = []
-    one = job("a", told, stop="b")
+def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> None:
+    reported: list[OutputProcessor] = []
+    one = job("a", reported, stop="b")
     assert one.tokenizer is not None
     tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
     front.submit([one])
     front.hear(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
-    assert client.asked == [("submit", "a")]
+    assert client.requested == [("submit", "a")]
     front.hear(TurnOutputs(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),)))
-    assert client.asked[1:] == [("finish", Finish("a", 0, 2))]
+    assert client.requested[1:] == [("finish", Finish("a", 0, 2))]
     front.hear(TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
     output = one.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
@@ -169,7 +169,7 @@ def test_an_id_is_served_once(front: Front, client: Stub) -> None:
         front.submit([job("a", [])])
     assert front.processors == {"a": first}
     front.check(job("b", []))
-    assert client.asked == [("submit", "a"), ("check", "b")]
+    assert client.requested == [("submit", "a"), ("check", "b")]
 
 
 @pytest.mark.parametrize("refusal", [EngineDeadError("dead"), RequestError("served")])
@@ -186,7 +186,7 @@ def test_cancelling_some_or_all(front: Front, client: Stub) -> None:
     front.submit([job("a", []), job("b", [])])
     front.cancel(["a", "unknown"])
     front.cancel()
-    assert client.asked[1:] == [("cancel", "a"), ("cancel", "a", "b")]
+    assert client.requested[1:] == [("cancel", "a"), ("cancel", "a", "b")]
     assert set(front.processors) == {
         "a",
         "b",
@@ -213,7 +213,7 @@ def test_dropping_waits_for_the_end(
     front.drop([mine])  # which is gone: the other one of its name stays
     assert front.processors == {"a": twin}
     client.working = False
-    front.drop([twin])  # nobody works on it any more, so there is nothing to wait for
+    front.drop([twin])  # no thread works on it any more, so there is nothing to wait for
     assert len(waited) == 3
 
 
@@ -228,16 +228,16 @@ def test_dropping_what_an_interrupt_kept_from_the_engine(
     assert not front.processors
 
 
-def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
-    told: list[OutputProcessor] = []
+def test_a_death_is_reported_once_to_each(front: Front, client: Stub) -> None:
+    reported: list[OutputProcessor] = []
     rung: list[int] = []
-    front.after.append(lambda: rung.append(len(told)))
-    jobs = [job("a", told), job("b", told)]
+    front.after.append(lambda: rung.append(len(reported)))
+    jobs = [job("a", reported), job("b", reported)]
     front.submit(jobs)
     client.dead = ZeroDivisionError("where it broke")
     front.hear(EngineDied(("a", "b", "c"), "the engine broke"))
     front.hear(EngineDied(("a", "b"), "the engine broke"))
-    assert told == jobs
+    assert reported == jobs
     assert rung == [2, 2]
     assert not front.processors
     for one in jobs:
@@ -247,14 +247,14 @@ def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
 
 
 def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
-    told: list[OutputProcessor] = []
-    one = job("a", told)
+    reported: list[OutputProcessor] = []
+    one = job("a", reported)
     front.submit([one])
     front.abandon(EngineDeadError("it stops"))
-    assert client.asked[1:] == [("cancel", "a")]
-    assert told == [one]
+    assert client.requested[1:] == [("cancel", "a")]
+    assert reported == [one]
     with pytest.raises(EngineDeadError, match="it stops"):
         one.take()
     front.hear(TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
-    assert told == [one]
+    assert reported == [one]
     assert not front.processors

@@ -9,8 +9,8 @@ from attrs import define, evolve, field
 from minfer.effects.live.constraints.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.constraints.sample_grammars import AllowedTokens
 from minfer.effects.live.masks import StepMasks
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.records.config import EngineConfig
@@ -112,11 +112,11 @@ def test_an_id_that_is_used_again_gets_a_new_matcher() -> None:
     bench.turn()
     bench.turn(Finish("a", 0, 1), Submit(ask("a")))
     assert len(bench.compiler.made) == 2
-    bench.masks.drop([("a", 0), ("nobody", 0)])
+    bench.masks.drop([("a", 0), ("unknown", 0)])
     assert not len(bench.masks)
 
 
-def test_a_matcher_that_cannot_go_on_ends_its_sample_alone() -> None:
+def test_a_matcher_that_cannot_go_on_ends_only_its_sample() -> None:
     bench = Bench()
     bench.turn(Submit(ask("a")), Submit(ask("b")))
     bench.compiler.made[0].broken = True
@@ -159,7 +159,7 @@ def test_who_had_long_outputs_before_it_may_go_through_a_new_one() -> None:
     bench.compiler.made[2].broken = True
     (end,) = bench.turn().ends
     assert end == Finish("b", 0, 3, "error", f"{STUCK}: too much work")
-    # Nor does anybody get it who comes then, or the one that it had before.
+    # Nor does a sample get it that comes then, or the one that it had before.
     bench.masks.drop([("b", 0)])
     assert bench.masks.add_requests([ask("d"), ask("e")]) == (Pause("e", 0),)
 

@@ -1,4 +1,4 @@
-"""Memory that nobody uses is given back, and only looked for when there may be some."""
+"""Unused memory is released, and only looked for when there may be some."""
 
 import os
 import subprocess
@@ -31,19 +31,19 @@ def test_holes_in_the_heap_are_given_back() -> None:
     subprocess.run([sys.executable, "-c", HOLES], check=True, env=env)
 
 
-def test_a_process_that_does_not_grow_is_left_alone(
+def test_a_process_that_does_not_grow_is_not_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = iter([GROWN, 10, 10 + GROWN - 1, 5, 5 + GROWN, 20])
-    asked = []
+    requested = []
     monkeypatch.setattr(host_memory, "resident", lambda: next(sizes))
-    monkeypatch.setattr(host_memory, "give_back", lambda: asked.append(1))
+    monkeypatch.setattr(host_memory, "give_back", lambda: requested.append(1))
     trim = Trim()
     assert trim.look()  # floor 10
     assert not trim.look()
     assert not trim.look()  # floor 5: what it has given back by itself counts
     assert trim.look()
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_a_user_may_say_how_many_products_are_kept(

@@ -41,8 +41,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 def made(setup: Setup, ids: int = 20, count: int = 0, **how: Any) -> Request:
     more = {name: how.pop(name) for name in ("name", "resets") if name in how}
     salt = how.pop("salt", b"")
-    asked = TokenizedPrompt(None, [5] * ids, salt)
-    given = RequestInput(setup=setup, prompt=asked, count=count, **more)
+    requested = TokenizedPrompt(None, [5] * ids, salt)
+    given = RequestInput(setup=setup, prompt=requested, count=count, **more)
     return make_request(given, SamplingParams(**how))
 
 
@@ -61,7 +61,7 @@ def test_seeds_follow_from_the_engines_and_the_number(setup: Setup) -> None:
     assert made(setup, seed=-3).seed == -3
 
 
-def test_output_takes_what_was_asked_for_or_the_room_there_is(setup: Setup) -> None:
+def test_output_takes_what_was_requested_or_the_room_there_is(setup: Setup) -> None:
     assert made(setup, max_tokens=9).max_tokens == 9
     assert made(setup, max_tokens=None).max_tokens == 44
     assert made(setup, max_tokens=1000).max_tokens == 44
@@ -76,7 +76,7 @@ def test_ends_are_the_models_and_the_callers(setup: Setup) -> None:
     assert made(setup, stop_token_ids=[9], ignore_eos=True).stop_ids == {9}
 
 
-def test_prompts_share_what_is_cached_unless_told_otherwise(setup: Setup) -> None:
+def test_prompts_share_what_is_cached_by_default(setup: Setup) -> None:
     first, again = made(setup, count=1), made(setup, count=2)
     assert first.root == again.root
     assert first.keys == again.keys == block_keys(first.root, (5,) * 20, 8)
@@ -85,8 +85,8 @@ def test_prompts_share_what_is_cached_unless_told_otherwise(setup: Setup) -> Non
     roots += [made(setup, salt=salt).root for salt in (b"a", b"b")]
     roots += [made(setup, resets=resets).root for resets in (1, 2)]
     roots += [made(setup, salt=b"a", resets=1).root]
-    apart = evolve(setup, args=evolve(setup.args, enable_prefix_caching=False))
-    roots += [made(apart, count=count).root for count in (1, 2)]
+    separate = evolve(setup, args=evolve(setup.args, enable_prefix_caching=False))
+    roots += [made(separate, count=count).root for count in (1, 2)]
     assert len(set(roots)) == len(roots)
 
 

@@ -46,7 +46,7 @@ def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run.journal"]
 
 
-def test_a_run_that_cannot_be_written_is_said(
+def test_a_run_that_cannot_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, turns = recorded(1, 20)
@@ -81,7 +81,7 @@ def test_of_a_folder_the_run_that_was_recorded_is_read(tmp_path: Path) -> None:
     assert list(read_journal(tmp_path).turns()) == log
 
 
-def test_a_torn_record_is_told_of(tmp_path: Path) -> None:
+def test_a_torn_record_is_reported(tmp_path: Path) -> None:
     _, log = live(tmp_path, 60)
     (path,) = tmp_path.iterdir()
     os.truncate(path, path.stat().st_size - 3)

@@ -63,7 +63,7 @@ class Engine:
                 )
             self.driver.turn()
 
-    def told(self) -> tuple[bool | None, int]:
+    def reported(self) -> tuple[bool | None, int]:
         """What a snapshot says of the journal."""
         now = self.worker.snapshot()
         return now.journal_writing, now.journal_errors
@@ -91,22 +91,22 @@ def test_writing_comes_back_when_there_is_room(
 ) -> None:
     engine = Engine(tmp_path)
     engine.turns(20)
-    assert engine.told() == (True, 0)
+    assert engine.reported() == (True, 0)
     room.setattr(os, "write", full)
     engine.turns(20)
-    assert engine.told() == (False, 1)
+    assert engine.reported() == (False, 1)
     for _ in range(3):  # it is tried again, less and less often
         engine.now += 8 * FIRST_PAUSE
         engine.turns(10)
-    assert engine.told() == (False, 4)
+    assert engine.reported() == (False, 4)
     assert len(caplog.records) == 1
     assert not list(tmp_path.glob("*.part"))
     room.undo()
     engine.turns(10)
-    assert engine.told() == (False, 4)  # it is not time yet
+    assert engine.reported() == (False, 4)  # it is not time yet
     engine.now += 20 * FIRST_PAUSE
     engine.turns(30)
-    assert engine.told() == (True, 4)
+    assert engine.reported() == (True, 4)
     assert "goes on with turn" in caplog.text
     assert len(caplog.records) == 2
     engine.driver.close()
@@ -123,11 +123,11 @@ def test_a_folder_that_was_removed_is_noticed_and_made_again(
     engine.turns(10)
     shutil.rmtree(folder)
     engine.turns(LOOK)
-    assert engine.told() == (False, 1)
+    assert engine.reported() == (False, 1)
     assert "it was removed" in caplog.text
     engine.now += 2 * FIRST_PAUSE
     engine.turns(20)
-    assert engine.told() == (True, 1)
+    assert engine.reported() == (True, 1)
     engine.driver.close()
     check_last_run(folder, engine, since=LOOK)
 
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_now_and_then_is_not_filled_by_us(
         room.undo()
         engine.now += 2 * journals.LONGEST_PAUSE
     engine.turns(20)
-    assert engine.told() == (True, 9)
+    assert engine.reported() == (True, 9)
     engine.driver.close()
     assert len(list(tmp_path.iterdir())) == 4
     check_last_run(tmp_path, engine, since=200)
@@ -165,7 +165,7 @@ def test_a_journal_without_tokens_comes_back_too(
 ) -> None:
     engine = Engine(tmp_path, redact=True)
     fill(engine, room)
-    assert engine.told() == (True, 1)
+    assert engine.reported() == (True, 1)
     engine.driver.close()
     assert len(list(tmp_path.iterdir())) == 2
     journal = read_journal(tmp_path)
@@ -187,7 +187,7 @@ def test_one_with_a_sliding_window_ends_where_it_fails(
 ) -> None:
     engine = Engine(tmp_path, redact=True, config=evolve(CONFIG, window=8))
     fill(engine, room)
-    assert engine.told() == (False, 1)
+    assert engine.reported() == (False, 1)
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -195,7 +195,7 @@ def test_an_engine_that_is_started_again_takes_nothing_from_the_one_before(
     tmp_path: Path,
 ) -> None:
     before = Engine(tmp_path)
-    before.turns(30)  # and it is killed: nobody closes it
+    before.turns(30)  # and it is killed, not closed
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
     after = Engine(tmp_path)
     after.turns(20)

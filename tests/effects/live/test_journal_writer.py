@@ -265,12 +265,12 @@ def test_a_killed_process_loses_at_most_the_turn_it_was_writing(tmp_path: Path) 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(500):
-            told = int(process.stdout.readline())
+            reported = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        told = max([told, *map(int, process.stdout.read().split("\n")[:-1])])
+        reported = max([reported, *map(int, process.stdout.read().split("\n")[:-1])])
     journal = read_journal(tmp_path)
     list(journal.turns())
-    assert journal.count >= told
+    assert journal.count >= reported
     assert not journal.closed
 
 
@@ -322,7 +322,7 @@ class Bare(Policy):
     pass
 
 
-def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
+def test_what_cannot_be_journalled_is_reported_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="frozen attrs records"):
         JournalWriter(tmp_path, EngineConfig(num_blocks=1, policy=Bare()), {})
     (tmp_path / "file").write_text("x")

@@ -20,7 +20,7 @@ from minfer.effects.live.input_processing.prompts import Prompt
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
@@ -105,8 +105,8 @@ def test_outputs_come_in_the_order_of_prompts_each_with_its_parameters(llm: LLM)
     assert [list(o.prompt_token_ids) for o in outputs] == prompts
     assert [len(ids(o)) for o in outputs] == [20 - i for i in range(20)]
     assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
-    alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
-    assert [ids(o) for o in outputs] == [ids(o) for o in alone]
+    solo = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
+    assert [ids(o) for o in outputs] == [ids(o) for o in solo]
 
 
 def test_parameters_default_to_sixteen_tokens(llm: LLM) -> None:
@@ -183,8 +183,8 @@ def test_what_samples_share_in_the_cache_counts_once(folder: str) -> None:
 
 
 def test_prefixes_are_not_shared_without_caching_nor_across_salts(folder: str) -> None:
-    with LLM(folder, enable_prefix_caching=False, **SETTINGS) as apart:
-        outputs = [apart.generate([[3] * 30], GREEDY)[0] for _ in range(2)]
+    with LLM(folder, enable_prefix_caching=False, **SETTINGS) as separate:
+        outputs = [separate.generate([[3] * 30], GREEDY)[0] for _ in range(2)]
     assert [o.num_cached_tokens for o in outputs] == [0, 0]
     with LLM(folder, **SETTINGS) as shared:
         salted = [
@@ -210,9 +210,9 @@ def test_samples_of_a_request_differ_and_are_reproducible(folder: str) -> None:
 
 def test_a_seed_of_its_own_makes_a_request_independent_of_all_else(llm: LLM) -> None:
     params = SamplingParams(seed=-5, max_tokens=10, ignore_eos=True)
-    alone = llm.generate("abc", params)[0]
+    solo = llm.generate("abc", params)[0]
     crowd = llm.generate(["x", "abc", "yy"], params)[1]
-    assert ids(alone) == ids(crowd)
+    assert ids(solo) == ids(crowd)
 
 
 def test_the_end_of_sequence_ends_and_is_not_text(folder: str, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
 
 
-def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
+def test_a_stream_that_is_not_read_runs_nothing(llm: LLM) -> None:
     llm.stream("abc", GREEDY)
     assert not llm.front.processors
 
@@ -434,8 +434,8 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
         temperature=0.5, top_k=7
     )
     assert llm.get_default_sampling_params() == SamplingParams()
-    asked = talker.setup.default_sampling_params(top_k=3, n=2)
-    assert asked == SamplingParams(temperature=0.5, top_k=3, n=2)
+    requested = talker.setup.default_sampling_params(top_k=3, n=2)
+    assert requested == SamplingParams(temperature=0.5, top_k=3, n=2)
     silent = talker._make_checked_batch(["a", "b"], None, None).processors
     assert [job.request.sampling.top_k for job in silent] == [7, 7]
     with pytest.raises(ParameterError, match="top_p"):
@@ -603,7 +603,7 @@ def test_parameters_of_the_wrong_kind_or_number(llm: LLM) -> None:
         llm.generate("a", SamplingParams(stop_token_ids=(260,)))
 
 
-def test_more_requests_than_may_wait_are_told_so(
+def test_more_requests_than_may_wait_are_refused(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(folder, **SETTINGS) as llm:
@@ -745,7 +745,7 @@ def test_a_request_whose_steps_fail_ends_with_an_error_and_the_others_go_on(
         assert outputs[1].finished
 
 
-def test_an_engine_that_breaks_says_so_and_serves_nobody(
+def test_an_engine_that_breaks_reports_it_and_serves_no_request(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(folder, executor="oracle", **SETTINGS) as llm:

@@ -125,12 +125,12 @@ def test_samples_of_a_request_are_each_penalized_by_themselves(llm: LLM) -> None
         "repetition_penalty": 1.3,
     }
     (both,) = llm.generate([PROMPT], SamplingParams(n=3, **how), use_tqdm=False)
-    (alone,) = llm.generate([PROMPT], SamplingParams(n=1, **how), use_tqdm=False)
-    assert both.outputs[0].token_ids == alone.outputs[0].token_ids
+    (solo,) = llm.generate([PROMPT], SamplingParams(n=1, **how), use_tqdm=False)
+    assert both.outputs[0].token_ids == solo.outputs[0].token_ids
     assert len({one.token_ids for one in both.outputs}) == 3
 
 
-def test_a_journal_has_what_was_asked_for(
+def test_a_journal_has_what_was_requested(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LLM(str(folder), **SETTINGS, journal=str(tmp_path)) as llm:

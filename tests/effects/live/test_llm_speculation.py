@@ -22,7 +22,7 @@ from attrs import frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import METHODS
+from minfer.effects.setup.speculation_settings import METHODS
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Admitted
@@ -83,7 +83,7 @@ def _text() -> list[int]:
     return Tokenizer(bundled_folder()).encode(source)
 
 
-def asked(count: int) -> list[SamplingParams]:
+def requested(count: int) -> list[SamplingParams]:
     return [
         SamplingParams(
             **{
@@ -97,12 +97,12 @@ def asked(count: int) -> list[SamplingParams]:
     ]
 
 
-def said(method: str, *, adaptive: bool = False) -> dict[str, Any]:
+def emitted(method: str, *, adaptive: bool = False) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": 4, "adaptive": adaptive}
 
 
 @frozen
-class Told:
+class Reported:
     """What a sample is, but for the last bits of its log-probabilities, and what they
     make of ranks.
     """
@@ -114,15 +114,15 @@ class Told:
     listed: tuple[int, ...]  # tokens that have log-probabilities
 
     @classmethod
-    def of(cls, one: CompletionOutput) -> "Told":
+    def of(cls, one: CompletionOutput) -> "Reported":
         listed = chain.from_iterable(one.logprobs or ())
         return cls(
             one.token_ids, one.text, one.finish_reason, one.stop_reason, tuple(listed)
         )
 
 
-def told(outputs: Sequence[RequestOutput]) -> list[list[Told]]:
-    return [[Told.of(one) for one in output.outputs] for output in outputs]
+def reported(outputs: Sequence[RequestOutput]) -> list[list[Reported]]:
+    return [[Reported.of(one) for one in output.outputs] for output in outputs]
 
 
 def logprobs(outputs: Sequence[RequestOutput]) -> torch.Tensor:
@@ -141,7 +141,7 @@ def logprobs(outputs: Sequence[RequestOutput]) -> torch.Tensor:
 def without(device: str, count: int) -> list[RequestOutput]:
     """What there is without drafts, in an engine with room for all."""
     with LLM(device=device, dtype="float32", **ROOMY) as llm:
-        return llm.generate(prompts(count), asked(count), use_tqdm=False)
+        return llm.generate(prompts(count), requested(count), use_tqdm=False)
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def without(device: str, count: int) -> list[RequestOutput]:
 def test_whatever_else_goes_on_tokens_are_those_without(
     method: str, depth: int, adaptive: bool, count: int, device: str
 ) -> None:
-    config = said(method, adaptive=adaptive)
+    config = emitted(method, adaptive=adaptive)
     expected = without(device, count)
     with LLM(
         device=device,
@@ -170,8 +170,8 @@ def test_whatever_else_goes_on_tokens_are_those_without(
         **TIGHT,
     ) as llm:
         turns = Watched(llm)
-        outputs = llm.generate(prompts(count), asked(count), use_tqdm=False)
-    assert told(outputs) == told(expected)
+        outputs = llm.generate(prompts(count), requested(count), use_tqdm=False)
+    assert reported(outputs) == reported(expected)
     (found, ranks), (right, due) = logprobs(outputs), logprobs(expected)
     torch.testing.assert_close(found, right, rtol=0, atol=2e-4)
     # Unlikely tokens are so many that last bits decide which of two is before the other.
@@ -246,7 +246,7 @@ def test_in_bfloat16_texts_part_only_where_two_tokens_are_as_good(
         for i in range(count)
     ]
     found = list[list[RequestOutput]]()
-    for config in (None, said(method)):
+    for config in (None, emitted(method)):
         with LLM(
             device=device, dtype="bfloat16", speculative_config=config, **ROOMY
         ) as llm:

@@ -2,7 +2,7 @@
 
 from minfer.effects.live.constraints.mask_batch import STUCK, MaskBatch
 from minfer.effects.live.constraints.sample_grammars import SampleGrammar
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.records.messages import Finish
 from tests.effects.live.matchers import ask
 

@@ -1,4 +1,4 @@
-"""Who makes no masks lets every row draw what it likes, and keeps nobody waiting."""
+"""Who makes no masks lets every row draw what it likes, and keeps no row waiting."""
 
 from minfer.effects.live.masks import NoMasks, StepMasks, ready_masks
 from minfer.records.config import EngineConfig
@@ -15,7 +15,7 @@ def test_masks_that_have_been_made_are_there() -> None:
     assert made.result(0) is masked
 
 
-def test_without_masks_nobody_waits() -> None:
+def test_without_masks_no_row_waits() -> None:
     masks = NoMasks()
     assert (
         masks.add_requests([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)])

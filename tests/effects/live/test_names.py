@@ -13,7 +13,7 @@ from minfer.effects.live.request_names import (
 IDS = ["cmpl-42-0", "cmpl-42-1", "cmpl-4", "cmpl-42-1#7", "cmpl-42-1#8", "cmpl-42-0"]
 
 
-def test_names_are_taken_apart_as_they_are_made() -> None:
+def test_names_are_parsed_as_they_are_made() -> None:
     request = prompt_name("cmpl-42", 1)
     for name in (request, again_name(request, 7)):
         assert (request_of(name), answer_of(name)) == (request, "cmpl-42")

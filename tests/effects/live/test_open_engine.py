@@ -34,7 +34,7 @@ def prepared(folder: Path, **settings: Any) -> Setup:
     return prepare(EngineArgs(model=str(folder), **small, **settings))
 
 
-def test_the_executor_that_was_asked_for(folder: Path) -> None:
+def test_the_executor_that_was_requested(folder: Path) -> None:
     kinds = {"oracle": "Oracle", "dry": "Dry", "torch": "TorchExecutor"}
     for name, kind in kinds.items():
         executor = open_executor(prepared(folder, executor=name), None)
@@ -71,7 +71,7 @@ def test_weights_that_are_missing_are_named_unless_they_are_made_up(
         ),
     ],
 )
-def test_memory_that_there_is_not_is_said(
+def test_memory_that_there_is_not_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -82,10 +82,10 @@ def test_memory_that_there_is_not_is_said(
         open_executor(prepared(folder), None)
 
 
-def test_it_is_told_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[StartProgress]()
-    open_executor(prepared(folder), None, told.append).close()
-    assert told == [StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)]
+def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = list[StartProgress]()
+    open_executor(prepared(folder), None, reported.append).close()
+    assert reported == [StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)]
     made = list[Readiness]()
 
     def executor(*_: object, readiness: Readiness, **__: object) -> None:
@@ -95,9 +95,9 @@ def test_it_is_told_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(where, executor)
     setup = prepared(folder)
     for advice, filtered in (({}, False), ({"temperature": 0.7, "top_p": 0.8}, True)):
-        open_executor(evolve(setup, default_params=advice), None, told.append)
+        open_executor(evolve(setup, default_params=advice), None, reported.append)
         assert made[-1].likely == Wants(filtered=filtered, scored=False)
-        assert made[-1].report == told.append
+        assert made[-1].report == reported.append
 
 
 @pytest.mark.parametrize(

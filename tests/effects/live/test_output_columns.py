@@ -7,11 +7,11 @@ from minfer.effects.live.engine.output_columns import (
     pooled_column,
 )
 from minfer.records.messages import Emit
-from minfer.records.plan import TokenLogprobs
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.drafts import Drafted
 
 A, B = ("a", 0), ("b", 0)
-SCORED = (TokenLogprobs(-0.5, 1),)
+SCORED = (TokenLogprobs(7, -0.5, 1),)
 
 
 def test_one_column_is_taken_as_it_is() -> None:

@@ -74,6 +74,6 @@ def test_kinds_that_a_policy_makes_up_are_bounded(
     warnings = PolicyWarnings(FirstCome())
     with caplog.at_level(logging.WARNING, logger="minfer.engine"):
         for number in range(2 * MOST_KINDS):
-            told = PolicyOverride("rank", f"raised Error{number}")
-            warnings.observe((Missed("x", 0, 0, 1), told, told))
+            reported = PolicyOverride("rank", f"raised Error{number}")
+            warnings.observe((Missed("x", 0, 0, 1), reported, reported))
     assert len(caplog.records) == MOST_KINDS

@@ -62,8 +62,8 @@ def test_every_form_means_the_same(tokenizer: Tokenizer) -> None:
         assert read_prompt(prompt, tokenizer, 10_000) == TokenizedPrompt("def add", ids)
     for given in (ids, list(ids), {"prompt_token_ids": ids}, [*map(Whole, ids)]):
         assert read_prompt(given, tokenizer, 10_000) == TokenizedPrompt(None, ids)
-    asked = TokenizedPrompt("rendered", [1], b"salt")
-    assert read_prompt(asked, None, 2) is asked
+    requested = TokenizedPrompt("rendered", [1], b"salt")
+    assert read_prompt(requested, None, 2) is requested
 
 
 def test_a_salt_is_the_prompts_own_or_the_callers() -> None:

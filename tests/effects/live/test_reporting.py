@@ -71,13 +71,13 @@ def test_a_turn_is_one_message_with_all_that_it_brought() -> None:
     assert [type(one) for one in both.reasons] == [Admitted]  # the end comes once
 
 
-def test_of_a_turn_that_brought_nothing_nothing_is_told() -> None:
+def test_a_turn_without_outputs_reports_nothing() -> None:
     world = World()
     world.turn()
     assert not world.heard
 
 
-def test_drafts_are_told_beside_the_tokens() -> None:
+def test_drafts_are_reported_beside_the_tokens() -> None:
     world = World()
     world.turn(ask("a"))
     world.news()
@@ -85,7 +85,7 @@ def test_drafts_are_told_beside_the_tokens() -> None:
     assert world.news()[0].drafts == (4,)
 
 
-def test_who_starts_is_told_before_the_step_to_those_who_ask_for_that() -> None:
+def test_admissions_are_reported_before_the_step_to_clients_that_want_them() -> None:
     usual, early = World(), World(early=True, other=True)
     for world in (usual, early):
         world.turn(ask("a", 1))
@@ -100,7 +100,7 @@ def test_who_starts_is_told_before_the_step_to_those_who_ask_for_that() -> None:
     assert rest == evolve(whole, arrived=(), reasons=())
 
 
-def test_what_does_not_start_is_told_afterwards() -> None:
+def test_what_does_not_start_is_reported_afterwards() -> None:
     world = World(early=True)
     world.turn(ask("a", 9))
     world.news()
@@ -122,7 +122,7 @@ def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:
     assert world.news()[-1].waits == {"rows": 2 * MORE}
 
 
-def test_a_death_is_told_once_and_when_the_lock_is_free() -> None:
+def test_a_death_is_reported_once_and_when_the_lock_is_free() -> None:
     lock, heard = threading.Condition(), list[tuple[EngineMessage, bool]]()
 
     def other_could(found: list[bool]) -> None:
@@ -150,7 +150,7 @@ def test_a_death_is_told_once_and_when_the_lock_is_free() -> None:
     assert len(heard) == 1
 
 
-def test_a_death_that_was_noted_by_who_holds_the_lock_alone_is_told_by_word() -> None:
+def test_a_death_noted_under_the_lock_is_reported_by_a_message() -> None:
     lock, heard = threading.Condition(), list[EngineMessage]()
     reporter = OutputReporter(CONFIG, lock)
     reporter.listen(heard.append)

@@ -13,7 +13,7 @@ from minfer.effects.live.constraints.sample_grammars import (
     due_mask,
 )
 from minfer.effects.live.engine.driver import Driver
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.sequence import Running

@@ -15,7 +15,12 @@ from minfer import LLM, AsyncLLM, SamplingParams
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
+from minfer.effects.text.chat_templates import (
+    ChatOptions,
+    Conversation,
+    Conversations,
+    Tools,
+)
 from minfer.effects.text.tools.formats import Parsers
 from tests.effects.scripted import say, write_talker
 
@@ -79,7 +84,7 @@ def test_a_conversations_options_are_named(method: Any) -> None:
         assert hints[name] == types[name]
 
 
-def test_an_unknown_setting_is_refused_by_the_class_that_was_asked() -> None:
+def test_an_unknown_setting_is_refused_by_the_class_that_was_called() -> None:
     with pytest.raises(TypeError, match=r"AsyncLLM has no setting 'modle'; it has"):
         AsyncLLM(modle="x")  # type: ignore[arg-type]  # the point
 

@@ -12,7 +12,7 @@ from minfer.effects.live.constraints.grammar_masks import (
     GrammarMasks,
 )
 from minfer.effects.live.constraints.sample_grammars import DueMask
-from minfer.effects.text.grammars.protocol import MASK_WAIT, GrammarError
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause
 from tests.effects.live.matchers import Clock, Counting, ask, counted
@@ -40,14 +40,14 @@ def quick_ones(clock: Clock, *names: str) -> Engine:
 def test_who_arrives_is_paused_until_its_mask_is_there(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a"))
-    assert engine.told() == [Pause("a", 0)]
+    assert engine.reported() == [Pause("a", 0)]
     assert len(engine.threads.jobs) == 1
     engine.turn(times=5)
     assert engine.lengths("p", "a") == [5, 0]
     assert not engine.compiler.made  # the matcher too is made by the thread
     engine.threads.run()
     engine.turn()
-    assert engine.told() == [on("a")]
+    assert engine.reported() == [on("a")]
     engine.turn(times=5)
     assert engine.tokens["a"] == counted(4)
     assert engine.lengths("p") == [11]
@@ -56,10 +56,10 @@ def test_who_arrives_is_paused_until_its_mask_is_there(clock: Clock) -> None:
 def test_each_sample_of_a_request_is_paused_for_itself(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a", n=3))
-    assert engine.told() == [Pause("a", i) for i in range(3)]
+    assert engine.reported() == [Pause("a", i) for i in range(3)]
     engine.threads.run()
     engine.turn()
-    assert engine.told() == [Pause("a", 0, paused=False)]
+    assert engine.reported() == [Pause("a", 0, paused=False)]
     # The others wait for the prompt of the first: who has no seat has no matcher.
     assert engine.driver.state.paused == {("a", 1), ("a", 2)}
     assert len(engine.compiler.made) == 1
@@ -84,7 +84,7 @@ def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:
     assert engine.driver.state.paused == {("b", 0)}
 
 
-def test_a_slow_one_skips_steps_while_nobody_else_runs(clock: Clock) -> None:
+def test_a_slow_row_skips_steps_while_no_other_runs(clock: Clock) -> None:
     engine = Engine(clock)
     engine.compiler.costs = [SLOW]
     engine.turn(ask("a"))
@@ -124,7 +124,7 @@ def test_threads_make_the_masks_of_a_request_after_one_was_late(clock: Clock) ->
     assert engine.tokens["a"] == counted(after[0])
 
 
-def test_masks_within_the_bound_make_nobody_slow(clock: Clock) -> None:
+def test_masks_within_the_bound_make_no_row_slow(clock: Clock) -> None:
     engine = quick_ones(clock, "a", "b")
     for walker in engine.compiler.made:
         walker.cost = MASK_WAIT
@@ -134,7 +134,7 @@ def test_masks_within_the_bound_make_nobody_slow(clock: Clock) -> None:
 
 @pytest.mark.parametrize("error", [GrammarError("no way"), RuntimeError("no way")])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_matcher_that_cannot_be_made_ends_its_sample_alone(
+def test_a_matcher_that_cannot_be_made_ends_only_its_sample(
     clock: Clock, error: Exception, late: bool
 ) -> None:
     engine = Engine(clock)
@@ -154,7 +154,7 @@ def test_a_matcher_that_cannot_be_made_ends_its_sample_alone(
     assert len(engine.masks) == 1
 
 
-def test_a_matcher_that_breaks_in_a_thread_ends_its_sample_alone(clock: Clock) -> None:
+def test_a_matcher_that_breaks_in_a_thread_ends_only_its_sample(clock: Clock) -> None:
     engine = Engine(clock)
     engine.compiler.costs = [SLOW]
     engine.turn(plain(), ask("a"))
@@ -169,7 +169,7 @@ def test_a_matcher_that_breaks_in_a_thread_ends_its_sample_alone(clock: Clock) -
     assert set(engine.ends) == {"a"}
 
 
-def test_any_error_in_a_thread_ends_its_sample_alone(
+def test_any_error_in_a_thread_ends_only_its_sample(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(clock)
@@ -205,7 +205,7 @@ def test_who_is_resumed_goes_on_where_its_output_ended(clock: Clock) -> None:
 # --- who leaves while a thread is at it -------------------------------------------------
 
 
-def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None:
+def test_what_is_made_for_a_sample_that_has_left_is_dropped(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a"))
     engine.turn(Cancel("a"))
@@ -218,7 +218,7 @@ def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None
     assert engine.lengths("p") == [3]
 
 
-def test_nobody_gets_the_matcher_of_one_that_ended_slow(clock: Clock) -> None:
+def test_no_sample_gets_the_matcher_of_one_that_ended_slow(clock: Clock) -> None:
     engine = Engine(clock)
     engine.compiler.costs = [SLOW]
     engine.turn(plain(), ask("a"))
@@ -255,7 +255,7 @@ def test_a_matcher_of_others_that_fails_in_a_thread_is_replaced(clock: Clock) ->
     assert engine.tokens["b"] == counted(engine.lengths("b")[0])
 
 
-def test_a_matcher_that_a_thread_may_be_at_is_nobody_elses(clock: Clock) -> None:
+def test_a_matcher_that_a_thread_may_use_is_not_shared(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a"))
     [job] = engine.threads.jobs
@@ -299,11 +299,11 @@ def test_a_mask_of_a_request_that_has_ended_lets_none_of_its_name_go_on(
     engine.threads.run(1)  # the old one's
     assert not engine.driver.inbox
     engine.turn()
-    assert not engine.told()
+    assert not engine.reported()
     assert engine.slow == {"a"}
     engine.threads.run()
     engine.turn()
-    assert engine.told() == [on("a")]
+    assert engine.reported() == [on("a")]
     engine.turn(times=4)
     assert engine.tokens["a"] == counted(3)
 
@@ -335,7 +335,7 @@ def test_a_matcher_is_for_one_thread_at_a_time(clock: Clock) -> None:
     assert calls == ["begins", "ends"] * (len(calls) // 2)
 
 
-def test_whoever_is_being_made_something_may_be_closed(clock: Clock) -> None:
+def test_a_sample_whose_masks_are_being_made_may_be_closed(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a"), ask("b"))
     begun = []
@@ -356,7 +356,7 @@ def test_whoever_is_being_made_something_may_be_closed(clock: Clock) -> None:
 def test_a_program_that_ends_breaks_nothing(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No thread makes a mask any more; whoever needs one waits, or makes it itself."""
+    """No thread makes a mask any more; a row that needs one waits, or makes it itself."""
     engine = Engine(clock)
     threads = GrammarMasks(Grammars(lambda: engine.compiler), 4)._threads
     engine.masks._threads = threads

@@ -44,11 +44,11 @@ def test_neighbours_of_a_slow_one_keep_their_pace(
 ) -> None:
     config = evolve(CONFIG, depth=depth, late_masks=late_masks)
     neighbours = plain(), ask("q", max_tokens=60)
-    alone = pace(Engine(clock, config), *neighbours)
+    solo = pace(Engine(clock, config), *neighbours)
     engine = Engine(clock, config)
     engine.compiler.costs = [0.0, SLOW]
     beside = pace(engine, *neighbours, ask("slow"))
-    assert beside[:2] == pytest.approx(alone, rel=0.1)
+    assert beside[:2] == pytest.approx(solo, rel=0.1)
     assert beside[0] == 1
     assert beside[2] == pytest.approx(PER_MASK, rel=0.2)
     assert engine.held_up == 0.0

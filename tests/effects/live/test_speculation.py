@@ -1,4 +1,4 @@
-"""Whoever drafts, answers are those without: the bundled models, on the CPU."""
+"""Whatever drafts, answers are those without: the bundled models, on the CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -54,7 +54,7 @@ MIXED = [
     SamplingParams(temperature=0, repetition_penalty=1.2, logprobs=2, max_tokens=40),
     SamplingParams(temperature=0.6, top_k=20, n=2, stop=["\n\n"], max_tokens=50, seed=2),
 ]
-ASKED = {"greedy": GREEDY, "sampled": SAMPLED, "mixed": MIXED}
+REQUESTED = {"greedy": GREEDY, "sampled": SAMPLED, "mixed": MIXED}
 Config = Mapping[str, Any] | None
 
 
@@ -67,62 +67,63 @@ def one_thread() -> Iterator[None]:
 
 
 def answers(
-    config: Config, asked: str, prompts: Sequence[str] = PROMPTS, **settings: Any
+    config: Config, requested: str, prompts: Sequence[str] = PROMPTS, **settings: Any
 ) -> tuple[list[Any], DraftTally]:
     """What is answered in float32, and what became of drafts."""
     sizes = {"dtype": "float32", "num_gpu_blocks_override": 199, "max_num_seqs": 4}
     fixed = None if config is None else {**config, "adaptive": False}
     with LLM(speculative_config=fixed, **{**sizes, **settings}) as llm:
         turns = llm.worker.driver.record = Seen()
-        found = llm.generate(list(prompts), ASKED[asked])
-    told = [
+        found = llm.generate(list(prompts), REQUESTED[requested])
+    reported = [
         (one.token_ids, one.text, one.finish_reason)
         for output in found
         for one in output.outputs
     ]
     some = (judged(one.before, one.events, one.transition) for one in turns)
-    return told, tally_of(chain.from_iterable(some))
+    return reported, tally_of(chain.from_iterable(some))
 
 
 @cache
-def plain(asked: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
+def plain(requested: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
     """What is answered without drafts."""
-    told, tally = answers(None, asked, prompts)
+    reported, tally = answers(None, requested, prompts)
     assert tally == NO_DRAFTS
-    return told
+    return reported
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("asked", "least"), [("greedy", 0.5), ("mixed", 0.3), *claimed([("sampled", 0.3)])]
+    ("requested", "least"),
+    [("greedy", 0.5), ("mixed", 0.3), *claimed([("sampled", 0.3)])],
 )
 @pytest.mark.parametrize("drafts", [3, *claimed([(1,), (8,)])])
-def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> None:
+def test_with_the_bundled_draft_model(requested: str, least: float, drafts: int) -> None:
     config = {
         "method": "draft_model",
         "num_speculative_tokens": drafts,
         "adaptive": False,
     }
-    told, tally = answers(config, asked)
-    assert told == plain(asked)
+    reported, tally = answers(config, requested)
+    assert reported == plain(requested)
     assert tally.by_place[0] > least
     assert len(tally.by_place) == drafts
 
 
 @pytest.mark.parametrize("method", ["ngram", *claimed([("suffix",)])])
-@pytest.mark.parametrize("asked", ["greedy", *claimed([("mixed",), ("sampled",)])])
-def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
+@pytest.mark.parametrize("requested", ["greedy", *claimed([("mixed",), ("sampled",)])])
+def test_with_what_the_host_looks_up(method: str, requested: str) -> None:
     config = {"method": method, "num_speculative_tokens": 4, "adaptive": False}
-    told, tally = answers(config, asked, AGAIN)
-    assert told == plain(asked, AGAIN)
+    reported, tally = answers(config, requested, AGAIN)
+    assert reported == plain(requested, AGAIN)
     assert tally.rows > 2
     assert sum(tally.accepted) > 0
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", ["greedy", "mixed"])
+@pytest.mark.parametrize("requested", ["greedy", "mixed"])
 def test_beside_prompts_as_a_forward_of_their_own(
-    asked: str, monkeypatch: pytest.MonkeyPatch
+    requested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where steps have graphs."""
     in_parts = list[bool]()
@@ -138,8 +139,8 @@ def test_beside_prompts_as_a_forward_of_their_own(
     monkeypatch.setattr(ModelRunner, "parts_drafts", True)
     monkeypatch.setattr(Packer, "forwards", counted)
     config = {"method": "draft_model", "num_speculative_tokens": 3}
-    told, tally = answers(config, asked, max_num_batched_tokens=12)
-    assert told == plain(asked)
+    reported, tally = answers(config, requested, max_num_batched_tokens=12)
+    assert reported == plain(requested)
     assert any(in_parts)
     assert sum(tally.accepted) > 0
 
@@ -152,5 +153,5 @@ def test_however_many_steps_are_in_flight(depth: int) -> None:
         "num_speculative_tokens": 2,
         "adaptive": False,
     }
-    told, _ = answers(config, "greedy", steps_in_flight=depth, block_size=16)
-    assert told == plain("greedy")
+    reported, _ = answers(config, "greedy", steps_in_flight=depth, block_size=16)
+    assert reported == plain("greedy")

@@ -26,7 +26,7 @@ from minfer.effects.execution.device import device_rows
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.running import rejection_sampling as rejecting
 from minfer.effects.execution.running import sampler
-from minfer.effects.setup.speculation import SAME, STANDARD
+from minfer.effects.setup.speculation_settings import SAME, STANDARD
 from minfer.kernels import plain, reject
 from minfer.kernels.sample_reference import uniform
 from minfer.sampling.reference_sampler import RowSampling, scores

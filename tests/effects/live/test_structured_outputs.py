@@ -34,9 +34,9 @@ EACH = [
 ]
 
 
-def params(asked: StructuredOutputs | None, **more: Any) -> SamplingParams:
+def params(requested: StructuredOutputs | None, **more: Any) -> SamplingParams:
     given = {"temperature": 1.0, "max_tokens": 40, "seed": 5, **more}
-    return SamplingParams(structured_outputs=asked, **given)
+    return SamplingParams(structured_outputs=requested, **given)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def serve(llm: LLM, **more: Any) -> list[RequestOutput]:
     )
 
 
-def one(llm: LLM, asked: StructuredOutputs, **more: Any) -> Any:
-    (output,) = llm.generate(PROMPTS[0], params(asked, **more), use_tqdm=False)
+def one(llm: LLM, requested: StructuredOutputs, **more: Any) -> Any:
+    (output,) = llm.generate(PROMPTS[0], params(requested, **more), use_tqdm=False)
     return output.outputs[0]
 
 
@@ -66,7 +66,7 @@ def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.long
-def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
+def test_what_ends_matches_its_constraint_and_stops(llm: LLM) -> None:
     for seed in range(3):
         done = one(llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80)
         if done.finish_reason == "stop":
@@ -114,8 +114,8 @@ def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
 
 @pytest.mark.long
 def test_a_stop_string_ends_an_output_within_its_grammar(llm: LLM) -> None:
-    asked = StructuredOutputs(regex="aaaa;bbbb;cccc")
-    done = one(llm, asked, stop=[";bb"])
+    constraint = StructuredOutputs(regex="aaaa;bbbb;cccc")
+    done = one(llm, constraint, stop=[";bb"])
     assert (done.text, done.finish_reason, done.stop_reason) == ("aaaa", "stop", ";bb")
 
 
@@ -123,8 +123,8 @@ def test_a_stop_string_ends_an_output_within_its_grammar(llm: LLM) -> None:
 def test_an_output_whose_end_is_ignored_is_as_long_as_its_grammar_lets_it(
     llm: LLM,
 ) -> None:
-    asked = StructuredOutputs(regex="a{1,9}")
-    done = one(llm, asked, ignore_eos=True)
+    constraint = StructuredOutputs(regex="a{1,9}")
+    done = one(llm, constraint, ignore_eos=True)
     assert (done.text, done.finish_reason) == ("a" * 9, "stop")
     assert llm.setup.stop_ids.isdisjoint(done.token_ids)
 
@@ -154,10 +154,10 @@ def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
 def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = StructuredOutputs(regex="a{3,9}x?")
-    llm.grammars.get(asked)
+    constraint = StructuredOutputs(regex="a{3,9}x?")
+    llm.grammars.get(constraint)
     stick_at_the_end(monkeypatch)
-    both = [params(asked, temperature=0), params(None, temperature=0, max_tokens=9)]
+    both = [params(constraint, temperature=0), params(None, temperature=0, max_tokens=9)]
     ended, plain = (
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
     )
@@ -165,8 +165,8 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     assert ended.error == f"{grammar_masks.STUCK}: took too long"
     assert ended.text.startswith("aaa")
     monkeypatch.undo()
-    alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
-    assert plain.token_ids == alone.token_ids
+    solo = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
+    assert plain.token_ids == solo.token_ids
 
 
 @pytest.mark.long

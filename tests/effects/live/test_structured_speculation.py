@@ -25,7 +25,7 @@ ROOMY: Final[dict[str, Any]] = {"dtype": "float32", "num_gpu_blocks_override": 1
 CHOICES = ["certainly yes", "certainly not", "maybe"]
 PROMPTS = ["def read(path):\n", "class Stack", "import os\n", "x = ", "for line in "] * 2
 # What is asked, in turn: constraints, and the rest.
-ASKED: tuple[dict[str, Any], ...] = (
+REQUESTED: tuple[dict[str, Any], ...] = (
     {"json": SCHEMA, "disable_any_whitespace": True},
     {"json": SCHEMA},
     {"regex": "(key: [a-z]{2,6}; ){1,3}end of the list"},
@@ -52,8 +52,8 @@ def params(count: int) -> list[SamplingParams]:
     """All sorts of requests, no two alike."""
     made = []
     for i in range(count):
-        asked = ASKED[i % len(ASKED)]
-        bound = StructuredOutputs(**asked) if asked else None
+        requested = REQUESTED[i % len(REQUESTED)]
+        bound = StructuredOutputs(**requested) if requested else None
         more = {"max_tokens": 60, **MORE[i % len(MORE)]}
         made.append(SamplingParams(structured_outputs=bound, seed=i, **more))
     return made
@@ -65,7 +65,7 @@ class Looking:
 
     llm: LLM
     tally: DraftTally = field(factory=DraftTally)
-    apart: int = 0  # rows that had drafts and were sampled apart
+    separate: int = 0  # rows that had drafts and were sampled apart
     beside: int = 0  # steps with rows of both kinds
     reasons: list[object] = field(factory=list)
 
@@ -76,7 +76,7 @@ class Looking:
 
         def launched(plan: Plan) -> None:
             drafted = {draft.index for draft in plan.drafts}
-            self.apart += len(drafted.intersection(plan.deferred))
+            self.separate += len(drafted.intersection(plan.deferred))
             self.beside += bool(drafted and plan.deferred)
             launch(plan)
 
@@ -100,7 +100,7 @@ def one_thread() -> Iterator[None]:
 
 
 @frozen
-class Told:
+class Reported:
     """What a sample is, but for the last bits of its log-probabilities."""
 
     tokens: tuple[int, ...]
@@ -111,23 +111,23 @@ class Told:
     ranks: tuple[tuple[int, int], ...]
 
 
-def told(outputs: Sequence[RequestOutput]) -> list[Told]:
+def reported(outputs: Sequence[RequestOutput]) -> list[Reported]:
     found = []
     for one in (one for output in outputs for one in output.outputs):
         every = one.logprobs or ()
         ranks = tuple((t, lp.rank) for place in every for t, lp in place.items())
         ends = one.finish_reason, one.stop_reason, one.error
-        found.append(Told(one.token_ids, one.text, *ends, ranks))
+        found.append(Reported(one.token_ids, one.text, *ends, ranks))
     return found
 
 
-def serve(llm: LLM, count: int) -> list[Told]:
+def serve(llm: LLM, count: int) -> list[Reported]:
     prompts = (PROMPTS * count)[:count]
-    return told(llm.generate(prompts, params(count), use_tqdm=False))
+    return reported(llm.generate(prompts, params(count), use_tqdm=False))
 
 
 @cache
-def plain(count: int) -> list[Told]:
+def plain(count: int) -> list[Reported]:
     """What there is without drafts, in an engine with room for all."""
     with LLM(**ROOMY, max_num_seqs=16) as llm:
         return serve(llm, count)
@@ -175,7 +175,7 @@ def test_whatever_is_drafted_outputs_are_those_without(
         looking = Looking(llm)
         assert serve(llm, count) == expected
         assert serve(llm, count) == expected  # with what is cached
-    assert not looking.apart
+    assert not looking.separate
     assert looking.beside > 5
     assert sum(looking.tally.accepted) > 5
     given_way = any(isinstance(one, Preempted) for one in looking.reasons)
@@ -192,12 +192,12 @@ def test_as_many_drafts_as_pay_change_nothing_either() -> None:
 
 
 @pytest.mark.long
-def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
+def test_a_draft_model_drafts_nothing_for_rows_under_a_grammar() -> None:
     config = {"method": "draft_model", "num_speculative_tokens": 3, "adaptive": False}
     with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
         looking = Looking(llm)
         assert serve(llm, 20) == plain(20)
-    assert not looking.apart
+    assert not looking.separate
     assert sum(looking.tally.accepted) > 20
 
 

@@ -33,17 +33,17 @@ def oracle(folder: str, **settings: Any) -> LLM:
 
 
 def check(output: RequestOutput) -> None:
-    told = output.metrics
-    assert told.first_scheduled_time is not None
-    waited = told.first_scheduled_time - told.arrival_time
-    assert sum(told.queue_times.values()) == pytest.approx(waited, abs=1e-9)
-    assert set(told.queue_times) <= CAUSES
-    assert all(seconds > 0 for seconds in told.queue_times.values())
-    assert told.ttft is not None
-    assert told.ttft >= waited >= 0
+    reported = output.metrics
+    assert reported.first_scheduled_time is not None
+    waited = reported.first_scheduled_time - reported.arrival_time
+    assert sum(reported.queue_times.values()) == pytest.approx(waited, abs=1e-9)
+    assert set(reported.queue_times) <= CAUSES
+    assert all(seconds > 0 for seconds in reported.queue_times.values())
+    assert reported.ttft is not None
+    assert reported.ttft >= waited >= 0
 
 
-def test_who_waits_for_rows_is_told_so(folder: str) -> None:
+def test_a_wait_for_rows_is_reported(folder: str) -> None:
     with oracle(folder, num_gpu_blocks_override=64, max_num_seqs=2) as llm:
         llm.worker.driver.deferred.executor = Slow(llm.worker.driver.executor, 0.003)
         params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
@@ -138,16 +138,16 @@ FIELDS = {"queue_times", "ttft", "tpot", "latency", "preemptions", "cached_token
 
 
 @pytest.mark.long
-def test_timing_is_told_to_who_asks(served: Serving) -> None:
-    asked = {
+def test_timing_is_reported_if_requested(served: Serving) -> None:
+    fields = {
         "prompt": [[5] * 20, [6] * 20, [7] * 20],
         "max_tokens": 6,
         "n": 2,
         "ignore_eos": True,
     }
-    plain = served.post("completions", **asked).json()
+    plain = served.post("completions", **fields).json()
     assert "timing" not in plain
-    done = served.post("completions", **asked, timing=True).json()
+    done = served.post("completions", **fields, timing=True).json()
     assert len(done["timing"]) == 3
     for one in done["timing"]:
         assert set(one) == FIELDS
@@ -187,19 +187,19 @@ def test_a_stream_tells_at_its_end(served: Serving, usage: bool) -> None:
 
 @pytest.mark.long
 def test_the_sdk_reads_it() -> None:
-    asked: Any = {"model": "bundled", "max_tokens": 3, "extra_body": {"timing": True}}
+    fields: Any = {"model": "bundled", "max_tokens": 3, "extra_body": {"timing": True}}
     talk: Any = [{"role": "user", "content": "ab"}]
     with (
         serving(names=("bundled",), num_gpu_blocks_override=64) as made,
         OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        done = client.completions.create(prompt="ab", **asked)
-        (told,) = (done.model_extra or {})["timing"]
-        assert told["ttft"] > 0
-        whole = client.chat.completions.create(messages=talk, **asked)
+        done = client.completions.create(prompt="ab", **fields)
+        (reported,) = (done.model_extra or {})["timing"]
+        assert reported["ttft"] > 0
+        whole = client.chat.completions.create(messages=talk, **fields)
         assert len((whole.model_extra or {})["timing"]) == 1
         with client.chat.completions.create(
-            messages=talk, stream=True, **asked
+            messages=talk, stream=True, **fields
         ) as stream:
             *chunks, last = list(stream)
         assert all(chunk.choices for chunk in chunks)

@@ -24,7 +24,7 @@ from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
 )
-from minfer.effects.models.rope import Rope
+from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.weights import named_parts
 from tests.effects.tiny_model import gqa_of, read_spec
 

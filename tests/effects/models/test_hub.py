@@ -136,7 +136,7 @@ def test_every_refusal_of_the_hub_is_one_line_with_a_remedy(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_only_data_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_data_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {}
 
     def download(name: str, **how: Any) -> str:

@@ -215,7 +215,7 @@ def test_nothing_sampled(model: Model) -> None:
     assert model.run(cache, [BatchRow([4], 3, [0], 0)], 16).shape == (0, 160)
 
 
-def test_the_last_layer_goes_on_with_what_is_sampled_alone(model: Model) -> None:
+def test_the_last_layer_goes_on_only_with_what_is_sampled(model: Model) -> None:
     cache, work = make_cache(model.spec, BLOCKS, 16, "float32"), []
     for sampled in (1, 32):
         with FlopCounterMode(display=False) as count:

@@ -32,7 +32,7 @@ def test_products_are_the_kernels_own() -> None:
     assert got.equal(plain.norm_gated(X, NORM, linear))
 
 
-def test_alone_the_product_is_added_within_the_kernel(
+def test_on_one_rank_the_product_is_added_within_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(_: Tensor) -> Tensor:

@@ -66,9 +66,9 @@ def test_one_file_beside_an_index_that_cannot_be_used_is_read_as_by_transformers
     model = save(tmp_path)
     (tmp_path / INDEX_NAME).write_text(index)
     check_equal(tmp_path, model, "float32")
-    (said,) = caplog.messages
-    assert SINGLE_NAME in said
-    assert INDEX_NAME in said
+    (emitted,) = caplog.messages
+    assert SINGLE_NAME in emitted
+    assert INDEX_NAME in emitted
 
 
 def test_one_file_beside_a_whole_set_of_others_is_refused(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def bare(tensors: Tensors) -> Tensors:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def head_alone(tensors: Tensors) -> Tensors:
+def head_only(tensors: Tensors) -> Tensors:
     """The output head without the embedding, as `safetensors.torch.save_model` does."""
     return {name.replace(EMBED, LM_HEAD): tensor for name, tensor in tensors.items()}
 
@@ -141,14 +141,14 @@ def doubled(tensors: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("change", [bare, doubled, head_alone])
+@pytest.mark.parametrize("change", [bare, doubled, head_only])
 def test_names_that_transformers_takes(
     tmp_path: Path, *, tied: bool, change: Callable[[Tensors], Tensors]
 ) -> None:
     save(tmp_path, tie_word_embeddings=tied)
     tensors = load_file(tmp_path / SINGLE_NAME)
     save_file(change(tensors), tmp_path / SINGLE_NAME, {"format": "pt"})
-    if change is head_alone and not tied:
+    if change is head_only and not tied:
         with pytest.raises(TensorMismatchError, match="missing tensor model"):
             load_weights(tmp_path, read_spec(tmp_path))
         return

@@ -26,7 +26,7 @@ def found(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -
     return json.loads(capsys.readouterr().out)
 
 
-def said(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> str:
+def emitted(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> str:
     assert main(["replay", *map(str, options)]) == code
     out = capsys.readouterr()
     return out.err if code == 2 else out.out

@@ -13,7 +13,7 @@ from minfer.effects.runs.trace_files import read_trace
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from tests.core.runs.test_simulate import EVEN, asked, config_of
+from tests.core.runs.test_simulate import EVEN, config_of, requested
 from tests.effects.runs.test_trace_files import azure, recorded, requests
 
 
@@ -51,7 +51,7 @@ def test_clients_priorities_and_deadlines_are_drawn(tmp_path: Path) -> None:
 
 
 def test_other_block_sizes_have_other_keys(tmp_path: Path) -> None:
-    one = asked("a", prompt=40)
+    one = requested("a", prompt=40)
     one = evolve(one, keys=block_keys(one.root, one.prompt, 4))
     trace = read_trace(str(recorded(tmp_path, config_of(), [(0.0, one)], {})))
     assert requests(trace, 4)[0].keys == one.keys
@@ -59,7 +59,11 @@ def test_other_block_sizes_have_other_keys(tmp_path: Path) -> None:
 
 
 def test_a_journal_comes_as_fast_in_blocks_of_any_size(tmp_path: Path) -> None:
-    come: list[Arrival] = [(0.0, asked("a")), (4.0, asked("b")), (5.0, Cancel("b"))]
+    come: list[Arrival] = [
+        (0.0, requested("a")),
+        (4.0, requested("b")),
+        (5.0, Cancel("b")),
+    ]
     trace = read_trace(str(recorded(tmp_path, config_of(), come, {})))
     for size in (4, 8):
         slow, fast = (
@@ -74,7 +78,7 @@ def test_a_journal_without_token_ids_knows_whole_blocks_only(tmp_path: Path) -> 
     writer = JournalWriter(tmp_path, config, {}, redact=True)
     state = None
     for turn in Simulation(
-        config, Simulated(), EVEN, [(0.0, asked("a", prompt=9))]
+        config, Simulated(), EVEN, [(0.0, requested("a", prompt=9))]
     ).turns():
         writer(turn)
         state = turn.transition.state

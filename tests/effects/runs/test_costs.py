@@ -22,7 +22,7 @@ from minfer.records.config import EngineConfig
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
-from tests.effects.runs.test_simulate_command import COST, told
+from tests.effects.runs.test_simulate_command import COST, reported
 
 
 def measured(seed: int, cost: CostModel = COST) -> list[MeasuredStep]:
@@ -42,12 +42,12 @@ def test_a_fit_finds_what_steps_cost() -> None:
     assert about["held_out_error"]["step"] < 1e-2
     for other in (measured(2), measured(3)):
         top = found.decode[-1][0]  # of the rows that there were often enough
-        said = [
+        emitted = [
             _seconds(found, step) / step.seconds for step in other if step.rows <= top
         ]
-        assert len(said) > 0.98 * len(other)
-        assert min(said) > 0.98
-        assert max(said) < 1.02
+        assert len(emitted) > 0.98 * len(other)
+        assert min(emitted) > 0.98
+        assert max(emitted) < 1.02
 
 
 @pytest.mark.long
@@ -84,9 +84,9 @@ def test_interruptions_do_not_spoil_a_fit() -> None:
         noisy.append(evolve(one, seconds=one.seconds * noise))
     found, about = fit(noisy, "x")
     clean = measured(2)
-    said = sum(_seconds(found, step) for step in clean)
+    emitted = sum(_seconds(found, step) for step in clean)
     took = sum(step.seconds for step in clean)
-    assert said / took == pytest.approx(1, abs=0.03)
+    assert emitted / took == pytest.approx(1, abs=0.03)
     assert about["held_out_error"]["step"] == pytest.approx(0.067, abs=0.02)
 
 
@@ -97,9 +97,9 @@ def test_steps_that_take_longer_now_and_then_are_in_the_total() -> None:
         for one in measured(1)
     ]
     found, _ = fit(noisy, "x")
-    said = sum(_seconds(found, step) for step in noisy)
+    emitted = sum(_seconds(found, step) for step in noisy)
     took = sum(step.seconds for step in noisy)
-    assert said == pytest.approx(took, rel=0.005)
+    assert emitted == pytest.approx(took, rel=0.005)
 
 
 def test_nothing_is_below_zero_and_too_few_steps_are_refused() -> None:
@@ -140,7 +140,7 @@ def test_a_fitted_journal_predicts_another_run(
         "--num-blocks",
         "2000",
     )
-    found = told(
+    found = reported(
         capsys,
         text.format(2),
         "--fit",
@@ -157,7 +157,7 @@ def test_a_fitted_journal_predicts_another_run(
     for name in ("ttft", "tpot", "itl", "e2e"):
         for share in ("p50", "p99"):
             assert run[name][share] == pytest.approx(real[2][name][share], rel=0.02)
-    again = told(
+    again = reported(
         capsys, text.format(2), "--cost", str(cost), "--max-model-len", "20000", *other
     )
     assert again["runs"][0]["ttft"] == run["ttft"]

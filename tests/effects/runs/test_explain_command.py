@@ -43,7 +43,7 @@ def found(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def said(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> str:
+def emitted(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> str:
     assert main(["explain", str(path), name]) == 0
     return capsys.readouterr().out
 
@@ -60,16 +60,16 @@ def test_words_and_figures_agree(
     journal = read_journal(hostile)
     events = [event for turn in journal.turns() for event in turn.events]
     for name in {event.request.id for event in events if isinstance(event, Submit)}:
-        told, text = found(capsys, hostile, name), said(capsys, hostile, name)
+        reported, text = found(capsys, hostile, name), emitted(capsys, hostile, name)
         times = [
             float(ms.replace(",", ""))
             for ms in re.findall(r"^ +([\d,.]+) ms", text, re.M)
         ]
-        parts = [part for sample in told["samples"] for part in sample["parts"]]
+        parts = [part for sample in reported["samples"] for part in sample["parts"]]
         assert times == pytest.approx(
             [1000 * part["seconds"] for part in parts], abs=0.051
         )
-        for sample in told["samples"]:
+        for sample in reported["samples"]:
             whole = math.fsum(part["seconds"] for part in sample["parts"])
             assert whole == pytest.approx(sample["upto"] - sample["arrived"], abs=1e-9)
             total = (
@@ -87,10 +87,10 @@ def test_words_and_figures_agree(
                     )
                 if reason["is"] == "Voided":
                     assert f"step {reason['step']} failed with it" in text
-        title = "Prefix of sample 0: " if len(told["samples"]) > 1 else "Prefix: "
-        assert (title in text) == (told["prefix"] is not None)
-        if told["prefix"] is not None:
-            assert told["prefix"]["sample"] == 0
+        title = "Prefix of sample 0: " if len(reported["samples"]) > 1 else "Prefix: "
+        assert (title in text) == (reported["prefix"] is not None)
+        if reported["prefix"] is not None:
+            assert reported["prefix"]["sample"] == 0
 
 
 def test_the_order_of_the_parts_is_always_the_same(hostile: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_wait_behind_others_in_plain_words(
     run = Run(config(max_num_seqs=1))
     run.turn(*(Submit(request(name, 3, tokens=3)) for name in "abc"))
     run.drain()
-    text = said(capsys, saved(tmp_path, run), "c")
+    text = emitted(capsys, saved(tmp_path, run), "c")
     assert text.splitlines()[:5] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
         "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
@@ -142,7 +142,7 @@ def test_a_sample_that_has_not_ended_has_no_length(
     run.turn(Submit(request("a", 3, tokens=9)))
     run.turn()
     run.turn()
-    line = said(capsys, saved(tmp_path, run), "a").splitlines()[1]
+    line = emitted(capsys, saved(tmp_path, run), "a").splitlines()[1]
     assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
 
 
@@ -152,11 +152,11 @@ def test_of_a_first_token_before_the_journal_no_time_is_reported(
     run = Run(config())
     run.turn(Submit(request("a", 3, tokens=5)))
     run.drain()
-    assert ", the first at 1,000.0 ms" in said(capsys, saved(tmp_path, run), "a")
+    assert ", the first at 1,000.0 ms" in emitted(capsys, saved(tmp_path, run), "a")
     run.turns = run.turns[3:]
     path = saved(tmp_path, run)
     assert found(capsys, path, "a")["samples"][0]["first"] is None
-    line = said(capsys, path, "a").splitlines()[1]
+    line = emitted(capsys, path, "a").splitlines()[1]
     assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
 
 
@@ -181,7 +181,7 @@ def test_the_longest_gap_names_the_chunk(
         "chunk": 15,
         "chunk_of": ["19", 0],
     }
-    text = said(capsys, path, "a")
+    text = emitted(capsys, path, "a")
     assert (
         "longest time between outputs: 5,000.0 ms, turn 2 to 3, when step 2 ended" in text
     )
@@ -189,9 +189,9 @@ def test_the_longest_gap_names_the_chunk(
 
 
 def hits(run: Run, name: str) -> dict[str, Any]:
-    told = figures(run.config, explain(run.config, run.turns, name))["prefix"]
-    assert isinstance(told, dict)
-    return told
+    hit = figures(run.config, explain(run.config, run.turns, name))["prefix"]
+    assert isinstance(hit, dict)
+    return hit
 
 
 def test_what_block_size_would_have_hit() -> None:
@@ -200,15 +200,15 @@ def test_what_block_size_would_have_hit() -> None:
     run.drain()
     run.turn(Submit(request("close", [*range(40), *[49] * 9], tokens=1)))
     run.drain()
-    told = hits(run, "close")
-    assert (told["hit"], told["block"], told["why"]) == (32, 2, "differs")
-    assert told["shared"] == told["computed"] == 40
-    assert told["would"] == {1: 40, 8: 40, 16: 32, 32: 32, 64: 0, 128: 0, 256: 0}
+    hit = hits(run, "close")
+    assert (hit["hit"], hit["block"], hit["why"]) == (32, 2, "differs")
+    assert hit["shared"] == hit["computed"] == 40
+    assert hit["would"] == {1: 40, 8: 40, 16: 32, 32: 32, 64: 0, 128: 0, 256: 0}
     run.turn(Submit(request("same", 44, tokens=1)))
     run.drain()
-    told = hits(run, "same")
-    assert (told["hit"], told["why"]) == (32, "")  # the third block is not full
-    assert told["would"][1] == 43  # one is always computed
+    hit = hits(run, "same")
+    assert (hit["hit"], hit["why"]) == (32, "")  # the third block is not full
+    assert hit["would"][1] == 43  # one is always computed
     run.turn(Submit(request("other", [3] * 20, tokens=1)))
     run.drain()
     assert hits(run, "other")["why"] == "new"
@@ -220,14 +220,14 @@ def test_evicted_or_still_being_computed() -> None:
         Submit(request("first", range(12), tokens=1)), Submit(request("twin", range(12)))
     )
     run.drain()
-    told = hits(run, "twin")
-    assert (told["why"], told["shared"]) == ("pending", 12)
+    hit = hits(run, "twin")
+    assert (hit["why"], hit["shared"]) == ("pending", 12)
     run.turn(Submit(request("large", range(20, 47), tokens=1)))
     run.drain()
     run.turn(Submit(request("late", range(9), tokens=1)))
     run.drain()
-    told = hits(run, "late")
-    assert (told["why"], told["hit"], told["would"][4]) == ("evicted", 0, 8)
+    hit = hits(run, "late")
+    assert (hit["why"], hit["hit"], hit["would"][4]) == ("evicted", 0, 8)
 
 
 def test_what_passed_a_window_may_never_have_been_in_the_cache(
@@ -241,9 +241,9 @@ def test_what_passed_a_window_may_never_have_been_in_the_cache(
         run.drain()
     run.turn(Submit(request("late", range(9), tokens=1)))
     run.drain()
-    told = hits(run, "late")
-    assert (told["why"], told["hit"]) == ("passed", 0)
-    assert "was evicted or given back behind the window" in said(
+    hit = hits(run, "late")
+    assert (hit["why"], hit["hit"]) == ("passed", 0)
+    assert "was evicted or given back behind the window" in emitted(
         capsys, saved(tmp_path, run), "late"
     )
 
@@ -262,10 +262,10 @@ def test_without_token_ids_only_whole_blocks_are_reported(
         events = redacted(run.config, turn.before, turn.events, b"secret")
         blind.turns.append(turn_of(blind, events))
     assert hits(run, "b")["shared"] == 10
-    told = hits(blind, "b")
-    assert (told["shared"], told["hit"]) == (8, 8)
-    assert told["would"] == {4: 8, 8: 8, 16: 0}
-    assert "hit by block size, had nothing been evicted: 4: 8, 8: 8, 16: 0" in said(
+    hit = hits(blind, "b")
+    assert (hit["shared"], hit["hit"]) == (8, 8)
+    assert hit["would"] == {4: 8, 8: 8, 16: 0}
+    assert "hit by block size, had nothing been evicted: 4: 8, 8: 8, 16: 0" in emitted(
         capsys, saved(tmp_path, blind), "b"
     )
 
@@ -281,7 +281,7 @@ def turn_of(run: Run, events: Any) -> Turn:
 def test_a_rejection_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(config(num_blocks=4))
     run.turn(Submit(request("a", 90)))
-    text = said(capsys, saved(tmp_path, run), "a")
+    text = emitted(capsys, saved(tmp_path, run), "a")
     assert (
         "'rejected', 0 tokens: 'prompt and output of up to 94 tokens need 24 KV blocks"
         in text
@@ -296,7 +296,7 @@ def test_an_answers_id_will_do(
     run.turn(Submit(request("a-0", 9)))
     run.drain()
     path = saved(tmp_path, run)
-    assert said(capsys, path, "a") == said(capsys, path, "a-0")
+    assert emitted(capsys, path, "a") == emitted(capsys, path, "a-0")
 
 
 def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
@@ -317,14 +317,14 @@ def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
     for number, run in enumerate((before, unconcerned, after)):
         name = f"20200101T00000{number}Z-1-000001.journal"
         write_journal(tmp_path / name, run.config, run.turns)
-    told = found(capsys, tmp_path, "a")
-    ids = [told["id"], *[one["id"] for one in told["others"]]]
+    message = found(capsys, tmp_path, "a")
+    ids = [message["id"], *[one["id"] for one in message["others"]]]
     assert ids == ["a-0", "a-1", "a-1#4", "a-1#6"]
-    ends = [one["samples"][0]["end"] for one in (told, *told["others"])]
+    ends = [one["samples"][0]["end"] for one in (message, *message["others"])]
     assert [bool(end) for end in ends] == [True, False, True, True]
-    text = said(capsys, tmp_path, "a-1")
+    text = emitted(capsys, tmp_path, "a-1")
     assert re.findall("^Request '(.*?)'", text, re.M) == ["a-1", "a-1#4", "a-1#6"]
-    assert said(capsys, tmp_path, "a-1#6").count("Request ") == 1
+    assert emitted(capsys, tmp_path, "a-1#6").count("Request ") == 1
     assert main(["explain", str(tmp_path), "c"]) == 2
     assert "none of 3 requests is 'c'" in capsys.readouterr().err, "of the latest run"
 
@@ -368,7 +368,7 @@ def test_nothing_of_a_request_reaches_the_terminal_raw(
     run.turn(Submit(request(name, 3)))
     run.turn(fail="\x1b[31m{error}")
     run.drain()
-    text = said(capsys, saved(tmp_path, run), name)
+    text = emitted(capsys, saved(tmp_path, run), name)
     assert "\x1b" not in text
     assert "{error}" in text
 
@@ -396,8 +396,8 @@ def test_a_live_run_is_explained_as_its_metrics_were(
         ]
         outputs = llm.generate([[i + 1] * (3 + 2 * i) for i in range(9)], params)
     for output in outputs:
-        told = found(capsys, journal, output.request_id)
-        (sample,) = told["samples"]
+        message = found(capsys, journal, output.request_id)
+        (sample,) = message["samples"]
         metrics = output.metrics
         assert (
             sum(
@@ -432,10 +432,10 @@ def test_drafts_are_reported_where_there_were_some(
     assert 0 < drafts["accepted"] < drafts["proposed"]
     assert drafts["length"] == 1 + drafts["accepted"] / drafts["rows"]
     words = f"drafts: {drafts['accepted']} of {drafts['proposed']} accepted"
-    assert words in said(capsys, path, "a")
+    assert words in emitted(capsys, path, "a")
     run = Run(config())
     run.turn(Submit(request("a", 5)))
     run.drain()
     plain = saved(tmp_path, run)
     assert found(capsys, plain, "a")["samples"][0]["drafts"] is None
-    assert "drafts" not in said(capsys, plain, "a")
+    assert "drafts" not in emitted(capsys, plain, "a")

@@ -71,8 +71,8 @@ def test_the_requests_of_every_run_are_listed(
     assert began == [["run", name] for name in names]
     assert [row.split()[0] for row in rows[1:4:2]] == ["r0", "r1"]
     assert main(["explain", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["run"], one["id"]) for one in told] == [
+    message = json.loads(capsys.readouterr().out)
+    assert [(one["run"], one["id"]) for one in message] == [
         (names[0], "r0"),
         (names[1], "r1"),
     ]

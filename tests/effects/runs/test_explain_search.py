@@ -30,7 +30,7 @@ def run(
     return str(path), found[1]
 
 
-def told(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def reported(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     assert main(["explain", *options]) == 0
     return capsys.readouterr().out
 
@@ -39,7 +39,7 @@ def test_a_search_is_one_of_the_requests_that_are_listed(
     run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, _ = run
-    listed = json.loads(told(capsys, path, "--json"))
+    listed = json.loads(reported(capsys, path, "--json"))
     assert [(one["id"], one["prompt"]) for one in listed] == [
         ("0", 3),
         ("1", 4),
@@ -55,7 +55,7 @@ def test_its_rounds_and_what_it_found(
     run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, output = run
-    found = json.loads(told(capsys, path, "1", "--json"))
+    found = json.loads(reported(capsys, path, "1", "--json"))
     assert (found["id"], found["width"], found["most"]) == ("1", WIDTH, MOST)
     rounds = found["rounds"]
     assert [one["number"] for one in rounds] == list(range(MOST))
@@ -66,7 +66,7 @@ def test_its_rounds_and_what_it_found(
     assert found["over"]
     scores = [one["logprob"] for one in found["found"]]
     assert scores == [one.cum_logprob for one in output.sequences]
-    text = told(capsys, path, "1")
+    text = reported(capsys, path, "1")
     assert text.startswith(f"Beam search '1': 4 prompt tokens, {WIDTH} beams")
     assert f"{MOST} rounds" in text
 
@@ -75,7 +75,7 @@ def test_a_beam_is_a_request_of_its_own(
     run: tuple[str, BeamSearchOutput], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, _ = run
-    text = told(capsys, path, "1/3/2")
+    text = reported(capsys, path, "1/3/2")
     assert text.startswith("Request '1/3/2': 7 prompt tokens, 1 to come at most")
 
 

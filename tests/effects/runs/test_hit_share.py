@@ -44,9 +44,9 @@ def of_metrics(metrics: Metrics) -> tuple[int, int]:
 def of_replay(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
     """Likewise as `minfer replay` tells them; its share is theirs."""
     assert main(["replay", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    hit, prompt = told["cached_tokens"], told["prompt_tokens"]
-    assert told["hit_share"] == hit / prompt
+    message = json.loads(capsys.readouterr().out)
+    hit, prompt = message["cached_tokens"], message["prompt_tokens"]
+    assert message["hit_share"] == hit / prompt
     return hit, prompt
 
 
@@ -81,8 +81,8 @@ def test_explanations_of_all_requests_add_up_to_it(seed: int) -> None:
     config, turns = recorded(seed)
     hit = prompt = 0
     for name in {e.request.id for t in turns for e in t.events if isinstance(e, Submit)}:
-        told: Any = figures(config, explain(config, turns, name))
-        for sample in told["samples"]:
+        explained: Any = figures(config, explain(config, turns, name))
+        for sample in explained["samples"]:
             let_in = [one for one in sample["reasons"] if one["is"] == "Admitted"]
             hit += sum(one["cached"] for one in let_in)
             prompt += sum(one["prompt"] for one in let_in)
@@ -126,10 +126,12 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
         again = llm.generate([[*common, 3]], params, use_tqdm=False)
         assert llm.worker.thread is not None
         llm.worker.thread.join(10)
-        told = of_metrics(metrics)
+        reported = of_metrics(metrics)
     let_in = [r for turn in turns for r in turn.reasons if isinstance(r, Admitted)]
     journal = read_journal(tmp_path / "runs")
-    assert hits_by_plans(journal.turns()) == told == of_replay(tmp_path / "runs", capsys)
+    assert (
+        hits_by_plans(journal.turns()) == reported == of_replay(tmp_path / "runs", capsys)
+    )
     assert weather(journal.turns())["preempted"]
     assert weather(journal.turns())["resumed"] == 1
     first = {r.id: r.cached for r in let_in if r.sample == 0 and r.prompt}
@@ -151,7 +153,7 @@ def test_who_comes_back_after_a_preemption_counts_no_more() -> None:
     bench = Bench(EngineConfig(num_blocks=8, block_size=4, depth=1, max_num_seqs=4))
     bench.give(Submit(ask("a", 8, 20)), Submit(ask("b", 8, 20, prompt=(5,) * 8)))
     bench.drain()
-    assert len(shares(bench)) > 2, "nobody was preempted"
+    assert len(shares(bench)) > 2, "no sample was preempted"
     assert [(cached, prompt) for _, cached, prompt in shares(bench)[:2]] == [
         (0, 8),
         (0, 8),

@@ -18,7 +18,7 @@ from minfer.policies import consult
 from minfer.records.messages import Preempted
 from tests.core.changed import CHANGES
 from tests.core.runs.test_fork import recorded
-from tests.effects.runs.replays import found, said
+from tests.effects.runs.replays import emitted, found
 from tests.effects.runs.replays import run as run
 
 
@@ -33,7 +33,7 @@ def test_a_replay_verifies_and_sums_up(
     assert figures["divergence"] is None
     assert figures["state_digests"] == 1
     assert figures["closed"]
-    text = said(capsys, run)
+    text = emitted(capsys, run)
     assert "none on paper" in text
     assert f"{len(turns)} turns" in text
     assert f"digest {journal.digest.hex()}" in text
@@ -53,7 +53,7 @@ def test_of_a_folder_every_run_is_verified(
     (other,) = figures["others"]
     assert [one["run"] for one in (other, figures)] == names
     assert [one["turns"] for one in (other, figures)] == [len(turns), 9]
-    text = said(capsys, tmp_path)
+    text = emitted(capsys, tmp_path)
     assert [f"run        {name}: " in text for name in names] == [True, True]
     assert text.count("verified   every decision") == 2
     CHANGES["another victim"](monkeypatch)
@@ -103,7 +103,7 @@ def test_a_changed_scheduler_is_found_out_in_words(
     where = found(capsys, run, code=1)["divergence"]
     assert words.strip() in [one["words"] for one in where["differences"]]
     assert where["expected"] != where["found"]
-    lines = said(capsys, run, code=1).splitlines()
+    lines = emitted(capsys, run, code=1).splitlines()
     begin = (
         f"DIVERGED   in turn {where['turn']} (step {where['step']}, "
         f"{where['time']:.6f} s); "
@@ -137,12 +137,12 @@ def test_an_engine_that_raises_is_reported_with_its_turn_and_a_code_of_its_own(
     )
     monkeypatch.setattr(consult, "victim", breaks)
     figures = found(capsys, run, code=3)
-    told = "BrokenError: no victim today"
-    assert (figures["raised"]["turn"], figures["raised"]["error"]) == (at, told)
+    reported = "BrokenError: no victim today"
+    assert (figures["raised"]["turn"], figures["raised"]["error"]) == (at, reported)
     assert figures["turns"] == at
     assert figures["divergence"] is None
-    lines = said(capsys, run, code=3).splitlines()
-    assert lines[-2] == f"RAISED     turn {at}: the engine raised {told}"
+    lines = emitted(capsys, run, code=3).splitlines()
+    assert lines[-2] == f"RAISED     turn {at}: the engine raised {reported}"
     assert re.fullmatch(r"  in       test_replay_command\.py:\d+, in breaks", lines[-1])
 
 
@@ -176,13 +176,13 @@ def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["replay", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for said_of in (
+    for emitted_of in (
         "0 every decision",
         "1 one is not",
         "2 the arguments",
         "3 the engine raised",
     ):
-        assert said_of in text
+        assert emitted_of in text
 
 
 def test_a_torn_or_broken_file_is_reported(
@@ -193,14 +193,14 @@ def test_a_torn_or_broken_file_is_reported(
     figures = found(capsys, path)
     assert figures["divergence"] is None
     assert "cut off" in figures["torn"][0]
-    assert "stops while the engine ran" in said(capsys, path)
+    assert "stops while the engine ran" in emitted(capsys, path)
     path.write_bytes(data[:2000] + b"????" + data[2004:])
-    error = said(capsys, path, code=2)
+    error = emitted(capsys, path, code=2)
     assert "is damaged" in error
     whole = int(error.split()[-1])
     assert error.endswith(f"turns before it are whole: minfer replay --until {whole}\n")
     assert found(capsys, path, "--until", whole)["turns"] == whole > 0
-    assert "no such file" in said(capsys, tmp_path / "none", code=2)
+    assert "no such file" in emitted(capsys, tmp_path / "none", code=2)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_run_with_drafts_replays(
     drafts = figures["drafted"]
     assert 0 < drafts["accepted"] <= drafts["proposed"]
     words = f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted"
-    assert words in said(capsys, tmp_path)
+    assert words in emitted(capsys, tmp_path)
 
 
 @pytest.mark.long
@@ -248,7 +248,7 @@ def test_a_run_with_drafts_replays(
 def test_a_run_whose_drafts_stand_by_coins_replays(
     how: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By models, as only these throw coins; and whoever runs it again writes the same."""
+    """By models, as only these throw coins; and a second run writes the same."""
     rule = {"rejection_sample_method": "standard", "adaptive": False}
     written = list[list[tuple[int, ...]]]()
     for name in ("a", "b"):

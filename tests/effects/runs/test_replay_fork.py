@@ -13,7 +13,7 @@ from minfer.records.request import Request
 from minfer.runs.simulate import Simulated, Simulation
 from tests.core.runs.drafted import by_device, by_host
 from tests.core.runs.test_fork import CONFIG, COST, recorded
-from tests.effects.runs.replays import found, said
+from tests.effects.runs.replays import emitted, found
 from tests.effects.runs.replays import run as run
 
 
@@ -34,17 +34,19 @@ def test_forks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         and (reason.id, reason.sample) in turn.before.running.ids
     )
     saved.unlink()
-    text = said(capsys, run, "--at", at, "--spare", who, "--cost", cost, "--save", saved)
+    text = emitted(
+        capsys, run, "--at", at, "--spare", who, "--cost", cost, "--save", saved
+    )
     assert "Exact: turns before the fork" in text
     assert "Modelled: durations of steps (a test's)" in text
     assert next(read_journal(saved).turns()).number == at + 1
     half = len(turns) // 2
-    text = said(
+    text = emitted(
         *(capsys, run, "--at", half, "--cost", cost),
         *("--scheduling-policy", "shortest:pace=0.1"),
     )
     assert "Handed over to a new engine" in text
-    assert "fit" in said(capsys, run, "--scheduling-policy", "fair")
+    assert "fit" in emitted(capsys, run, "--scheduling-policy", "fair")
 
 
 def test_who_is_resumed_with_tokens_has_had_its_first(
@@ -74,7 +76,7 @@ def test_who_is_resumed_with_tokens_has_had_its_first(
     assert 0.01 < changed["itl"]["p99"] < 0.1  # of a: its KV is computed anew
     assert changed["tpot"]["p99"] is None
     assert changed["e2e"]["p99"] == changed["ttft"]["p99"]
-    lines = said(capsys, path, *options).splitlines()
+    lines = emitted(capsys, path, *options).splitlines()
     assert next(line.split() for line in lines if "refused" in line) == [
         "refused",
         "0",
@@ -122,7 +124,7 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
 def test_what_cannot_be_changed_is_reported(
     run: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
 ) -> None:
-    assert why in said(capsys, run, *options, code=2)
+    assert why in emitted(capsys, run, *options, code=2)
 
 
 def test_a_run_too_short_to_fit_is_forked_with_the_built_in_cost(
@@ -130,7 +132,7 @@ def test_a_run_too_short_to_fit_is_forked_with_the_built_in_cost(
 ) -> None:
     with LLM(executor="dry", journal=tmp_path, max_num_seqs=4) as llm:
         llm.generate(["a"], SamplingParams(max_tokens=9))
-    assert "(built in)" in said(capsys, tmp_path, "--num-blocks", "10")
+    assert "(built in)" in emitted(capsys, tmp_path, "--num-blocks", "10")
 
 
 @pytest.fixture(params=[by_device, by_host], ids=["device", "host"])
@@ -156,7 +158,7 @@ def test_forks_with_other_drafts(
     for figures in (none, one):
         assert figures["changed"]["output_tokens"] == none["recorded"]["output_tokens"]
         assert figures["changed"]["tpot"]["p50"] > none["recorded"]["tpot"]["p50"]
-    text = said(capsys, path, "--num-speculative-tokens", 1, "--cost", cost)
+    text = emitted(capsys, path, "--num-speculative-tokens", 1, "--cost", cost)
     assert "Drafts: exact: those at positions with a recorded result" in text
     sure = found(capsys, path, "--acceptance-rate", 1, "--cost", cost)
     assert sure["changed"]["drafted"]["rate"] == 1.0
@@ -172,7 +174,7 @@ def test_speculation_is_turned_on_in_a_fork(
     assert cheap["changed"]["drafted"]["accepted"] > 0
     assert cheap["recorded"]["drafted"]["rate"] is None
     assert dear["changed"]["drafted"]["rows"] == 0, "none pays"
-    text = said(capsys, run, *options, "--acceptance-rate", 0.9)
+    text = emitted(capsys, run, *options, "--acceptance-rate", 0.9)
     assert "exact: nothing, as the run had none; modelled" in text
     assert "accepted" in text
-    assert "accepted" not in said(capsys, run, "--scheduling-policy", "fair")
+    assert "accepted" not in emitted(capsys, run, "--scheduling-policy", "fair")

@@ -27,7 +27,7 @@ from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.circles import seeds
 from tests.core.runs.clocked import Run, config, request
-from tests.core.runs.test_simulate import EVEN, asked, config_of, random_arrivals
+from tests.core.runs.test_simulate import EVEN, config_of, random_arrivals, requested
 from tests.core.world import tiny_config
 from tests.effects import storms
 
@@ -119,9 +119,9 @@ def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
     assert found["seconds"] == seconds
     out = sum(length for reason, length in naive.lengths.values() if reason != "rejected")
     assert found["output_tokens"] == out
-    asked_for = sum(reason != "cancelled" for reason, _ in naive.lengths.values())
-    if asked_for and seconds:
-        assert found["good"] == naive.good(3.0, 1.2) / asked_for
+    requested = sum(reason != "cancelled" for reason, _ in naive.lengths.values())
+    if requested and seconds:
+        assert found["good"] == naive.good(3.0, 1.2) / requested
         assert found["goodput"] == naive.good(3.0, 1.2) / seconds
         assert 0 <= found["busy"] <= 1
     if prompt := sum(naive.prompts[name] for name, _ in naive.hits):
@@ -133,8 +133,8 @@ def test_use_is_weighed_by_time() -> None:
     """One of two rows for two seconds out of ten; the engine is idle for eight."""
     config = config_of(num_blocks=10)
     arrivals: list[Arrival] = [
-        (0.0, asked("a", prompt=4, most=2)),
-        (10.0, asked("b", most=1)),
+        (0.0, requested("a", prompt=4, most=2)),
+        (10.0, requested("b", most=1)),
     ]
     report = Report(config)
     for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
@@ -150,7 +150,7 @@ def test_use_is_weighed_by_time() -> None:
 
 def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
     config = config_of(max_num_seqs=1)
-    arrivals: list[Arrival] = [(0.0, asked(name, most=4)) for name in "ab"]
+    arrivals: list[Arrival] = [(0.0, requested(name, most=4)) for name in "ab"]
     turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
     report = Report(config)
     for turn in turns[3:]:  # a has had tokens, b waits
@@ -164,7 +164,7 @@ def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
 
 def test_who_was_preempted_before_has_had_its_first_token() -> None:
     config = config_of(num_blocks=8)  # of 4 tokens: not enough for both
-    arrivals: list[Arrival] = [(0.0, asked(name, most=16)) for name in "ab"]
+    arrivals: list[Arrival] = [(0.0, requested(name, most=16)) for name in "ab"]
     turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
     gone = next(
         i
@@ -180,7 +180,7 @@ def test_who_was_preempted_before_has_had_its_first_token() -> None:
 
 @pytest.mark.parametrize("begin", [0, 3, 6])
 def test_tokens_are_those_of_the_window(begin: int) -> None:
-    arrivals: list[Arrival] = [(0.0, asked(name, most=9)) for name in "abc"]
+    arrivals: list[Arrival] = [(0.0, requested(name, most=9)) for name in "abc"]
     turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()][begin:-2]
     report = Report(config_of())
     for turn in turns:
@@ -198,8 +198,8 @@ def test_who_is_never_served_is_not_good() -> None:
     breaks off.
     """
     config, report = config_of(max_num_seqs=1), Report(config_of())
-    arrivals: list[Arrival] = [(0.0, asked(name)) for name in "abc"]
-    arrivals.append((0.0, evolve(asked("d"), prompt=(1,) * 500)))
+    arrivals: list[Arrival] = [(0.0, requested(name)) for name in "abc"]
+    arrivals.append((0.0, evolve(requested("d"), prompt=(1,) * 500)))
     for turn in islice(Simulation(config, Simulated(), EVEN, arrivals).turns(), 5):
         report.see(turn)
     found = report.figures()
@@ -214,9 +214,9 @@ def test_who_comes_again_while_it_runs_came_when_it_did() -> None:
     """
     config, report = config_of(), Report(config_of())
     arrivals: list[Arrival] = [
-        (0.25, asked("x")),
-        (0.75, asked("a", most=6)),
-        (1.5, asked("a")),
+        (0.25, requested("x")),
+        (0.75, requested("a", most=6)),
+        (1.5, requested("a")),
     ]
     noted = report.note(arrivals)
     for turn in Simulation(config, Simulated(), EVEN, noted).turns():
@@ -238,7 +238,9 @@ def test_an_error_after_tokens_is_no_answer() -> None:
 
     config = config_of()
     report = Report(config)
-    for turn in Simulation(config, Frail(), EVEN, [(0.0, asked("a", most=9))]).turns():
+    for turn in Simulation(
+        config, Frail(), EVEN, [(0.0, requested("a", most=9))]
+    ).turns():
         report.see(turn)
     found = report.figures()
     assert found["ended"] == {"error": 1}
@@ -256,12 +258,12 @@ def test_nothing_at_all_has_no_figures() -> None:
     assert found["good"] is None
 
 
-def test_a_request_that_is_ignored_or_refused_leaves_its_namesake_alone() -> None:
+def test_a_request_that_is_ignored_or_refused_does_not_touch_its_namesake() -> None:
     config = config_of()
     arrivals: list[Arrival] = [
-        (0.0, asked("a", most=6)),
-        (2.5, asked("a", most=6)),
-        (2.5, evolve(asked("b"), prompt=(1,) * 500)),
+        (0.0, requested("a", most=6)),
+        (2.5, requested("a", most=6)),
+        (2.5, evolve(requested("b"), prompt=(1,) * 500)),
         (2.6, Cancel("no")),
     ]
     report = Report(config)

@@ -40,7 +40,7 @@ COST = CostModel(
 )
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+def reported(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
     """What the command prints as JSON."""
     assert main(["simulate", *arguments, "--json"]) == code
     return json.loads(capsys.readouterr().out)
@@ -65,7 +65,7 @@ class Longest(FirstCome):
 
 @pytest.mark.long
 def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(
+    found = reported(
         capsys,
         SMALL,
         "--scheduling-policy",
@@ -94,7 +94,7 @@ def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
     """The figures of the command are those of the same turns, taken here."""
-    found = told(
+    found = reported(
         capsys,
         SMALL,
         "--block-size",
@@ -209,11 +209,11 @@ def test_policies_of_ones_own(
 
 
 def test_options_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = told(capsys, SMALL)["runs"][0]
-    part = told(capsys, SMALL, "--requests", "40", "--divide", "10")["runs"][0]
+    whole = reported(capsys, SMALL)["runs"][0]
+    part = reported(capsys, SMALL, "--requests", "40", "--divide", "10")["runs"][0]
     assert part["samples"] == 40
     assert part["prompt_tokens"] < whole["prompt_tokens"] / 20
-    fair = told(
+    fair = reported(
         capsys,
         SMALL,
         "--mix",
@@ -235,7 +235,7 @@ def test_prefixes_hit_as_far_as_the_pool_goes(capsys: pytest.CaptureFixture[str]
     text = (
         "poisson:rate=2,requests=120,prompt=900,shared=1,prefix=640,prefixes=3,output=4"
     )
-    small, large = told(capsys, text, "--num-blocks", "20,4000")["runs"]
+    small, large = reported(capsys, text, "--num-blocks", "20,4000")["runs"]
     assert large["hit_share"] == pytest.approx(640 / 900 * 117 / 120, rel=0.02)
     assert small["hit_share"] < 0.5 * large["hit_share"]
 
@@ -250,7 +250,7 @@ LEVEL = ("--slo-ttft", "0.15", "--slo-tpot", "0.012", "--slo-share", "0.95")
     "what", ["num-blocks", "speed", *claimed(["max-num-seqs", "block-size"])]
 )
 def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
-    found = told(capsys, SMALL, *LEVEL, "--find", what, "--num-blocks", "2000")
+    found = reported(capsys, SMALL, *LEVEL, "--find", what, "--num-blocks", "2000")
     name = what.replace("-", "_")
     tried = {run[name]: run["good"] for run in found["runs"]}
     good = [value for value, share in tried.items() if share >= 0.95]
@@ -266,11 +266,11 @@ def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
 
 def test_nothing_may_do(capsys: pytest.CaptureFixture[str]) -> None:
     level = ["--requests", "15", "--slo-ttft", "0.001", "--find"]
-    found = told(capsys, SMALL, *level, "num-blocks", code=1)
+    found = reported(capsys, SMALL, *level, "num-blocks", code=1)
     assert found["found"] is None
     assert main(["simulate", SMALL, *level, "max-num-seqs"]) == 1
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == "max-num-seqs with which 99.0% are good: nothing that was tried"
+    message = capsys.readouterr().out.splitlines()[-1]
+    assert message == "max-num-seqs with which 99.0% are good: nothing that was tried"
 
 
 # --- journals, and without torch --------------------------------------------------------
@@ -281,7 +281,7 @@ def test_runs_can_be_kept_as_journals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs"
-    found = told(capsys, SMALL, "--num-blocks", "300,3000", "--journal", str(folder))
+    found = reported(capsys, SMALL, "--num-blocks", "300,3000", "--journal", str(folder))
     paths = sorted(folder.iterdir())
     assert len(paths) == 2
     for path in paths:
@@ -297,7 +297,7 @@ def test_runs_can_be_kept_as_journals(
         assert journal.config.watermark == journal.config.num_blocks // 100
         assert journal.about["simulated"] == SMALL
         # Its settings are the journal's.
-        again = told(capsys, str(path), "--cost", "h200")["runs"][0]
+        again = reported(capsys, str(path), "--cost", "h200")["runs"][0]
         assert again["num_blocks"] == twin["num_blocks"]
         assert again["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
 
@@ -367,9 +367,9 @@ def test_bad_arguments_are_one_line(
 ) -> None:
     with contextlib.suppress(SystemExit):  # argparse's way
         assert main(["simulate", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert why in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert why in message
+    assert message.count("\n") == 1
 
 
 # --- promises ---------------------------------------------------------------------------
@@ -407,5 +407,6 @@ class LastCome(FirstCome):
 
 def test_a_broken_promise_is_noticed(azure: str) -> None:
     assert (
-        replay(LastCome(), "nobody overtakes", read_trace(azure), 1.0, 0)["broken"] > 100
+        replay(LastCome(), "no request overtakes", read_trace(azure), 1.0, 0)["broken"]
+        > 100
     )

@@ -11,7 +11,7 @@ from minfer.effects.runs.simulate_command import _goodness
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
 from minfer.runs.simulate import Simulated, Simulation
-from tests.effects.runs.test_simulate_command import COST, SMALL, told
+from tests.effects.runs.test_simulate_command import COST, SMALL, reported
 
 RAN = {"model": "/models/small", "device": "a GPU", "executor": "torch"}
 
@@ -47,12 +47,12 @@ def test_a_run_is_simulated_at_its_own_cost(
     assert (
         sizes == "sizes and the policy that no option gives are those of the recorded run"
     )
-    found = told(capsys, str(ran), "--requests", "30")
+    found = reported(capsys, str(ran), "--requests", "30")
     assert found["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
     assert abs(found["held_out_error"]["total"]) < 0.02
     assert found["ran"]["model"] == "/models/small"
     # That is another prediction than of a 7B model on an H200.
-    built_in = told(capsys, str(ran), "--requests", "30", "--cost", "h200")
+    built_in = reported(capsys, str(ran), "--requests", "30", "--cost", "h200")
     assert built_in["cost"]["name"] == H200.name
     own, other = (one["runs"][0]["tpot"]["p50"] for one in (found, built_in))
     assert own > 1.2 * other

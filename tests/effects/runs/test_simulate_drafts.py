@@ -10,11 +10,11 @@ from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report, draft_figures
 from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
-from minfer.effects.setup.speculation import METHODS
+from minfer.effects.setup.speculation_settings import METHODS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
-from tests.effects.runs.test_simulate_command import told
+from tests.effects.runs.test_simulate_command import reported
 
 LOAD = "poisson:rate=4,requests=40,prompt=100,output=30"
 NUMBER = "--num-speculative-tokens"
@@ -23,8 +23,8 @@ RATE = "--acceptance-rate"
 
 def test_drafts_that_stand_make_a_run_quicker(capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("ngram", "draft_model"):
-        asked = (NUMBER, "0,4", "--speculative-method", method, RATE, "0.8")
-        none, some = told(capsys, LOAD, *asked)["runs"]
+        requested = (NUMBER, "0,4", "--speculative-method", method, RATE, "0.8")
+        none, some = reported(capsys, LOAD, *requested)["runs"]
         assert (none["drafts"], some["drafts"]) == (0, 4)
         assert none["drafted"]["rate"] is None
         drafted = some["drafted"]
@@ -41,7 +41,7 @@ def test_what_is_looked_up_is_looked_up_anywhere(
 ) -> None:
     """There are no texts to look in: the methods of the host differ by their rate."""
     ngram, same, better = [
-        told(capsys, LOAD, NUMBER, "4", "--speculative-method", method, RATE, rate)[
+        reported(capsys, LOAD, NUMBER, "4", "--speculative-method", method, RATE, rate)[
             "runs"
         ]
         for method, rate in (("ngram", "0.7"), ("suffix", "0.7"), ("suffix", "0.8"))
@@ -56,15 +56,15 @@ def test_what_is_looked_up_is_looked_up_anywhere(
 def test_a_draft_model_costs_what_it_is_reported_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
+    requested = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
     cheap, dear = (
-        told(capsys, LOAD, *asked, "--draft-cost", each)["runs"][0]
+        reported(capsys, LOAD, *requested, "--draft-cost", each)["runs"][0]
         for each in ("0.0001", "0.5")
     )
     assert cheap["drafted"]["proposed"] > 0
     assert dear["drafted"]["proposed"] == 0, "none pays at that price"
     for more, says in (((), True), (("--draft-cost", "0.001"), False)):
-        assert main(["simulate", LOAD, *asked, *more]) == 0
+        assert main(["simulate", LOAD, *requested, *more]) == 0
         assert ("takes no time" in capsys.readouterr().out) == says
 
 
@@ -87,25 +87,25 @@ def test_a_recorded_run_says_how_it_speculated(
 ) -> None:
     run = by_device()
     write_journal(tmp_path / "a.journal", run.config, run.turns)
-    (same,) = told(capsys, str(tmp_path))["runs"]
+    (same,) = reported(capsys, str(tmp_path))["runs"]
     assert same["drafts"] == 3
     assert same["drafted"]["proposed"] > 0
     recorded = Report(run.config)
     for turn in run.turns:
         recorded.see(turn)
-    told_of = draft_figures(recorded.drafts)
-    assert same["drafted"] == told_of, "each stands as it did"
+    reported_ranks = draft_figures(recorded.drafts)
+    assert same["drafted"] == reported_ranks, "each stands as it did"
     assert main(["simulate", str(tmp_path)]) == 0
     assert "those with a recorded result keep it" in capsys.readouterr().out
-    (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
+    (sure,) = reported(capsys, str(tmp_path), RATE, "1")["runs"]
     assert sure["drafted"]["rate"] == 1.0
-    none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
+    none, five = reported(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
     assert (none["drafts"], five["drafts"]) == (0, 5)
     assert len(five["drafted"]["by_place"]) == 5
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("requested", "why"),
     [
         ((NUMBER, "-1"), "is not a whole number from 0"),
         ((NUMBER, "65"), "drafts must be at most 64, not 65"),
@@ -117,11 +117,11 @@ def test_a_recorded_run_says_how_it_speculated(
     ],
 )
 def test_what_is_impossible_is_reported(
-    asked: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+    requested: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code: object = None
     try:
-        code = main(["simulate", LOAD, *asked])
+        code = main(["simulate", LOAD, *requested])
     except SystemExit as error:  # argparse's
         code = error.code
     assert code == 2

@@ -16,7 +16,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel
 from minfer.records.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from tests.core.runs.test_simulate import EVEN, asked, config_of, ends
+from tests.core.runs.test_simulate import EVEN, config_of, ends, requested
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -139,11 +139,11 @@ def recorded(
 def test_a_journal_gives_what_came_and_how_long_it_became(tmp_path: Path) -> None:
     config = config_of()
     arrivals: list[Arrival] = [
-        (10.0, asked("a", most=9, stop_ids=frozenset({3}))),
-        (10.0, asked("b", most=5, n=2)),
-        (11.5, asked("c", most=30)),
+        (10.0, requested("a", most=9, stop_ids=frozenset({3}))),
+        (10.0, requested("b", most=5, n=2)),
+        (11.5, requested("c", most=30)),
         (13.0, Cancel("c")),
-        (90.0, asked("d", most=5)),
+        (90.0, requested("d", most=5)),
     ]
     path = recorded(tmp_path, config, arrivals, {("a", 0): 4})
     for source in (path, tmp_path):
@@ -164,7 +164,7 @@ def test_a_journal_gives_what_came_and_how_long_it_became(tmp_path: Path) -> Non
 
 def test_a_text_that_ended_without_a_stop_id_ends_again(tmp_path: Path) -> None:
     """A stop string's end is the text layer's word; in a simulation a token says it."""
-    path = recorded(tmp_path, config_of(), [(0.0, asked("a", most=9))], {})
+    path = recorded(tmp_path, config_of(), [(0.0, requested("a", most=9))], {})
     trace = read_trace(str(path))
     lengths = {("a", 0): 2}
     turns = Simulation(config_of(), Simulated(lengths), EVEN, trace.arrivals(4)).turns()
@@ -302,7 +302,7 @@ def test_a_folder_without_journals_and_prompts_that_cannot_be_divided(
 ) -> None:
     with pytest.raises(ValueError, match=r"there is no .journal file in this folder"):
         read_trace(str(tmp_path))
-    path = recorded(tmp_path, config_of(), [(0.0, asked("a"))], {})
+    path = recorded(tmp_path, config_of(), [(0.0, requested("a"))], {})
     with pytest.raises(TraceError, match="prompts of a journal cannot be divided"):
         read_trace(str(path), divide=2)
     empty = tmp_path / "empty.journal"

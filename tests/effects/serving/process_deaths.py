@@ -1,7 +1,7 @@
 """A server of several processes under load, some of which are killed: what its clients
 see.
 
-Every body is asked once while nothing happens; whoever asks for it later must get the
+Every body is asked once while nothing happens; later requests for it must get the
 same, however many engines die meanwhile. Log-probabilities may differ in the last bits,
 as who else is in a batch does. So may tokens where numbers are coarse, as in bfloat16:
 there an answer must have as many as it should, and its text must be theirs.

@@ -29,11 +29,11 @@ def say(name: str, word: str) -> None:
 
 def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int:
     """Be a process of the server: say what happens, and end when told to."""
-    told: list[int] = []
+    reported: list[int] = []
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
     for one in (DRAIN, STOP):
-        signal.signal(one, lambda number, _: told.append(number))
+        signal.signal(one, lambda number, _: reported.append(number))
     say(name, "started")
     if name == options.orphaning and not os.fork():  # its child outlives it
         time.sleep(0.3)
@@ -45,10 +45,10 @@ def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int
         time.sleep(0.01)
         if name == ENGINE:
             PULSE.beat()
-        if told and name != options.deaf:
-            time.sleep(options.work if told == [DRAIN] else 0)
-            if len(told) > 1 or told != [DRAIN] or name != options.endless:
-                say(name, "stopped" if STOP in told else "drained")
+        if reported and name != options.deaf:
+            time.sleep(options.work if reported == [DRAIN] else 0)
+            if len(reported) > 1 or reported != [DRAIN] or name != options.endless:
+                say(name, "stopped" if STOP in reported else "drained")
                 return 0
 
 

@@ -36,7 +36,7 @@ class Key:
 def logged(
     *messages: Any,
     form: str = "json",
-    told: Any = None,
+    reported: Any = None,
     error: Exception | None = None,
     **scope: Any,
 ) -> list[str]:
@@ -56,12 +56,12 @@ def logged(
             del message
 
         def known(name: str, _: str) -> JsonObject | None:
-            return told if name == "cmpl-1" else None
+            return reported if name == "cmpl-1" else None
 
         log = AccessLog(app, kept, form, "front 0", known)
         full = {"type": "http", "method": "POST", "path": "/v1/completions", **scope}
         try:
-            await log({"raw_path": full["path"].encode(), **full}, None, send)  # type: ignore[arg-type]  # nobody receives
+            await log({"raw_path": full["path"].encode(), **full}, None, send)  # type: ignore[arg-type]  # nothing is received
         except ZeroDivisionError:
             assert error is not None
 
@@ -76,8 +76,8 @@ def named(name: str) -> dict[str, Any]:
 
 def test_a_line_for_programs() -> None:
     prompts = [{"prompt_tokens": 3, "output_tokens": 4}] * 2
-    told = {"endpoint": "/v1/completions", "prompts": prompts}
-    (line,) = logged(named("cmpl-1"), told=told)
+    reported = {"endpoint": "/v1/completions", "prompts": prompts}
+    (line,) = logged(named("cmpl-1"), reported=reported)
     found = json.loads(line)
     assert found.pop("time").endswith("+00:00")
     assert 0 <= found.pop("ms") < 1000

@@ -35,26 +35,26 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize(("asked", "right"), WRONG.items())
+@pytest.mark.parametrize(("requested", "right"), WRONG.items())
 def test_behind_a_wrong_base_the_end_decides_the_suggestion(
-    asked: str, right: str
+    requested: str, right: str
 ) -> None:
-    assert suggest_address(asked) == Suggestion(right, rebased=True)
+    assert suggest_address(requested) == Suggestion(right, rebased=True)
 
 
-@pytest.mark.parametrize(("asked", "right"), SLIPS.items())
-def test_a_typo_is_corrected(asked: str, right: str) -> None:
-    assert suggest_address(asked) == Suggestion(right, rebased=False)
+@pytest.mark.parametrize(("requested", "right"), SLIPS.items())
+def test_a_typo_is_corrected(requested: str, right: str) -> None:
+    assert suggest_address(requested) == Suggestion(right, rebased=False)
 
 
 @pytest.mark.parametrize(
-    "asked", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
+    "requested", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
 )
-def test_an_unclear_address_has_no_suggestion(asked: str) -> None:
-    assert suggest_address(asked) is None
-    said = str(wrong_address("GET", asked))
-    assert said.endswith("GET /openapi.json describes all endpoints")
-    assert len(said) < 200
+def test_an_unclear_address_has_no_suggestion(requested: str) -> None:
+    assert suggest_address(requested) is None
+    messages_logged = str(wrong_address("GET", requested))
+    assert messages_logged.endswith("GET /openapi.json describes all endpoints")
+    assert len(messages_logged) < 200
 
 
 def test_what_is_meant_is_an_address() -> None:
@@ -63,12 +63,12 @@ def test_what_is_meant_is_an_address() -> None:
 
 
 def test_the_error_names_the_base_url_to_set() -> None:
-    said = str(wrong_address("POST", "/chat/completions"))
-    assert "there is nothing at POST /chat/completions; did you mean" in said
+    messages_logged = str(wrong_address("POST", "/chat/completions"))
+    assert "there is nothing at POST /chat/completions; did you mean" in messages_logged
     right = "/v1/chat/completions? The base URL of clients of OpenAI's API ends in /v1"
-    assert said.endswith(right)
-    said = str(wrong_address("POST", "/v1/v1/messages"))
-    assert said.endswith("of Anthropic's API does not end in /v1")
+    assert messages_logged.endswith(right)
+    messages_logged = str(wrong_address("POST", "/v1/v1/messages"))
+    assert messages_logged.endswith("of Anthropic's API does not end in /v1")
     assert str(wrong_address("GET", "/v1/message")).endswith("mean /v1/messages?")
     assert str(wrong_method("GET", "/v1/messages", "POST")).startswith(
         "/v1/messages takes POST, not GET;"
@@ -76,7 +76,7 @@ def test_the_error_names_the_base_url_to_set() -> None:
 
 
 SDK: dict[str, Any] = {"api_key": "-", "max_retries": 0}
-ASKED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "model": "bundled",
     "max_tokens": 4,
     "messages": [{"role": "user", "content": "x"}],
@@ -90,7 +90,7 @@ def test_openais_sdk_hears_of_a_wrong_base_url(bundled: Serving) -> None:
             openai.OpenAI(base_url=bundled.url + base, **SDK) as client,
             pytest.raises(openai.NotFoundError, match="ends in /v1") as caught,
         ):
-            client.chat.completions.create(**ASKED)
+            client.chat.completions.create(**REQUESTED)
         assert caught.value.code == "not_found"
         assert "did you mean /v1/chat/completions?" in caught.value.message
 
@@ -100,7 +100,7 @@ def test_anthropics_sdk_hears_of_it_in_anthropics_shape(bundled: Serving) -> Non
         anthropic.Anthropic(base_url=bundled.url + "/v1", **SDK) as client,
         pytest.raises(anthropic.NotFoundError, match="does not end in /v1") as caught,
     ):
-        client.messages.create(**ASKED)
+        client.messages.create(**REQUESTED)
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
 

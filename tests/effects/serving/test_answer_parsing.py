@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.answer_parsing import (
     AnswerParser,
     ParsedAnswer,
@@ -55,19 +55,19 @@ def test_choices_are_parsed_separately() -> None:
 
 def test_only_the_first_call_counts_if_they_are_not_parallel() -> None:
     one = parsed(Parsing(tools="hermes", names=("f",), parallel=False))
-    said = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
-    assert [call.name for call in said.calls] == ["f"]
-    assert said.content == "x"
+    emitted = ParsedAnswer.of(one.read(0, output(f"{CALLS}x", "stop")))
+    assert [call.name for call in emitted.calls] == ["f"]
+    assert emitted.content == "x"
 
 
 def test_deltas_put_together() -> None:
     one = parsed(Parsing(tools="hermes", reasoning="think", names=("f",)))
-    said = ParsedAnswer.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
+    emitted = ParsedAnswer.of(one.read(0, output(f"<think>a</think>b{CALLS}", "stop")))
     calls = [
         ParsedCall(call.id, name, '{"a": 1}')
-        for call, name in zip(said.calls, "fg", strict=True)
+        for call, name in zip(emitted.calls, "fg", strict=True)
     ]
-    assert said == ParsedAnswer("b", "a", calls)
+    assert emitted == ParsedAnswer("b", "a", calls)
 
 
 def test_how_an_answer_is_read() -> None:

@@ -135,8 +135,8 @@ def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> 
         asyncio.run(Application(llm, ["dry"])(scope, receive, send))
     assert [message["type"][14:] for message in sent] == ["start", "body", "body"]
     assert [message["more_body"] for message in sent[1:]] == [True, False]
-    said = b"".join([message["body"] for message in sent[1:]])
-    assert said.count(b'"finish_reason": "length"') == 2
+    emitted = b"".join([message["body"] for message in sent[1:]])
+    assert emitted.count(b'"finish_reason": "length"') == 2
 
 
 SLOWLY: dict[str, Any] = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True}
@@ -152,8 +152,8 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
     with limited(folder, request_timeout=0.3) as served:
         found = served.post("completions", **SLOWLY, stream=stream, n=2)
         assert found.status_code == 200
-        said = list(events(iter(found.text.split("\n")))) if stream else [found.json()]
-        choices = [choice for one in said for choice in one["choices"]]
+        record = list(events(iter(found.text.split("\n")))) if stream else [found.json()]
+        choices = [choice for one in record for choice in one["choices"]]
         assert sum(len(choice["text"]) for choice in choices) > 10
         ends = [choice["finish_reason"] for choice in choices]
         assert [end for end in ends if end] == ["length"] * 2

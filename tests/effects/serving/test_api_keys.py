@@ -57,8 +57,8 @@ def test_tenants_of_a_file(tmp_path: Path, cache: Any, shared: bool) -> None:
     other = {"name": "b", "key": "b", "tenant": "of both", "admin": True}
     path.write_text(json.dumps({"keys": [ENTRY, other], "cache": cache}))
     found = read_keys([], path)
-    told = [(one.name, one.tenant, one.admin) for one in found.known]
-    assert told == [("team", "team", False), ("b", "of both", True)]
+    reported = [(one.name, one.tenant, one.admin) for one in found.known]
+    assert reported == [("team", "team", False), ("b", "of both", True)]
     assert found.share_all is shared
 
 

@@ -20,23 +20,25 @@ def test_many_at_once_through_the_async_sdk(bundled: Serving) -> None:
         ) as client:
 
             async def one(i: int) -> str:
-                asked: dict[str, Any] = {
+                fields: dict[str, Any] = {
                     "model": "bundled",
                     "prompt": f"def f{i}(",
                     "seed": i,
                     "max_tokens": 10,
                 }
                 if i % 2:
-                    text: str = (await client.completions.create(**asked)).choices[0].text
+                    text: str = (
+                        (await client.completions.create(**fields)).choices[0].text
+                    )
                     return text
-                stream = await client.completions.create(**asked, stream=True)
+                stream = await client.completions.create(**fields, stream=True)
                 return "".join([chunk.choices[0].text async for chunk in stream])
 
             together = list(await asyncio.gather(*map(one, range(12))))
             return together, [await one(i) for i in range(12)]
 
-    together, alone = asyncio.run(all_of_them())
-    assert together == alone
+    together, solo = asyncio.run(all_of_them())
+    assert together == solo
 
 
 def test_health_metrics_and_version(bundled: Serving) -> None:
@@ -68,8 +70,8 @@ def test_a_wrong_address_has_openais_shape(
     found = slow.http.request(method, slow.url + path)
     assert found.status_code == status
     assert found.json()["error"]["type"] == "invalid_request_error"
-    told = found.headers.get("allow")
-    assert allowed == (None if told is None else set(told.split(", ")))
+    reported = found.headers.get("allow")
+    assert allowed == (None if reported is None else set(reported.split(", ")))
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,9 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("status", "asked"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("status", "requested"), BAD.values(), ids=BAD)
 def test_bad_input_affects_no_other_request(
-    slow: Serving, quiet: list[str], status: int, asked: dict[str, Any]
+    slow: Serving, quiet: list[str], status: int, requested: dict[str, Any]
 ) -> None:
     url = f"{slow.url}/v1/completions"
     with contextlib.ExitStack() as stack:
@@ -200,11 +202,11 @@ def test_bad_input_affects_no_other_request(
             neighbour = stack.enter_context(slow.http.stream("POST", url, json=NEIGHBOUR))
             stream = events(neighbour.iter_lines())
             got = [next(stream)["choices"][0]["text"]]
-            found, said = raw(slow, **asked)
+            found, emitted = raw(slow, **requested)
             assert len(slow.llm.front.processors) == 1
         got += [event["choices"][0]["text"] for event in stream]
     assert found == status
-    error = said["error"]
+    error = emitted["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert "".join(got) == "".join(quiet)

@@ -47,8 +47,8 @@ def test_an_api_key(folder: str) -> None:
         for bad in ("Secret", "", "Bearer secret"):
             found = served.http.get(f"{url}/models", headers={"x-api-key": bad})
             assert found.status_code == 401
-        told = served.http.post(f"{url}/messages", json={}).json()
-        assert told["error"]["type"] == "authentication_error"
+        record = served.http.post(f"{url}/messages", json={}).json()
+        assert record["error"]["type"] == "authentication_error"
         assert served.get("/docs").status_code == 401
         assert served.get("/openapi.json").status_code == 200
         assert served.http.post(f"{served.url}/tokenize", json={}).status_code == 401
@@ -64,7 +64,7 @@ FREE = Key("free", digest(b"sk-f"))
 def test_a_key_gives_client_name_and_priority(folder: str) -> None:
     bounds = ServerBounds(keys=Keys((TEAM, FREE)))
     with serving(folder, service={"bounds": bounds}, **{**SLOW, "step": 0}) as served:
-        for key, user in (("sk-t", "somebody"), ("sk-f", "a user")):
+        for key, user in (("sk-t", "one user"), ("sk-f", "a user")):
             found = served.http.post(
                 f"{served.url}/v1/completions",
                 json={"prompt": [5], "max_tokens": 1, "priority": 7, "user": user},
@@ -72,8 +72,8 @@ def test_a_key_gives_client_name_and_priority(folder: str) -> None:
             )
             assert found.status_code == 200
         taken = [e for turn, _ in served.turns for e in turn if isinstance(e, Submit)]
-    asked = [(one.request.client, one.request.priority) for one in taken]
-    assert asked == [("team", -4), ("free", 7)]
+    requested = [(one.request.client, one.request.priority) for one in taken]
+    assert requested == [("team", -4), ("free", 7)]
 
 
 def test_a_client_without_a_key_is_identified_by_its_address() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from tests.effects.serving.openai.helpers import refused
 from tests.quick import at_most

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from minfer.effects.live.errors import TooLongError
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.body_counts import (
     CONTAINERS,
     ITEMS,
@@ -15,7 +15,7 @@ from minfer.effects.serving.request_parsing.body_counts import (
 
 TEXT: Final = 40_000  # characters
 PART: Final = 2**16  # bytes
-ALONE: Final = [{"role": "user", "content": "a, b"}]
+SOLO: Final = [{"role": "user", "content": "a, b"}]
 VALID: Final[dict[str, Any]] = {
     "a context of ids": {"prompt": [7] * 2047},
     "many prompts of ids": {"prompt": [[7] * 2000] * 100},
@@ -26,8 +26,8 @@ VALID: Final[dict[str, Any]] = {
     "a text of brackets": {"prompt": "[{" * (TEXT // 2)},
     "a text of emoji": {"prompt": "\U0001f600" * TEXT},
     "texts of commas": {"prompt": ["," * TEXT] * 10},
-    "messages": {"messages": ALONE * ITEMS},
-    "parts": {"messages": [{"role": "user", "content": ALONE * ITEMS}]},
+    "messages": {"messages": SOLO * ITEMS},
+    "parts": {"messages": [{"role": "user", "content": SOLO * ITEMS}]},
 }
 FAR: Final = "maximum context length is 2048 tokens"
 HOSTILE: Final[dict[str, tuple[Any, str]]] = {
@@ -75,7 +75,7 @@ def test_what_could_not_is_refused_before_it_is_there(name: str) -> None:
 
 
 def test_how_a_body_is_cut_does_not_matter() -> None:
-    data = json.dumps({"messages": ALONE * 50, "prompt": [7, 8]}).encode()
+    data = json.dumps({"messages": SOLO * 50, "prompt": [7, 8]}).encode()
     whole, bytewise = BodyCounter(2048, TEXT), BodyCounter(2048, TEXT)
     whole.add(data)
     for byte in data:

@@ -156,9 +156,9 @@ def test_a_slow_reader_gets_everything(port: int) -> None:
 def test_connections_beyond_the_limit_get_503() -> None:
     with server(connections=2, header=5.0) as port:
         with link(port) as first, link(port), link(port) as third:
-            told = answer(third)
-            assert told.startswith(b"HTTP/1.1 503 Service Unavailable")
-            assert b"retry-after: 1" in told
+            answers = answer(third)
+            assert answers.startswith(b"HTTP/1.1 503 Service Unavailable")
+            assert b"retry-after: 1" in answers
             first.sendall(GET % b"")
             assert first.recv(65536).startswith(b"HTTP/1.1 200")
         for _ in range(100):  # those that left make room
@@ -168,7 +168,7 @@ def test_connections_beyond_the_limit_get_503() -> None:
                     if fourth.recv(65536).startswith(b"HTTP/1.1 200"):
                         return
             time.sleep(0.02)
-        raise AssertionError("nobody is let in any more")
+        raise AssertionError("no connection is accepted any more")
 
 
 @pytest.mark.long
@@ -179,10 +179,10 @@ def test_health_is_answered_however_many_wait() -> None:
         for path in (b"health", b"healthz"):
             with link(port) as sock:
                 sock.sendall(GET % path)
-                told = answer(sock)
-                assert told.startswith(b"HTTP/1.1 200")
-                assert told.endswith(b"ok")
-                assert b"connection: close" in told
+                answers = answer(sock)
+                assert answers.startswith(b"HTTP/1.1 200")
+                assert answers.endswith(b"ok")
+                assert b"connection: close" in answers
         for head in (GET % b"", GET % b"health/x", upgrade % b"v1/stream"):
             with link(port) as sock:
                 sock.sendall(head)

@@ -20,8 +20,10 @@ def test_every_route_is_in_it(bundled: Serving) -> None:
         assert isinstance(route, Route | WebSocketRoute)
         methods = getattr(route, "methods", {"GET"}) - {"HEAD"}
         routes.append((route.path.replace(":path", ""), sorted(methods)))
-    told = [(path, sorted(map(str.upper, ops))) for path, ops in found["paths"].items()]
-    assert sorted(told) == sorted(routes)
+    reported = [
+        (path, sorted(map(str.upper, ops))) for path, ops in found["paths"].items()
+    ]
+    assert sorted(reported) == sorted(routes)
 
 
 @pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
@@ -55,14 +57,14 @@ def test_no_reference_leads_nowhere() -> None:
 def test_every_part_of_a_path_is_a_parameter() -> None:
     for path, operations in description()["paths"].items():
         for operation in operations.values():
-            told = [one["name"] for one in operation.get("parameters", ())]
-            assert told == re.findall(r"{(\w+)}", path)
+            reported = [one["name"] for one in operation.get("parameters", ())]
+            assert reported == re.findall(r"{(\w+)}", path)
 
 
 @pytest.mark.parametrize("one", [*ENDPOINTS, *QUERY_ENDPOINTS], ids=lambda one: one.path)
 def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
-    told = description()["paths"][one.path]["post"]["responses"]
-    assert {"408", "504"} <= told.keys()
+    reported = description()["paths"][one.path]["post"]["responses"]
+    assert {"408", "504"} <= reported.keys()
 
 
 def test_a_stream_is_not_described_as_strings() -> None:
@@ -93,5 +95,5 @@ def test_descriptions_of_fields() -> None:
 def test_errors_have_the_shape_of_their_protocol() -> None:
     paths = description()["paths"]
     for path, shape in (("/v1/messages", "AnthropicError"), ("/v1/completions", "Error")):
-        told = paths[path]["post"]["responses"]["400"]["content"]["application/json"]
-        assert told["schema"]["$ref"] == f"#/components/schemas/{shape}"
+        reported = paths[path]["post"]["responses"]["400"]["content"]["application/json"]
+        assert reported["schema"]["$ref"] == f"#/components/schemas/{shape}"

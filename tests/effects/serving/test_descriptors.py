@@ -93,10 +93,10 @@ def test_idle_connections_leave_one_for_health(
         assert health(url) == 200
         running.terminate()
         assert running.stderr is not None
-        said = running.stderr.read()
-    assert "Traceback" not in said
-    assert said.count("file descriptors run short") in range(max(2, fronts + 1))
-    assert len(said) < 1000 * max(1, fronts)
+        message = running.stderr.read()
+    assert "Traceback" not in message
+    assert message.count("file descriptors run short") in range(max(2, fronts + 1))
+    assert len(message) < 1000 * max(1, fronts)
 
 
 def served(url: str) -> int:

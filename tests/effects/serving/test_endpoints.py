@@ -14,8 +14,8 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
-from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import (
     AnswerWriter,
     Endpoint,

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from minfer.effects.live.input_processing.prompts import rendered
 from minfer.effects.serving.anthropic.count_tokens import CountBody
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.tokens.tokenize import TokenizeBody
@@ -108,21 +108,21 @@ def test_prompts_are_those_of_transformers(name: str, theirs: Any) -> None:
         text = theirs.apply_chat_template(
             meant, tokenize=False, add_generation_prompt=True
         )
-        asked = rendered(tokenizer(), messages, {})
-        assert asked.text == text
+        requested = rendered(tokenizer(), messages, {})
+        assert requested.text == text
         found = read(TokenizeBody, messages=messages).answer(ground)
-        assert found["tokens"] == asked.ids
+        assert found["tokens"] == requested.ids
 
 
 @pytest.mark.parametrize("name", [one for one in TEMPLATES if "chatml" in one])
 def test_all_protocols_read_a_conversation_alike(name: str) -> None:
     ground: Any = Ground(TEMPLATES[name], NONE)
     for content in CONTENTS[:-1]:  # a turn without any block is left out
-        said = [{"role": role, "content": content} for role in ROLES]
-        ids = rendered(tokenizer(), [*said, HI], {}).ids
-        chat = read(ChatBody, messages=[*said, HI]).generation(ground)
+        emitted = [{"role": role, "content": content} for role in ROLES]
+        ids = rendered(tokenizer(), [*emitted, HI], {}).ids
+        chat = read(ChatBody, messages=[*emitted, HI]).generation(ground)
         assert chat.prompts[0].ids == ids
-        turns = {"system": content, "messages": [*said[1:], HI]}
+        turns = {"system": content, "messages": [*emitted[1:], HI]}
         assert read(CountBody, **turns).answer(ground) == {"input_tokens": len(ids)}
         if isinstance(content, list):
             content = [{**one, "type": "input_text"} for one in content]

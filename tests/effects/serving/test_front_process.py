@@ -15,7 +15,7 @@ from minfer.effects.serving.processes.front_process import DRAIN
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from minfer.effects.cli.errors import guarded
+from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.errors import BROKEN
+from minfer.effects.serving.client_errors import BROKEN
 from tests.effects.served import events, serving
 from tests.effects.serving.raw_requests import SLOW
 from tests.effects.serving.test_connections import until

@@ -67,7 +67,7 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         parse("--allowed-host", name)
 
 
-ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
+REQUESTED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/live", None),
     ("GET", "/v1/models", None),
     ("GET", "/", None),
@@ -93,7 +93,7 @@ def test_a_page_whose_name_was_given_this_address_reads_nothing(fronts: int) -> 
     with process(*options) as (_, url):
         port = url.rsplit(":", 1)[1]
         base = url.replace("http", "ws", 1)
-        for method, path, body in ASKED:
+        for method, path, body in REQUESTED:
             for host in ("evil.example", f"evil.example:{port}"):
                 code, text = status(url, host, method, path, body)
                 assert code == 403, path

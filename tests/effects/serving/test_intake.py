@@ -18,7 +18,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
@@ -50,10 +50,10 @@ class Sent:
         self.data = data
         self.after = after
         self.gone = asyncio.Event()
-        raw = [(name.replace("_", "-"), said) for name, said in headers.items()]
+        raw = [(name.replace("_", "-"), emitted) for name, emitted in headers.items()]
         self.scope: Scope = {
             "client": ("10.0.0.7", 1),
-            "headers": [(name.encode(), said.encode()) for name, said in raw],
+            "headers": [(name.encode(), emitted.encode()) for name, emitted in raw],
         }
 
     chosen_id = ""
@@ -109,12 +109,12 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
 ) -> None:
     data = body(cache_salt="x" * length)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
-    told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
-    assert (told.client, told.priority) == ("me", 3)
+    reported = taken(llm, Sent(body(user="me", priority=3))).request.urgency
+    assert (reported.client, reported.priority) == ("me", 3)
 
 
 @pytest.mark.parametrize(
-    ("policy", "key", "asked", "level"),
+    ("policy", "key", "requested", "level"),
     [
         ("priority", None, -5, -5),
         ("fair", None, -5, 0),
@@ -125,9 +125,9 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
     ],
 )
 def test_under_fair_only_a_key_makes_more_urgent_than_others(
-    policy: str, key: Key | None, asked: int, level: int
+    policy: str, key: Key | None, requested: int, level: int
 ) -> None:
-    sent = Sent(body(priority=asked))
+    sent = Sent(body(priority=requested))
     if key is not None:
         sent.scope["minfer.key"] = key
     with contextlib.closing(AsyncLLM(executor="dry", scheduling_policy=policy)) as llm:
@@ -154,8 +154,8 @@ class Slowly(OneByOne):
         self.go = threading.Event()
         self.clients: list[str] = []
 
-    def compile(self, asked: StructuredOutputs) -> Any:
-        self.clients.append(asked.text)
+    def compile(self, requested: StructuredOutputs) -> Any:
+        self.clients.append(requested.text)
         assert self.go.wait(60)
         return self
 
@@ -273,18 +273,18 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_parsed_where_streams_are_served(
     pooled: Serving,
     quiet: list[str],
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     parsed: list[int],
 ) -> None:
     url = f"{pooled.url}/v1/completions"
     with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
         got = [next(stream)["choices"][0]["text"]]
-        status, _ = raw(pooled, **asked)
+        status, _ = raw(pooled, **requested)
         got += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
@@ -293,13 +293,13 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("requested", LARGE.values(), ids=LARGE)
 def test_nor_is_a_large_message_on_a_socket(
-    pooled: Serving, quiet: list[str], asked: dict[str, Any], parsed: list[int]
+    pooled: Serving, quiet: list[str], requested: dict[str, Any], parsed: list[int]
 ) -> None:
-    endpoint = asked.get("path", "completions").partition("/")[0]
+    endpoint = requested.get("path", "completions").partition("/")[0]
     message = b'{"id": "a", "endpoint": "%s", "body": %s}'
-    whole = message % (endpoint.encode(), asked["data"])
+    whole = message % (endpoint.encode(), requested["data"])
     url = f"{pooled.url}/v1/completions"
     socket = url.replace("http", "ws").replace("completions", "stream")
     with (
@@ -309,9 +309,9 @@ def test_nor_is_a_large_message_on_a_socket(
         stream = events(answer.iter_lines())
         got = [next(stream)["choices"][0]["text"]]
         link.send(whole.decode())
-        told = json.loads(link.recv(timeout=20))
+        record = json.loads(link.recv(timeout=20))
         got += [event["choices"][0]["text"] for event in stream]
-    assert (told["id"], told["status"]) == ("a", 400)
+    assert (record["id"], record["status"]) == ("a", 400)
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG
     assert "".join(got) == "".join(quiet)
@@ -319,13 +319,13 @@ def test_nor_is_a_large_message_on_a_socket(
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    said = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
+    emitted = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
 
     async def whole() -> None:
         made = ServerBounds()
         limits = Limits.of(llm)
         intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
-        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, said)
+        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
         try:
             with (
                 intake._body_memory.reserve(

@@ -13,7 +13,7 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError, ContextLengthError
+from minfer.effects.serving.client_errors import ApiError, ContextLengthError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.limits import (
     LEAST_BODY,
@@ -159,24 +159,24 @@ def test_a_prompt_that_is_too_long_is_one_error_however_it_comes(
     bundled: Serving,
 ) -> None:
     data = json.dumps({"prompt": [5] * 200_000, "max_tokens": 1}).encode()
-    told = []
+    reported = []
     for size in (len(data), 100_000, 1000):
         parts = [data[at : at + size] for at in range(0, len(data), size)]
         chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in parts)
         head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-        told.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
-    told.append(raw(bundled, data))
-    told.append(raw(bundled, data.replace(b" ", b"")))
+        reported.append(exchange(bundled, head + chunks + b"0\r\n\r\n"))
+    reported.append(raw(bundled, data))
+    reported.append(raw(bundled, data.replace(b" ", b"")))
     packed = gzip.compress(data)
-    told.append(raw(bundled, packed, more="Content-Encoding: gzip\r\n"))
+    reported.append(raw(bundled, packed, more="Content-Encoding: gzip\r\n"))
     with connect(f"ws://127.0.0.1:{bundled.port}/v1/stream") as link:
         body = data.decode()
         link.send(f'{{"id": "a", "endpoint": "completions", "body": {body}}}')
-        said = json.loads(link.recv())
-        told.append((said["status"], {"error": said["error"]}))
-    assert all(one == told[0] for one in told)
-    status, said = told[0]
-    error = said["error"]
+        emitted = json.loads(link.recv())
+        reported.append((emitted["status"], {"error": emitted["error"]}))
+    assert all(one == reported[0] for one in reported)
+    status, emitted = reported[0]
+    error = emitted["error"]
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["param"] == "prompt"
     assert "maximum context length is 2048 tokens" in error["message"]

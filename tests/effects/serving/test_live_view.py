@@ -1,4 +1,4 @@
-"""How the engine is, told once or for as long as somebody looks."""
+"""How the engine is, reported once or for as long as it is watched."""
 
 import json
 from collections.abc import Iterator
@@ -77,14 +77,14 @@ def test_once(served: Serving) -> None:
     served.idle()
     found = served.get("/live?once=1")
     assert found.headers["cache-control"] == "no-store"
-    told = found.json()
-    assert told["health"] == "ok"
-    assert (told["running"], told["waiting"], told["waiting_for"]) == (0, 0, {})
-    parts = [told[f"blocks_{part}"] for part in ("used", "cached", "free")]
-    assert sum(parts) == told["blocks"] == 400
+    record = found.json()
+    assert record["health"] == "ok"
+    assert (record["running"], record["waiting"], record["waiting_for"]) == (0, 0, {})
+    parts = [record[f"blocks_{part}"] for part in ("used", "cached", "free")]
+    assert sum(parts) == record["blocks"] == 400
     assert parts[0] == 0
-    assert sum(told["ttft"]["counts"]) >= 1
-    assert len(told["ttft"]["counts"]) == len(told["ttft"]["bounds"]) + 1
+    assert sum(record["ttft"]["counts"]) >= 1
+    assert len(record["ttft"]["counts"]) == len(record["ttft"]["bounds"]) + 1
 
 
 def test_bad_questions(served: Serving) -> None:

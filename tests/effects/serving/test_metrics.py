@@ -61,13 +61,13 @@ def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None
         for family in text_string_to_metric_families(text)
         if family.name.startswith("minfer_")
     ]
-    told = {
+    reported = {
         family.name.removeprefix("minfer_"): family.documentation for family in families
     }
     assert (
-        told.keys() - {"cache_config_info"} == HELP.keys()
+        reported.keys() - {"cache_config_info"} == HELP.keys()
     )  # and no help of what is not
-    for name, words in told.items():
+    for name, words in reported.items():
         assert words.endswith("."), name
         assert len(words.split()) >= 5, name
         assert name.replace("_", " ") not in words, name
@@ -144,7 +144,7 @@ def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
     if method == "draft_model":
         how["model"] = folder  # its own draft: the oracle says what it drafts
     llm, metrics, _ = made(num_gpu_blocks_override=64, speculative_config=how)
-    told = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
+    reported = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
     settle(llm)
     found = read(metrics)
     drafts = found["spec_decode_num_drafts_total"]
@@ -159,7 +159,7 @@ def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
     length = found["spec_decode_mean_acceptance_length"]
     assert length == pytest.approx(1 + accepted / drafts)
     sums = [0, 0]
-    for one in told:
+    for one in reported:
         sums[0] += one.draft_tokens
         sums[1] += one.accepted_draft_tokens
     assert sums == [proposed, accepted]

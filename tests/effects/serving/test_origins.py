@@ -77,10 +77,10 @@ def test_pages_of_allowed_origins_are_let_in_without_credentials(
     assert found.headers["access-control-allow-origin"] == GOOD
     assert "authorization" in found.headers["access-control-allow-headers"]
     assert pages.preflight(EVIL).status_code == 400
-    for origin, told in ((GOOD, True), (EVIL, False)):
+    for origin, reported in ((GOOD, True), (EVIL, False)):
         for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions")):
             answer = pages.ask(origin, method, path)  # of which one is an error
-            assert ("access-control-allow-origin" in answer.headers) is told
+            assert ("access-control-allow-origin" in answer.headers) is reported
             assert "access-control-allow-credentials" not in answer.headers
     for origin, status in ((GOOD, 200), (EVIL, 403)):
         assert pages.ask(origin, "POST", "/reset_prefix_cache").status_code == status
@@ -93,6 +93,6 @@ def test_all_pages_are_let_in_without_credentials(bundled: Serving) -> None:
 
 
 def test_by_default_no_page_but_ones_own_is(bundled: Serving) -> None:
-    asked = {"origin": GOOD}
-    found = bundled.http.get(f"{bundled.url}/v1/models", headers=asked)
+    requested = {"origin": GOOD}
+    found = bundled.http.get(f"{bundled.url}/v1/models", headers=requested)
     assert "access-control-allow-origin" not in found.headers

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
-from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest
 from minfer.effects.serving.request_parsing import tool_constraints as calling
@@ -40,9 +40,9 @@ def generation(
     **fields: Any,
 ) -> GenerationRequest:
     """What a body asks for that has these fields, and `more` of them."""
-    asked = {"input" if endpoint is RESPONSES else "messages": [HI], **fields, **more}
+    body = {"input" if endpoint is RESPONSES else "messages": [HI], **fields, **more}
     ground: Any = Ground(template, form)
-    return endpoint.read(json.dumps(asked).encode()).generation(ground)
+    return endpoint.read(json.dumps(body).encode()).generation(ground)
 
 
 def parsed_text(request: GenerationRequest, text: str, *, stream: bool) -> ParsedAnswer:
@@ -77,13 +77,13 @@ def test_an_answer_goes_on_where_the_prompt_ends(
     messages = [HI, {"role": "assistant", "content": prefix}]
     parts = [HI, {"role": "assistant", "content": [{"type": "text", "text": prefix}]}]
     how = {"continue_final_message": True, "add_generation_prompt": False}
-    for asked in (
+    for requested in (
         generation(messages=messages, more=how),
         generation(messages=parts, tools=TOOLS, more=how),
         generation(MESSAGES, messages=messages, max_tokens=5),
         generation(MESSAGES, messages=parts, max_tokens=5),
     ):
-        assert parsed_text(asked, more, stream=stream) == found
+        assert parsed_text(requested, more, stream=stream) == found
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -92,20 +92,20 @@ def test_a_call_goes_on_where_the_prompt_ends(before: str, stream: bool) -> None
     """Unless its arguments are whole there."""
     for at in range(len(CALL) - 1):
         prefix = f"{before}<tool_call>\n{CALL[:at]}"
-        asked = generation(
+        requested = generation(
             messages=[HI, {"role": "assistant", "content": prefix}],
             tools=TOOLS,
             continue_final_message=True,
         )
-        one = parsed_text(asked, f"{CALL[at:]}\n</tool_call>Done.", stream=stream)
+        one = parsed_text(requested, f"{CALL[at:]}\n</tool_call>Done.", stream=stream)
         calls = [(call.name, call.arguments) for call in one.calls]
         assert calls == [("add", '{"a": 1}')]
         assert (one.content, one.reasoning) == ("Done.", "")
 
 
 def test_what_a_user_says_opens_nothing() -> None:
-    asked = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
-    assert parsed_text(asked, "12", stream=True) == ParsedAnswer("12")
+    requested = generation(template=BODYLESS, messages=[{**HI, "content": "x <think>\n"}])
+    assert parsed_text(requested, "12", stream=True) == ParsedAnswer("12")
 
 
 # Fields, an answer that they take, and one that they do not.
@@ -143,9 +143,9 @@ BOUND: list[tuple[dict[str, Any], str, str]] = [
 
 
 def takes(request: GenerationRequest, text: str) -> bool:
-    asked = request.params.structured_outputs
-    assert asked is not None
-    walk = compiler().compile(asked).matcher()
+    requested = request.params.structured_outputs
+    assert requested is not None
+    walk = compiler().compile(requested).matcher()
     for token in tokenizer().encode(text, add_special_tokens=False):
         if token not in allowed(walk.mask()):
             return False
@@ -159,12 +159,12 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
 ) -> None:
     thought = "Hm {[ 5.\n</think>\n\n"
     for more in (fields, {**fields, "tools": TOOLS}):
-        asked = generation(more=more)
-        assert takes(asked, thought + right)
-        assert not takes(asked, thought + wrong)
-        assert not takes(asked, "Hm {")
-        assert asked.constraint_field.startswith(next(iter(fields)))
-        one = parsed_text(asked, thought + right, stream=True)
+        requested = generation(more=more)
+        assert takes(requested, thought + right)
+        assert not takes(requested, thought + wrong)
+        assert not takes(requested, "Hm {")
+        assert requested.constraint_field.startswith(next(iter(fields)))
+        one = parsed_text(requested, thought + right, stream=True)
         assert (one.content.strip(), one.reasoning) == (right.strip(), "Hm {[ 5.")
         closed = generation(template=BODYLESS, more=more)
         assert not takes(closed, thought + right) or "structured_outputs" in fields
@@ -172,10 +172,10 @@ def test_reasoning_is_free_and_the_answer_behind_it_is_bound(
 
 
 def test_a_response_is_bound_behind_its_reasoning() -> None:
-    asked = generation(RESPONSES, text={"format": {"type": "json_object"}})
-    assert takes(asked, 'Hm.</think>{"a": 1}')
-    assert not takes(asked, '{"a": 1}')
-    assert asked.constraint_field == "text.format"
+    requested = generation(RESPONSES, text={"format": {"type": "json_object"}})
+    assert takes(requested, 'Hm.</think>{"a": 1}')
+    assert not takes(requested, '{"a": 1}')
+    assert requested.constraint_field == "text.format"
 
 
 def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
@@ -190,8 +190,8 @@ def test_reasoning_that_was_begun_is_free_to_its_end() -> None:
 
 
 def test_what_says_itself_where_reasoning_ends_is_taken_as_it_is() -> None:
-    asked = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
-    assert takes(asked, "hmX")
+    requested = generation(guided_grammar='start: /[a-z]+/ "X" // </think>')
+    assert takes(requested, "hmX")
 
 
 def test_errors_name_the_field_that_was_sent() -> None:
@@ -214,8 +214,8 @@ def test_reasoning_of_no_known_format_is_bound_and_one_warning_says_so(
         template = OPENS.replace("<think>", marker)
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                asked = generation(template=template, form="", guided_choice=["yes"])
-                assert takes(asked, "yes")
+                requested = generation(template=template, form="", guided_choice=["yes"])
+                assert takes(requested, "yes")
         assert [marker in one for one in caplog.messages] == [True]
         caplog.clear()
     generation(template=BODYLESS, form="", guided_choice=["yes"])

@@ -1,4 +1,4 @@
-"""`minfer serve` in several processes, some of which are killed while streams run: nobody
+"""`minfer serve` in several processes, some of which are killed while streams run: none
 loses anything, and every stream is what it would have been.
 """
 
@@ -145,7 +145,7 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
         before = served.kill()
         end = time.monotonic() + SOON
         while (ready := served.get("/ready")).status_code == 200:
-            assert time.monotonic() < end, "nobody has noticed"
+            assert time.monotonic() < end, "it was not noticed"
         assert (ready.status_code, served.get("/health").status_code) == (503, 200)
         assert ready.json()["status"]
         answer = await ask(served.url, bodies(1, 10)[0])
@@ -189,11 +189,11 @@ def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
         answer = asyncio.run(run())
         served.process.terminate()
         assert served.process.stderr is not None
-        said = served.process.stderr.read()
+        message = served.process.stderr.read()
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
     assert "the request itself is the cause" in error["message"]
-    assert 3 <= said.count("engine ended by signal 9; it is started again") <= 6
+    assert 3 <= message.count("engine ended by signal 9; it is started again") <= 6
     assert load.lost() == []
     assert load.different() == []
 
@@ -220,10 +220,10 @@ def test_a_hanging_engine_is_restarted_and_loses_no_request() -> None:
         served.process.terminate()
         assert served.process.wait(SOON) == 0
         assert served.process.stderr is not None
-        said = served.process.stderr.read()
+        message = served.process.stderr.read()
     assert load.lost() == []
     assert load.different() == []
-    assert said.count("it is killed") == 1
+    assert message.count("it is killed") == 1
 
 
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing
@@ -271,12 +271,12 @@ def test_a_server_that_drains_cuts_off_no_request(tmp_path: Path) -> None:
         assert served.process.wait(SOON) == 0
         assert served.process.stderr is not None
         err = served.process.stderr.read().splitlines()
-        said = [one for one in err[1:] if " minfer.start: " not in one]
+        message = [one for one in err[1:] if " minfer.start: " not in one]
     assert err[0].startswith("minfer ")
     assert load.lost() == []
     assert load.different() == []
-    assert said[-1] == "minfer: engine ended by signal 9; it is started again"
-    assert all("another signal stops them" in line for line in said[:-1])
+    assert message[-1] == "minfer: engine ended by signal 9; it is started again"
+    assert all("another signal stops them" in line for line in message[:-1])
     runs = sorted(tmp_path.iterdir())
     assert len(runs) == 2, "each engine records a run of its own"
     for path in runs:

@@ -32,8 +32,8 @@ def begun(fronts: int = 2) -> Processes:
 
 def served(fronts: int = 2) -> Processes:
     made = begun(fronts)
-    said = [made.note_ready(name) for name in sorted(made.alive)]
-    assert said == [False] * fronts + [True]
+    emitted = [made.note_ready(name) for name in sorted(made.alive)]
+    assert emitted == [False] * fronts + [True]
     return made
 
 
@@ -84,16 +84,16 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
     assert made.phase == "watching"
 
 
-@pytest.mark.parametrize(("code", "told"), [(2, 2), (137, 137), (0, FAILED)])
+@pytest.mark.parametrize(("code", "reported"), [(2, 2), (137, 137), (0, FAILED)])
 @pytest.mark.parametrize("name", [ENGINE, ONE])
 def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
-    name: str, code: int, told: int
+    name: str, code: int, reported: int
 ) -> None:
     made = begun()
     made.note_ended(name, code)
     for one in (ONE, TWO, ENGINE):
         made.note_ended(one, 0)
-    assert (made.over, made.code) == (True, told)
+    assert (made.over, made.code) == (True, reported)
 
 
 def test_a_word_of_one_that_has_ended_is_not_its_successors() -> None:
@@ -197,7 +197,7 @@ class Watched:
                 assert self.table.may_start(action.name)
                 self.due.add(action.name)
             else:
-                assert action.name in self.table.alive, "nobody is there to be told"
+                assert action.name in self.table.alive, "there is no process to notify"
 
     def start(self, name: str) -> None:
         self.due.discard(name)

@@ -15,7 +15,7 @@ from minfer.effects.live.link.link_messages import RequestQuery
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.observability import records
 from minfer.effects.serving.observability import request_lookup as lookup
 from minfer.effects.serving.observability.request_lookup import RequestLookup
@@ -121,7 +121,7 @@ def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lookup, "PATIENCE", 0.05)
-    said: list[Any] = []
+    emitted: list[Any] = []
     front_queries = RequestQueries()
     here: Any = FixedRecords({"a": {"id": "a"}})
     found = RequestLookup(here)
@@ -130,24 +130,24 @@ def test_other_fronts_are_queried_for_unknown_requests(
     async def ask() -> list[Any]:
         with pytest.raises(ApiError, match="cannot be reached now"):
             await found.find(RequestQuery("b", "Ann"))
-        front_queries.connect(said.append)
+        front_queries.connect(emitted.append)
         known = await found.find(RequestQuery("a", "Ann"))
         waiting = asyncio.create_task(found.find(RequestQuery("b", "Ann", True)))
         await asyncio.sleep(0)
-        front_queries.take_answer(wire.QueryAnswer(said[0].number, 1, b'{"id": "b"}'))
+        front_queries.take_answer(wire.QueryAnswer(emitted[0].number, 1, b'{"id": "b"}'))
         with pytest.raises(ApiError, match="did not answer in time"):
             await found.find(RequestQuery("c", "Ann"))
         # The last is no id that could be known.
         return [known, await waiting, await found.find(RequestQuery("x" * 500))]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None]
-    queries = [one.query for one in said]
+    queries = [one.query for one in emitted]
     assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
     assert not front_queries._pending
     front_queries.answer_query(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
     front_queries.answer_query(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
-    assert said[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
+    assert emitted[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 
 
 @pytest.mark.long
@@ -201,7 +201,7 @@ def test_every_key_finds_its_own_though_all_choose_one_id(
         body = {"prompt": "x", "max_tokens": 1}
         path = "/v1/completions"
         names = {key: answer_of(key, "POST", path, json=body) for key in every}
-        # A key that asks for as many as are remembered takes nobody's away.
+        # A key that asks for as many as are remembered takes none of others away.
         for _ in range(count):
             names["key-0"] = answer_of("key-0", "POST", path, json=body)
         for method in ("GET", "DELETE"):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.input_processing.prompts import Renders
-from minfer.effects.serving.anthropic.messages import ENDPOINT as MESSAGES
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
 from minfer.effects.serving.protocol import Endpoint, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
@@ -127,11 +127,11 @@ def tokenizer() -> Tokenizer:
 
 
 def streamed(
-    endpoint: Endpoint, asked: dict[str, Any], form: str, text: str
+    endpoint: Endpoint, requested: dict[str, Any], form: str, text: str
 ) -> list[Any]:
     """The events of an answer that says this, and ends there."""
     ground: Any = Ground(TEMPLATES["as JSON"], form)
-    body = endpoint.read(json.dumps({**asked, "stream": True}).encode())
+    body = endpoint.read(json.dumps({**requested, "stream": True}).encode())
     request = body.generation(ground)
     writer = endpoint.writer(Stamp("chatcmpl-1", "m", 5), request, ground.tokenizer)
     half = len(text) // 2
@@ -147,15 +147,15 @@ def streamed(
 def in_chat(form: str, text: str) -> Iterator[dict[str, Any]]:
     """The bodies in which an answer goes back."""
     tools = [{"type": "function", "function": {"name": name}} for name in TOOLS_OFFERED]
-    asked = {"messages": [HI], "tools": tools}
-    said: dict[str, Any] = {"role": "assistant", "content": ""}
-    for event in streamed(CHAT, asked, form, text):
+    fields = {"messages": [HI], "tools": tools}
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for event in streamed(CHAT, fields, form, text):
         for choice in event["choices"]:
             delta = choice["delta"]
             for name in ("content", "reasoning_content"):
-                said[name] = said.get(name, "") + delta.get(name, "")
+                message[name] = message.get(name, "") + delta.get(name, "")
             for call in delta.get("tool_calls", ()):
-                calls = said.setdefault("tool_calls", [])
+                calls = message.setdefault("tool_calls", [])
                 if "id" in call:
                     calls.append(call)
                 else:
@@ -163,32 +163,32 @@ def in_chat(form: str, text: str) -> Iterator[dict[str, Any]]:
                     calls[call["index"]]["function"]["arguments"] += more
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "5"}
-        for call in said.get("tool_calls", ())
+        for call in message.get("tool_calls", ())
     ]
-    alone = said["reasoning_content"] or "tool_calls" in said
-    nulled = {**said, "content": said["content"] or (None if alone else "")}
-    yield {**asked, "messages": [HI, nulled, *results, ON]}
-    yield {**asked, "messages": [HI, said]}
+    solo = message["reasoning_content"] or "tool_calls" in message
+    nulled = {**message, "content": message["content"] or (None if solo else "")}
+    yield {**fields, "messages": [HI, nulled, *results, ON]}
+    yield {**fields, "messages": [HI, message]}
 
 
 def in_responses(form: str, text: str) -> Iterator[dict[str, Any]]:
     tools = [{"type": "function", "name": name} for name in TOOLS_OFFERED]
-    asked = {"input": "hi", "tools": tools}
-    items = streamed(RESPONSES, asked, form, text)[-1]["response"]["output"]
+    fields = {"input": "hi", "tools": tools}
+    items = streamed(RESPONSES, fields, form, text)[-1]["response"]["output"]
     results = [
         {"type": "function_call_output", "call_id": one["call_id"], "output": "5"}
         for one in items
         if one["type"] == "function_call"
     ]
-    yield {**asked, "input": [HI, *items, *results, ON]}
-    yield {**asked, "input": [HI, *items]}
+    yield {**fields, "input": [HI, *items, *results, ON]}
+    yield {**fields, "input": [HI, *items]}
 
 
 def in_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
     tools = [{"name": n, "input_schema": {"type": "object"}} for n in TOOLS_OFFERED]
-    asked = {"messages": [HI], "tools": tools, "max_tokens": 5}
+    fields = {"messages": [HI], "tools": tools, "max_tokens": 5}
     blocks: list[dict[str, Any]] = []
-    for event in streamed(MESSAGES, asked, form, text):
+    for event in streamed(MESSAGES, fields, form, text):
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
         if event["type"] == "content_block_delta":
@@ -201,10 +201,10 @@ def in_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
         for one in blocks
         if one["type"] == "tool_use"
     ]
-    said = {"role": "assistant", "content": blocks}
+    message = {"role": "assistant", "content": blocks}
     results = [*results, {"type": "text", "text": "go on"}]
-    yield {**asked, "messages": [HI, said, {"role": "user", "content": results}]}
-    yield {**asked, "messages": [HI, said]}
+    yield {**fields, "messages": [HI, message, {"role": "user", "content": results}]}
+    yield {**fields, "messages": [HI, message]}
 
 
 Back = Callable[[str, str], Iterator[dict[str, Any]]]
@@ -251,9 +251,9 @@ def test_an_answer_that_is_cut_anywhere_is_taken_back(api: str, number: int) -> 
         cut = tokenizer().decode(tokens[:at], skip_special_tokens=False)
         template = [*TEMPLATES][at % len(TEMPLATES)]
         ground: Any = Ground(TEMPLATES[template], form)
-        for asked in back(form, cut):
-            body = endpoint.read(json.dumps(asked).encode())
+        for requested in back(form, cut):
+            body = endpoint.read(json.dumps(requested).encode())
             prompt = body.generation(ground).prompts[0].ids
             shown = tokenizer().decode(prompt, skip_special_tokens=False)
-            for said in words(asked):
-                assert read_back(template, said) in shown, (cut, said, shown)
+            for drawn in words(requested):
+                assert read_back(template, drawn) in shown, (cut, drawn, shown)

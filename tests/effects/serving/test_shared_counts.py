@@ -1,4 +1,4 @@
-"""What processes count together is counted once, whoever of them dies."""
+"""What processes count together is counted once, whichever of them dies."""
 
 import asyncio
 import contextlib

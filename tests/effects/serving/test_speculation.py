@@ -14,7 +14,7 @@ from tests.effects.served import Serving, events
 from tests.effects.serving.test_server import process
 
 CONFIG = {"method": "draft_model", "num_speculative_tokens": 3, "adaptive": False}
-ASKED: tuple[dict[str, Any], ...] = (
+REQUESTED: tuple[dict[str, Any], ...] = (
     {"prompt": "import os\nimport ", "temperature": 0, "max_tokens": 40},
     {"prompt": "def read(self", "temperature": 1, "seed": 7, "max_tokens": 40, "n": 2},
     {"prompt": "class Node:", "temperature": 0.8, "seed": 3, "stop": ["\n\n"]},
@@ -48,21 +48,21 @@ def metrics(url: str) -> dict[str, dict[str, float]]:
 
 @pytest.mark.long
 def test_clients_get_what_they_get_without(bundled: Serving) -> None:
-    plain = [streamed(bundled.url, body) for body in ASKED]
+    plain = [streamed(bundled.url, body) for body in REQUESTED]
     options = ("--speculative-config", json.dumps(CONFIG), "--dtype", "float32")
     with process(*options, "--num-gpu-blocks-override", "128") as (_, url):
-        assert [streamed(url, body) for body in ASKED] == plain
-        told = metrics(url)
+        assert [streamed(url, body) for body in REQUESTED] == plain
+        reported = metrics(url)
     assert all(text for texts in plain for text in texts.values())
-    drafts = told["num_drafts_total"][""]
-    proposed = told["num_draft_tokens_total"][""]
-    accepted = told["num_accepted_tokens_total"][""]
+    drafts = reported["num_drafts_total"][""]
+    proposed = reported["num_draft_tokens_total"][""]
+    accepted = reported["num_accepted_tokens_total"][""]
     assert 0 < accepted < proposed <= 3 * drafts
-    by_place = told["num_accepted_tokens_per_pos_total"]
+    by_place = reported["num_accepted_tokens_per_pos_total"]
     assert [*by_place] == ["0", "1", "2"]
     assert sum(by_place.values()) == accepted
     assert by_place["0"] >= by_place["1"] >= by_place["2"] > 0
-    length = told["mean_acceptance_length"][""]
+    length = reported["mean_acceptance_length"][""]
     assert length == pytest.approx(1 + accepted / drafts)
 
 

@@ -88,7 +88,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     lines = LineWriter(writer)
-    lines.put(lambda: "nobody reads it")
+    lines.put(lambda: "it is not read")
     lines.close()
     lines.put(lambda: "nor this")
     os.close(writer)

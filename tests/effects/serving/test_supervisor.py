@@ -65,7 +65,7 @@ def there(number: int) -> bool:
 
 def alive(number: int) -> bool:
     """Whether a process runs. One that has ended may wait to be asked for its code by
-    whoever is its parent now.
+    whatever its parent is now.
     """
     try:
         state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]

@@ -31,10 +31,10 @@ def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
     new = Key("another", digest(b"another"), tenant="ann")
     here, there = Tenants(KEYS, "s"), Tenants(Keys((new, BOB)), "s")
     assert here.salt(ANN, b"") == here.salt(ANNS, b"") == there.salt(ANN, b"")
-    owners, asked = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", here.salt(ANN, b""))
-    every = [here.salt(*one) for one in itertools.product(owners, asked)]
+    owners, requested = (ANN, BOB, ADMIN), (b"", b"ann", b"\0", here.salt(ANN, b""))
+    every = [here.salt(*one) for one in itertools.product(owners, requested)]
     every += [Tenants(KEYS, "t").salt(ANN, b""), Tenants(KEYS).salt(ANN, b"")]
-    every += [Tenants(KEYS).salt(ANN, b""), *asked[:3]]
+    every += [Tenants(KEYS).salt(ANN, b""), *requested[:3]]
     assert len(set(every)) == len(every)
 
 
@@ -56,7 +56,7 @@ def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
         (Tenants(Keys(KEYS.known, share_all=True)), ANN),
     ):
         assert not tenants.separate
-        assert [tenants.salt(one, asked) for asked in (b"", b"x")] == [b"", b"x"]
+        assert [tenants.salt(one, requested) for requested in (b"", b"x")] == [b"", b"x"]
 
 
 def test_all_keys_of_the_command_line_are_one_tenant(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def over_socket(served: Serving, name: str, body: dict[str, Any]) -> Any:
 
 
 TEXT = "a text that only one tenant has sent " * 20
-SAID = [{"role": "user", "content": TEXT}]
-ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+EMITTED = [{"role": "user", "content": TEXT}]
+REQUESTED: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "salted": ("v1/completions", {"prompt": TEXT, "max_tokens": 1, "cache_salt": "s"}),
     "several": ("v1/completions", {"prompt": [TEXT, TEXT], "max_tokens": 1, "n": 2}),
@@ -110,9 +110,9 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         "v1/completions",
         {"prompt": TEXT, "max_tokens": 2, "use_beam_search": True, "n": 2},
     ),
-    "chat": ("v1/chat/completions", {"messages": SAID, "max_tokens": 1}),
+    "chat": ("v1/chat/completions", {"messages": EMITTED, "max_tokens": 1}),
     "responses": ("v1/responses", {"input": TEXT, "max_output_tokens": 1}),
-    "messages": ("v1/messages", {"messages": SAID, "max_tokens": 1}),
+    "messages": ("v1/messages", {"messages": EMITTED, "max_tokens": 1}),
     "socket": ("", {"prompt": TEXT, "max_tokens": 1}),
 }
 COUNTS = ("cached_tokens", "cache_read_input_tokens")
@@ -127,11 +127,11 @@ def cached(answer: Any) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("kind", REQUESTED)
 def test_no_protocol_tells_a_tenant_what_another_has_sent(
     served: Serving, kind: str
 ) -> None:
-    path, body = ASKED[kind]
+    path, body = REQUESTED[kind]
     body = {"model": "tiny", **body}
 
     def count(name: str) -> int:
@@ -143,19 +143,19 @@ def test_no_protocol_tells_a_tenant_what_another_has_sent(
         assert ask(served, name, "reset_prefix_cache") == {"success": True}
 
     reset("root")
-    alone = count("ann")  # of prompts of one request, each may find the one before it
+    solo = count("ann")  # of prompts of one request, each may find the one before it
     again = count("ann")
-    assert again > alone
-    assert count("bob") == alone
+    assert again > solo
+    assert count("bob") == solo
     assert count("ann-2") == again
     reset("bob")
     assert count("ann") == again
     reset("ann-2")
-    assert count("ann") == alone
-    assert count("bob") == alone
+    assert count("ann") == solo
+    assert count("bob") == solo
     assert count("bob") == again
     reset("root")
-    assert [count(name) for name in ("ann", "bob")] == [alone, alone]
+    assert [count(name) for name in ("ann", "bob")] == [solo, solo]
 
 
 @pytest.mark.long
@@ -164,7 +164,7 @@ def test_a_shared_cache_is_reset_only_by_an_admin() -> None:
     with serving(
         service={"bounds": ServerBounds(keys=keys)}, **SLOW | {"step": 0}
     ) as served:
-        path, body = ASKED["completions"]
+        path, body = REQUESTED["completions"]
         assert [cached(ask(served, name, path, **body)) > 0 for name in ("ann", "bob")]
         url = f"{served.url}/reset_prefix_cache"
         refused = served.http.post(url, headers={"x-api-key": "bob"})

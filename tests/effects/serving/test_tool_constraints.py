@@ -23,7 +23,7 @@ SCHEMA: Final[dict[str, Any]] = {
 }
 WEATHER: Final = {"name": "weather", "parameters": SCHEMA}
 NOW: Final = {"name": "now"}
-ASKED: Final[dict[str, Any]] = {
+REQUESTED: Final[dict[str, Any]] = {
     "messages": [{"role": "user", "content": "What is the weather?"}],
     "max_tokens": 300,
     "seed": 3,
@@ -52,14 +52,14 @@ def each(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
 
 
 def chat(to: Serving, **fields: Any) -> dict[str, Any]:
-    answer = to.post("chat/completions", **{**ASKED, **fields})
+    answer = to.post("chat/completions", **{**REQUESTED, **fields})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
 
 
 def refusal(to: Serving, path: str = "chat/completions", **fields: Any) -> dict[str, Any]:
-    answer = to.post(path, **{**ASKED, **fields})
+    answer = to.post(path, **{**REQUESTED, **fields})
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
@@ -91,21 +91,23 @@ def test_a_call_is_made_that_fits(each: Serving) -> None:
 
 @pytest.mark.long
 def test_a_stream_of_one_adds_up(each: Serving) -> None:
-    body = {**ASKED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
+    body = {**REQUESTED, "tools": tools(WEATHER), "tool_choice": NAMED, "stream": True}
     answer = each.post("chat/completions", **body)
-    told = [c for one in events(iter(answer.text.split("\n"))) for c in one["choices"]]
-    calls = [call for one in told for call in one["delta"].get("tool_calls", [])]
+    reported = [
+        c for one in events(iter(answer.text.split("\n"))) for c in one["choices"]
+    ]
+    calls = [call for one in reported for call in one["delta"].get("tool_calls", [])]
     assert len(calls) > 2
     assert fits(json.loads("".join(one["function"]["arguments"] for one in calls)))
-    assert told[-1]["finish_reason"] == "tool_calls"
+    assert reported[-1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.long
 def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
     """Those are prepared in a process of their own."""
     long = {**WEATHER, "description": "It tells the weather." + " " * 6600}
-    asked = {"tools": tools(long), "tool_choice": NAMED}
-    (call,) = chat(bundled, **asked)["message"]["tool_calls"]
+    request_fields = {"tools": tools(long), "tool_choice": NAMED}
+    (call,) = chat(bundled, **request_fields)["message"]["tool_calls"]
     assert fits(json.loads(call["function"]["arguments"]))
 
 
@@ -155,28 +157,32 @@ def test_an_answer_is_calls_or_as_its_schema_says(bundled: Serving) -> None:
 @pytest.mark.long
 def test_responses_call_as_chats_do(bundled: Serving) -> None:
     tool = {"type": "function", **WEATHER}
-    asked = {"input": "Hi.", "tools": [tool], "parallel_tool_calls": False}
+    request_fields = {"input": "Hi.", "tools": [tool], "parallel_tool_calls": False}
     named = {"type": "function", "name": "weather"}
     some = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     for choice in ("required", named, some):
-        told = bundled.post("responses", **asked, tool_choice=choice).json()
-        (item,) = told["output"]
+        record = bundled.post("responses", **request_fields, tool_choice=choice).json()
+        (item,) = record["output"]
         assert (item["type"], item["name"]) == ("function_call", "weather")
         assert fits(json.loads(item["arguments"]))
-        assert told["tool_choice"] == choice
+        assert record["tool_choice"] == choice
 
 
 @pytest.mark.long
 def test_messages_call_as_chats_do(bundled: Serving) -> None:
     tool = {"name": "weather", "input_schema": SCHEMA}
-    asked = {"messages": ASKED["messages"], "max_tokens": 300, "tools": [tool]}
+    request_fields = {
+        "messages": REQUESTED["messages"],
+        "max_tokens": 300,
+        "tools": [tool],
+    }
     for choice in (
         {"type": "any", "disable_parallel_tool_use": True},
         {"type": "tool", "name": "weather"},
     ):
-        told = bundled.post("messages", **asked, tool_choice=choice).json()
-        assert told["stop_reason"] == "tool_use"
-        (block,) = told["content"]
+        record = bundled.post("messages", **request_fields, tool_choice=choice).json()
+        assert record["stop_reason"] == "tool_use"
+        (block,) = record["content"]
         assert (block["type"], block["name"]) == ("tool_use", "weather")
         assert fits(block["input"])
 
@@ -277,8 +283,8 @@ def test_each_protocol_names_its_own_fields(bundled: Serving) -> None:
     answer = bundled.post("responses", input="x", tools=[tool], **REQUIRED)
     assert answer.json()["error"]["param"] == "tools[0].parameters"
     tool = {"name": "f", "input_schema": ODD}
-    asked = {"messages": ASKED["messages"], "max_tokens": 5, "tools": [tool]}
-    answer = bundled.post("messages", **asked, tool_choice={"type": "any"})
+    request_fields = {"messages": REQUESTED["messages"], "max_tokens": 5, "tools": [tool]}
+    answer = bundled.post("messages", **request_fields, tool_choice={"type": "any"})
     assert answer.status_code == 400
     assert "tools[0].input_schema: " in answer.json()["error"]["message"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,

@@ -64,8 +64,8 @@ def test_what_cannot_be_used_is_left_out_with_one_warning(
     path = write(tmp_path, **{name: value, "do_sample": True})
     assert advised_params(path) == ({name: value} if fits else {})
     assert len(caplog.messages) == (not fits)
-    for said in caplog.messages:
-        assert f"{path}: left out what cannot be used: {name}: must be" in said
+    for message in caplog.messages:
+        assert f"{path}: left out what cannot be used: {name}: must be" in message
 
 
 def test_one_warning_names_all_and_comes_once_for_a_deployment(
@@ -76,13 +76,13 @@ def test_one_warning_names_all_and_comes_once_for_a_deployment(
     args = EngineArgs(model=str(folder), device="cpu")
     setup = prepare(args)
     prepare_elsewhere(args, "cpu", setup.memory.num_blocks)
-    (said,) = caplog.messages
-    assert "top_p: must be above 0" in said
-    assert "repetition_penalty: must be from 0 to 2, not 7" in said
+    (emitted,) = caplog.messages
+    assert "top_p: must be above 0" in emitted
+    assert "repetition_penalty: must be from 0 to 2, not 7" in emitted
     assert caplog.records[0].levelno == logging.WARNING
     assert setup.default_params == {"top_k": 50, "temperature": 0.5}
-    asked = setup.default_sampling_params(top_p=0.4, top_k=3)
-    assert (asked.top_p, asked.top_k, asked.temperature) == (0.4, 3, 0.5)
+    requested = setup.default_sampling_params(top_p=0.4, top_k=3)
+    assert (requested.top_p, requested.top_k, requested.temperature) == (0.4, 3, 0.5)
 
 
 def test_a_file_that_is_not_json_is_damaged(tmp_path: Path) -> None:

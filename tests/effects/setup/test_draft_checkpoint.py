@@ -52,9 +52,9 @@ def test_another_draft_has_the_targets_type(copied: Path) -> None:
 
 def test_padding_may_differ(copied: Path) -> None:
     config = copied / "config.json"
-    told = json.loads(config.read_text())
-    told["vocab_size"] += 64
-    config.write_text(json.dumps(told))
+    record = json.loads(config.read_text())
+    record["vocab_size"] += 64
+    config.write_text(json.dumps(record))
     # Another spelling of the same tokenizer.
     tokenizer = copied / "tokenizer.json"
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()), indent=1))
@@ -66,14 +66,14 @@ def test_another_tokenizer_is_reported_with_the_token_that_differs(
     copied: Path, where: str
 ) -> None:
     tokenizer = copied / "tokenizer.json"
-    told = json.loads(tokenizer.read_text())
+    record = json.loads(tokenizer.read_text())
     if where == "model":
-        vocab = told["model"]["vocab"]
+        vocab = record["model"]["vocab"]
         first, second = list(vocab)[300:302]
         vocab[first], vocab[second] = vocab[second], vocab[first]
     else:
-        told["added_tokens"][0]["content"] += "x"
-    tokenizer.write_text(json.dumps(told))
+        record["added_tokens"][0]["content"] += "x"
+    tokenizer.write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=r"has another tokenizer than .*token \d+ is"):
         prepare(settings(model=str(copied)), limit=10**9)
 
@@ -81,11 +81,11 @@ def test_another_tokenizer_is_reported_with_the_token_that_differs(
 def test_a_tokenizer_may_leave_out_that_it_has_no_added_tokens(copied: Path) -> None:
     target = copied.parent / "target"
     shutil.copytree(bundled_folder(), target)
-    told = json.loads((copied / "tokenizer.json").read_text())
-    told["added_tokens"] = []
-    (target / "tokenizer.json").write_text(json.dumps(told))
-    del told["added_tokens"]
-    (copied / "tokenizer.json").write_text(json.dumps(told))
+    record = json.loads((copied / "tokenizer.json").read_text())
+    record["added_tokens"] = []
+    (target / "tokenizer.json").write_text(json.dumps(record))
+    del record["added_tokens"]
+    (copied / "tokenizer.json").write_text(json.dumps(record))
     args = evolve(settings(model=str(copied)), model=str(target))
     assert prepare(args, limit=10**9).draft is not None
 
@@ -114,9 +114,9 @@ def test_a_draft_without_a_tokenizer_goes_with_a_target_without(
 
 def test_a_draft_of_a_shorter_context_is_reported(copied: Path) -> None:
     config = copied / "config.json"
-    told = json.loads(config.read_text())
-    told["max_position_embeddings"] = 100
-    config.write_text(json.dumps(told))
+    record = json.loads(config.read_text())
+    record["max_position_embeddings"] = 100
+    config.write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=r"was made for 100 tokens.*--max-model-len"):
         prepare(settings(model=str(copied)), limit=10**9)
     fits = evolve(settings(model=str(copied)), max_model_len=100)
@@ -125,10 +125,10 @@ def test_a_draft_of_a_shorter_context_is_reported(copied: Path) -> None:
 
 def test_a_draft_of_a_family_that_is_not_here_is_reported(copied: Path) -> None:
     config = copied / "config.json"
-    told = json.loads(config.read_text())
-    told["architectures"] = ["MambaForCausalLM"]
-    told["model_type"] = "mamba"
-    config.write_text(json.dumps(told))
+    record = json.loads(config.read_text())
+    record["architectures"] = ["MambaForCausalLM"]
+    record["model_type"] = "mamba"
+    config.write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="speculative_config: as a draft model"):
         prepare(settings(model=str(copied)), limit=10**9)
 

@@ -6,9 +6,12 @@ import pytest
 from attrs import fields
 
 from minfer.effects.serving.addresses import suggest_address
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.setup.nearest import nearest
-from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
+from minfer.effects.setup.speculation_settings import (
+    SpeculativeConfig,
+    speculative_config,
+)
 from minfer.values.checks import ConfigError
 from tests.effects.serving.openai.helpers import HI, refused
 
@@ -68,7 +71,7 @@ def test_addresses() -> None:
         assert suggest_address(path) is None
 
 
-def test_the_known_words_are_near_themselves_alone() -> None:
+def test_the_known_words_are_near_only_themselves() -> None:
     known = [one.name for one in fields(SpeculativeConfig)]
     assert [nearest(one, known) for one in known] == known
     assert nearest("", known) is None

@@ -22,8 +22,14 @@ def test_where_tokens_are_streamed_a_steps_work_is_bounded(
     heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64}
     config = {"model_type": "qwen2", "dtype": "bfloat16", "intermediate_size": 4 * hidden}
     limits = {"max_position_embeddings": 8192, "rope_theta": 1e4, "rms_norm_eps": 1e-6}
-    told = {"architectures": ["Qwen2ForCausalLM"], **config, **sizes, **heads, **limits}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    reported = {
+        "architectures": ["Qwen2ForCausalLM"],
+        **config,
+        **sizes,
+        **heads,
+        **limits,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(reported))
     args = EngineArgs(
         model=str(tmp_path), device="cuda", streaming=True, load_format="dummy"
     )

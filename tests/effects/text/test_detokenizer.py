@@ -38,8 +38,8 @@ def stream(
     pieces, at = [], 0
     while at < len(ids):
         step = draw.choice([1, 1, 1, 2, 5])
-        alone = step == 1 and draw.random() < 0.7
-        push = decoder.push(ids[at : at + step]) if not alone else decoder.spell(ids[at])
+        solo = step == 1 and draw.random() < 0.7
+        push = decoder.push(ids[at : at + step]) if not solo else decoder.spell(ids[at])
         pieces.append(push)
         at += step
     return [*pieces, decoder.push([], final=True)]
@@ -86,8 +86,8 @@ def test_random_tokens_stream_to_the_whole(kind: Tokenizer, seeds: range) -> Non
         ids, skip = random_ids(kind, draw), seed % 2 == 0
         text = "".join(stream(kind, ids, draw, skip=skip))
         whole = b"".join(bytes_of(kind, token, skip=skip) for token in ids)
-        told = whole.decode(errors="replace")
-        assert text == (told.removeprefix(" ") if kind.strips else told)
+        reported = whole.decode(errors="replace")
+        assert text == (reported.removeprefix(" ") if kind.strips else reported)
         decoded = kind.decode(ids, skip_special_tokens=skip)
         assert text == decoded or not kind.byte_level
         assert text.count(BROKEN) <= decoded.count(BROKEN)
@@ -156,7 +156,7 @@ def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> N
     assert decoder.push([], final=True) == tokenizer.decode(ids)[1:] == BROKEN
 
 
-def test_special_tokens_are_shown_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_shown_where_they_are_requested(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|start|>b<|end|>")
     shown = tokenizer.special(["<|start|>", "a", "<|nobody|>"])
     assert len(shown) == 1

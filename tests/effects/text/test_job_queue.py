@@ -1,4 +1,4 @@
-"""Clients take turns, small bodies go first, and nobody is lost."""
+"""Clients take turns, small bodies go first, and none is lost."""
 
 from collections import Counter
 

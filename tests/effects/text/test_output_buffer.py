@@ -11,7 +11,7 @@ from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Finished
-from minfer.records.plan import TokenLogprobs
+from minfer.records.token_logprobs import TokenLogprobs
 from tests.effects.text.languages import LANGUAGES
 from tests.effects.text.test_stops import begun, drawn, searched
 
@@ -149,8 +149,8 @@ def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     one.fresh += [a, b]
     # Of the drawn token and of the likeliest two; then of the drawn one alone.
     one.logprobs += [
-        TokenLogprobs(-1.0, 2, (b, a), (-0.5, -1.0)),
-        TokenLogprobs(-0.25, 1),
+        TokenLogprobs(a, -1.0, 2, (b, a), (-0.5, -1.0)),
+        TokenLogprobs(b, -0.25, 1),
     ]
     one.flush(NONE)
     new = one.take(0, ())

@@ -10,8 +10,8 @@ from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Finish, Finished
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
+from minfer.records.token_logprobs import TokenLogprobs
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def tokenizer() -> Tokenizer:
 
 
 def assembly(
-    told: list[OutputProcessor],
+    reported: list[OutputProcessor],
     tokenizer: Tokenizer | None = None,
     *,
     streaming: bool = True,
@@ -37,7 +37,7 @@ def assembly(
         output=output,
         stop_ids=frozenset(sampling.stop_token_ids),
     )
-    return OutputProcessor(request, told.append, "ab", tokenizer, streaming)
+    return OutputProcessor(request, reported.append, "ab", tokenizer, streaming)
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -56,9 +56,9 @@ def test_what_was_not_flushed_is_not_taken() -> None:
         id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0)
     )
     job = OutputProcessor(request, heard.append, streaming=True)
-    job.feed(0, (5, 6), 1.0, [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2)])
+    job.feed(0, (5, 6), 1.0, [TokenLogprobs(5, -0.5, 1), TokenLogprobs(6, -0.25, 2)])
     job.flush()
-    job.feed(0, (7,), 2.0, [TokenLogprobs(-4.0, 3)])
+    job.feed(0, (7,), 2.0, [TokenLogprobs(7, -4.0, 3)])
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
     assert output.outputs[0].token_ids == (5, 6)
@@ -76,35 +76,35 @@ def test_what_was_not_flushed_is_not_taken() -> None:
 
 
 def test_the_sink_is_called_once_until_it_takes() -> None:
-    told: list[OutputProcessor] = []
-    job = assembly(told)
+    reported: list[OutputProcessor] = []
+    job = assembly(reported)
     for token in (1, 2, 3):
         job.feed(0, (token,), 1.0)
         job.flush()
-    assert told == [job]
+    assert reported == [job]
     assert job.take().outputs[0].token_ids == (1, 2, 3)
     job.flush()
-    assert told == [job]  # nothing came since
+    assert reported == [job]  # nothing came since
     job.feed(0, (4,), 2.0)
     job.flush()
-    assert told == [job, job]
+    assert reported == [job, job]
 
 
 def test_without_streaming_the_sink_is_called_at_the_end_of_all_samples() -> None:
-    told: list[OutputProcessor] = []
-    job = assembly(told, streaming=False, n=2)
+    reported: list[OutputProcessor] = []
+    job = assembly(reported, streaming=False, n=2)
     assert not job.eager
     ended: list[str] = []
     job.feed(0, (1, 2), 1.0)
     job.feed(1, (3,), 1.0)
     job.finish(end(2))
     job.flush(ended.append)
-    assert not told
+    assert not reported
     assert not ended
     job.finish(end(1, sample=1))
     job.flush(ended.append)
     assert ended == ["a"]
-    assert told == [job]
+    assert reported == [job]
     output = job.take()
     assert [one.token_ids for one in output.outputs] == [(1, 2), (3,)]
     assert output.finished
@@ -134,8 +134,8 @@ def test_what_goes_beyond_the_end_does_not_count() -> None:
 
 
 def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> None:
-    told: list[OutputProcessor] = []
-    job = assembly(told, tokenizer, streaming=False, stop="xyz")
+    reported: list[OutputProcessor] = []
+    job = assembly(reported, tokenizer, streaming=False, stop="xyz")
     assert job.eager
     tokens = spelled(tokenizer, "abxyxyzcd")
     for at, token in enumerate(tokens[:6]):
@@ -150,7 +150,7 @@ def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> No
     one = job.take().outputs[0]
     assert (one.text, one.token_ids) == ("abxy", tuple(tokens[:7]))
     assert (one.finish_reason, one.stop_reason) == ("stop", "xyz")
-    assert told == [job]
+    assert reported == [job]
 
 
 def test_a_stop_string_in_the_last_tokens_is_found_too(tokenizer: Tokenizer) -> None:
@@ -228,11 +228,11 @@ def test_what_the_cache_gave_is_that_of_the_first_sample() -> None:
 
 
 def test_a_failure_is_reported_once_and_raised() -> None:
-    told: list[OutputProcessor] = []
-    job = assembly(told)
+    reported: list[OutputProcessor] = []
+    job = assembly(reported)
     job.fail(RuntimeError("the engine broke"))
     job.fail(RuntimeError("again"))
-    assert told == [job]
+    assert reported == [job]
     with pytest.raises(RuntimeError, match="again"):
         job.take()
 

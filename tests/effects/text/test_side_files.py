@@ -77,16 +77,16 @@ def entry(text: str, **flags: bool) -> dict[str, Any]:
 def test_the_post_processor_holds_whatever_the_config_says_of_begin_and_end(
     tmp_path: Path, kind: str, adds: dict[str, bool]
 ) -> None:
-    said: dict[str, Any] = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
-    said |= {f"add_{name}_token": adds.get(name, False) for name in ("bos", "eos")}
-    write(tmp_path, {CONFIG: said}, kind=kind)
-    assert json.loads((tmp_path / CONFIG).read_text()) == said
+    emitted: dict[str, Any] = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    emitted |= {f"add_{name}_token": adds.get(name, False) for name in ("bos", "eos")}
+    write(tmp_path, {CONFIG: emitted}, kind=kind)
+    assert json.loads((tmp_path / CONFIG).read_text()) == emitted
     assert agree(tmp_path, "x") == [["x"]]
     backend = Backend.from_str(BACKEND)
     backend.post_processor = processors.TemplateProcessing(
         "<|start|> $A", "<|start|> $A $B", [("<|start|>", 1)]
     )
-    write(tmp_path, {CONFIG: said}, backend, kind=kind)
+    write(tmp_path, {CONFIG: emitted}, backend, kind=kind)
     # This class drops it.
     wanted = ["x"] if kind == "olmo" else ["<|start|>", "x"]
     assert agree(tmp_path, "x") == [wanted]
@@ -104,10 +104,10 @@ def test_llamas_blanks(
         parts = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         backend.normalizer = normalizers.Sequence(parts)
         backend.pre_tokenizer = None
-    said = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix}
+    emitted = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": prefix}
     if legacy != "absent":
-        said["legacy"] = legacy
-    write(tmp_path, {CONFIG: said}, backend)
+        emitted["legacy"] = legacy
+    write(tmp_path, {CONFIG: emitted}, backend)
     (found,) = agree(tmp_path, "<|start|>ab")
     behind = prefix is not False and legacy is True
     assert found == ["<|start|>", *(["▁ab"] if behind else ["ab"])]
@@ -288,8 +288,8 @@ def test_classes_that_bring_parts_of_their_own(
 ) -> None:
     """Whatever tokenizer.json has, but where the class is known to be wrong for it."""
     backend = falls_back() if pieces else None
-    said = {"tokenizer_class": f"{name}Fast", "unk_token": "a"}
-    write(tmp_path, {CONFIG: said}, backend)
+    emitted = {"tokenizer_class": f"{name}Fast", "unk_token": "a"}
+    write(tmp_path, {CONFIG: emitted}, backend)
     theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
     foreign = name == "LlamaTokenizer" and not pieces
     assert theirs == (PLAIN if foreign else name)
@@ -315,10 +315,10 @@ def test_the_table_of_classes_is_transformers() -> None:
 def test_which_class_is_chosen(
     tmp_path: Path, kind: str, *, byte_level: bool, named: str | None
 ) -> None:
-    said = {} if named is None else {"tokenizer_class": named}
-    write(tmp_path, {CONFIG: said}, None if byte_level else falls_back(), kind)
+    emitted = {} if named is None else {"tokenizer_class": named}
+    write(tmp_path, {CONFIG: emitted}, None if byte_level else falls_back(), kind)
     theirs = type(AutoTokenizer.from_pretrained(tmp_path)).__name__
-    assert class_name({"model_type": kind}, said, byte_level) == theirs
+    assert class_name({"model_type": kind}, emitted, byte_level) == theirs
 
 
 def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
@@ -330,8 +330,8 @@ def test_special_tokens_that_are_to_be_split(tmp_path: Path) -> None:
 def test_an_unknown_token_that_is_no_token_is_reported_with_the_text(
     tmp_path: Path,
 ) -> None:
-    said = {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"}
-    write(tmp_path, {CONFIG: said}, kind="gemma")
+    emitted = {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"}
+    write(tmp_path, {CONFIG: emitted}, kind="gemma")
     with pytest.raises(TextError, match="cannot encode the text: Unk token `<none>`"):
         Tokenizer(tmp_path).encode(" ")
 

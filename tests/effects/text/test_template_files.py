@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from minfer.effects.models.json_files import CorruptFileError
-from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from tests.effects.text.test_side_files import CONFIG, write
@@ -78,12 +78,12 @@ def test_templates_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_named_tokens_reach_the_template(tmp_path: Path) -> None:
-    said = {
+    emitted = {
         "extra_special_tokens": {"image_token": "<image>"},
         "audio_token": "<audio>",
         "chat_template": "{{ image_token }}{{ audio_token }}",
     }
-    write(tmp_path, {CONFIG: said})
+    write(tmp_path, {CONFIG: emitted})
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     found = render_chat(Tokenizer(tmp_path), TALK, {})
     assert found == theirs.apply_chat_template(TALK, tokenize=False) == "<image><audio>"

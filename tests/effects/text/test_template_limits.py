@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.template_limits import LONGEST, ROUNDS
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.quick import at_most
 
-SAID = [{"role": "user", "content": "x"}]
+EMITTED = [{"role": "user", "content": "x"}]
 
 
 def render(tokenizer: Tokenizer, template: str, **values: Any) -> str:
     tokenizer.chat_template = template
-    return render_chat(tokenizer, SAID, {"chat_template_kwargs": values})
+    return render_chat(tokenizer, EMITTED, {"chat_template_kwargs": values})
 
 
 NESTED = "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{{ n }}"

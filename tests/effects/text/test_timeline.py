@@ -39,10 +39,10 @@ def test_metrics_are_what_was_noted() -> None:
     times.note(LET_IN, 2.0, {})
     for moment in (3.0, 4.0, 7.0):
         times.output(moment)
-    told = times.metrics(5)
-    assert (told.first_token_time, told.last_token_time) == (3.0, 7.0)
-    assert (told.ttft, told.latency) == (2.0, 6.0)
-    assert told.tpot == pytest.approx(1.0)
-    assert told.first_scheduled_time == 2.0
-    assert told.queue_times == {"step": 1.0}
+    reported = times.metrics(5)
+    assert (reported.first_token_time, reported.last_token_time) == (3.0, 7.0)
+    assert (reported.ttft, reported.latency) == (2.0, 6.0)
+    assert reported.tpot == pytest.approx(1.0)
+    assert reported.first_scheduled_time == 2.0
+    assert reported.queue_times == {"step": 1.0}
     assert times.metrics(1).tpot is None

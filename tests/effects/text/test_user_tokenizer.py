@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from minfer import LLM, AsyncLLM, ConfigError
 from minfer.effects.text.tokenizer import TextTooLongError, Tokenizer
 from minfer.effects.text.user_tokenizer import UserTokenizer
-from tests.effects.text.test_chat import CHAT, TEMPLATE
+from tests.effects.text.test_chat_templates import CHAT, TEMPLATE
 from tests.effects.text.trained import TEXTS, save
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

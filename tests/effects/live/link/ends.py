@@ -51,7 +51,7 @@ class MadeUp:
     now: float = 0.0
     state: Snapshot = IDLE
     served: dict[str, Request] = field(factory=dict)
-    asked: list[tuple[str, ...]] = field(factory=list)  # what came in which turn
+    requested: list[tuple[str, ...]] = field(factory=list)  # what came in which turn
     cancelled: list[str] = field(factory=list)
     ends: list[Finish] = field(factory=list)
     listeners: list[Listener] = field(factory=list)
@@ -70,7 +70,7 @@ class MadeUp:
         self.listeners.append(listener)
 
     def check(self, request: Request) -> None:
-        """Nobody asks."""
+        """Nothing is queried."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         if self.dead is not None:
@@ -81,7 +81,7 @@ class MadeUp:
         for one in requests:
             self.live.add(one).stage = Stage.SUBMITTED
         self.served.update({one.id: one for one in requests})
-        self.asked.append(tuple(one.id for one in requests))
+        self.requested.append(tuple(one.id for one in requests))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         known = frozenset(ids) & self.served.keys()
@@ -92,7 +92,7 @@ class MadeUp:
         self.ends += ends
 
     def reset_cache(self) -> None:
-        """Nobody asks."""
+        """Nothing is queried."""
 
     def snapshot(self) -> Snapshot:
         return self.state
@@ -101,7 +101,7 @@ class MadeUp:
         raise AssertionError(timeout)
 
     def close(self) -> None:
-        """Nobody asks."""
+        """Nothing is queried."""
 
     def say(self, message: EngineMessage) -> None:
         for hear in self.listeners:
@@ -173,11 +173,11 @@ class Ends:
 
     def carry(self) -> None:
         """Have all fronts hear what was said to them."""
-        for remote, said in zip(self.remotes, self.down, strict=True):
-            while said:
-                remote.receive(wire.read_to_front(said.pop(0)))
+        for remote, emitted in zip(self.remotes, self.down, strict=True):
+            while emitted:
+                remote.receive(wire.read_to_front(emitted.pop(0)))
 
-    def said(self, number: int, kind: type[Any]) -> list[Any]:
+    def emitted(self, number: int, kind: type[Any]) -> list[Any]:
         """What of a kind was said to a front that has not heard it yet."""
         every = [wire.read_to_front(data) for data in self.down[number]]
         return [one for one in every if isinstance(one, kind)]

@@ -10,10 +10,10 @@ from minfer.effects.live.link.engine_status import (
 )
 from tests.effects.live.link.ends import IDLE
 
-TOLD = evolve(
+REPORTED = evolve(
     IDLE, time=1.0, requests=3, running=2, waiting=1, blocks_cached=2, failing=7
 )
-TOLD = evolve(TOLD, stalled=0.5, dead="ZeroDivisionError()")
+REPORTED = evolve(REPORTED, stalled=0.5, dead="ZeroDivisionError()")
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ TOLD = evolve(TOLD, stalled=0.5, dead="ZeroDivisionError()")
 def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
     quiet: float, ready: bool, stalled: float, failing: int
 ) -> None:
-    found = reported_snapshot(8.0, TOLD, quiet, ready=ready)
+    found = reported_snapshot(8.0, REPORTED, quiet, ready=ready)
     assert (found.stalled, found.failing) == (stalled, failing)
     assert (found.time, found.running, found.blocks_cached) == (8.0, 2, 2)
     assert not found.dead, "there will be another one"
 
 
-def test_of_an_engine_that_has_said_nothing_only_what_waits_for_it_is_known() -> None:
+def test_of_an_engine_without_messages_only_what_waits_for_it_is_known() -> None:
     found = unknown_snapshot(2.0, 5)
     assert (found.time, found.requests, found.running, found.stalled) == (2.0, 5, 0, 0.0)

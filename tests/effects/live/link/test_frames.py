@@ -49,7 +49,7 @@ def test_a_frame_that_is_lost_doubled_or_late_is_found(
         FrameReader().feed(b"".join(frames))
 
 
-def test_a_length_that_nobody_sends_is_refused_before_its_bytes_come() -> None:
+def test_a_length_that_no_front_sends_is_refused_before_its_bytes_come() -> None:
     reader = FrameReader()
     assert reader.feed(struct.pack("<IQ", LARGEST, 0)) == []
     with pytest.raises(LinkError, match=rf"a frame of {LARGEST + 1} bytes; the largest"):

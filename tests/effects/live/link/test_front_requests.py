@@ -19,20 +19,20 @@ def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.Fro
     return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
 
 
-def test_what_came_is_history_when_it_is_asked_again() -> None:
+def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
     requests = FrontRequests(LiveRequests())
     requests.add(request())
     requests.take(news(("a", 0), tokens=((5, 6),)))
-    told = requests.take(
+    reported = requests.take(
         wire.FrontOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
     )
-    assert told.drafts == (3,)
+    assert reported.drafts == (3,)
     requests.lose("")
     (again,) = requests.resumed()
     assert (again.request.output, again.request.prompt) == ((5, 6, 7), (1, 2))
     assert again.request.id != "a", "late news of the old one would be taken for its own"
-    told = requests.take(news((again.request.id, 0), tokens=((8,),)))
-    assert (told.ids, told.tokens) == ((("a", 0),), ((8,),))
+    reported = requests.take(news((again.request.id, 0), tokens=((8,),)))
+    assert (reported.ids, reported.tokens) == ((("a", 0),), ((8,),))
 
 
 def test_samples_that_have_begun_go_on_each_by_itself() -> None:
@@ -48,10 +48,10 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
     ]
     (end,) = requests.finish([Finish("a", 2, 1)])
     assert (end.id, end.sample) == (parts[1].id, 0)
-    told = requests.take(
+    reported = requests.take(
         wire.FrontOutputs(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
     )
-    assert (told.finished[0].id, told.finished[0].sample) == ("a", 2)
+    assert (reported.finished[0].id, reported.finished[0].sample) == ("a", 2)
 
 
 def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
@@ -83,9 +83,9 @@ def test_who_is_blamed() -> None:
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
     requests = FrontRequests(LiveRequests())
-    asked = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
+    constraint = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
     for name in ("compiles", "in line"):
-        requests.add(evolve(request(name), sampling=asked))
+        requests.add(evolve(request(name), sampling=constraint))
     requests.add(request("free"))
     requests.take(wire.FrontOutputs(time=0.0, arrived=("in line", "free", "gone")))
     requests.lose("")

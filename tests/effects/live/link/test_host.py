@@ -31,10 +31,10 @@ def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
 
 def joined(ends: Ends) -> tuple[Session, list[bytes]]:
     """A link on which nothing was said yet."""
-    said: list[bytes] = []
-    session = Session(said.append)
+    emitted: list[bytes] = []
+    session = Session(emitted.append)
     ends.host.join(session)
-    return session, said
+    return session, emitted
 
 
 def nothing_left(ends: Ends) -> None:
@@ -72,7 +72,7 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
     for tokens in (((1,), (2,)), ((3,), (4,))):
         ends.engine.say(TurnOutputs(time=0.0, ids=batch, tokens=tokens))
     for number, (name, early, late) in enumerate([("a", 2, 4), ("b", 1, 3)]):
-        first, second = ends.said(number, wire.FrontOutputs)
+        first, second = ends.emitted(number, wire.FrontOutputs)
         assert (first.ids, second.ids) == (((name, 0),), None)
         assert (first.tokens, second.tokens) == (((early,),), ((late,),))
     ends.carry()
@@ -82,16 +82,16 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
         ] * 2
 
 
-def test_news_of_nobody_here_are_told_to_nobody() -> None:
+def test_outputs_of_unknown_requests_are_dropped() -> None:
     ends = linked(2)
     ends.remotes[0].submit([request("a")])
     ends.engine.say(TurnOutputs(time=0.0, reasons=(QueueBlocked("a", 0, "blocks"),)))
     ends.engine.say(TurnOutputs(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
-    assert len(ends.said(0, wire.FrontOutputs)) == 1
-    assert not ends.said(1, wire.FrontOutputs)
+    assert len(ends.emitted(0, wire.FrontOutputs)) == 1
+    assert not ends.emitted(1, wire.FrontOutputs)
 
 
-def test_who_starts_is_told_before_the_step() -> None:
+def test_admissions_are_reported_before_the_step() -> None:
     ends = linked()
     ends.remotes[0].submit([request("a")])
     ends.engine.admit("a")
@@ -110,7 +110,7 @@ def test_all_fronts_hear_how_the_engine_is() -> None:
     assert [remote.snapshot().running for remote in ends.remotes] == [5, 5]
 
 
-def test_an_engine_that_breaks_is_told_of() -> None:
+def test_an_engine_that_breaks_is_reported() -> None:
     ends = linked()
     ends.engine.say(EngineDied(("a",), "a kernel failed"))
     assert ends.why == ["a kernel failed"]
@@ -119,13 +119,13 @@ def test_an_engine_that_breaks_is_told_of() -> None:
 # --- links that come and go -------------------------------------------------------------
 
 
-def test_what_a_front_had_asked_for_is_cancelled_when_it_goes() -> None:
+def test_requests_of_a_front_are_cancelled_when_it_goes() -> None:
     ends = linked(2)
     ends.remotes[0].submit([request("a"), request("b")])
     ends.remotes[1].submit([request("c")])
     ends.host.leave(ends.sessions[0])
     assert ends.engine.cancelled == ["a", "b"]
-    ends.engine.end("a", "cancelled")  # nobody hears of it
+    ends.engine.end("a", "cancelled")  # it is not reported
     ends.engine.end("b", "cancelled")
     ends.remotes[1].cancel(["c"])
     ends.engine.end("c", "cancelled")
@@ -181,13 +181,13 @@ def test_what_no_front_would_say_is_an_error_of_its_link(
     nothing_left(ends)
 
 
-def test_who_never_says_hello_harms_nobody() -> None:
+def test_a_connection_without_a_hello_harms_no_other() -> None:
     ends = linked()
-    session, said = joined(ends)
+    session, emitted = joined(ends)
     ends.remotes[0].submit([request("a")])
     ends.engine.give(a=1)
     ends.host.tick()
-    assert [type(wire.read_to_front(one)) for one in said] == [
+    assert [type(wire.read_to_front(one)) for one in emitted] == [
         wire.EngineReady,
         wire.EngineStatus,
     ]
@@ -204,7 +204,7 @@ def test_an_id_that_another_front_uses_is_refused_to_the_second() -> None:
     ends.remotes[1].submit([request("a"), request("b")])
     ends.carry()
     assert ended(ends, 1) == [("a", "rejected")]
-    assert ends.engine.asked == [("a",), ("b",)]
+    assert ends.engine.requested == [("a",), ("b",)]
     ends.engine.end("a")
     ends.carry()
     assert ended(ends, 0) == [("a", "length")]
@@ -216,12 +216,12 @@ def test_an_id_that_the_engine_still_has_is_refused_without_harm_to_others() -> 
     ends.remotes[0].submit([request("a"), request("b")])
     ends.carry()
     assert ended(ends) == [("a", "rejected")]
-    assert ends.engine.asked == [("b",)]
+    assert ends.engine.requested == [("b",)]
     ends.engine.end("b")
     nothing_left(ends)
 
 
-def test_a_dead_engine_is_asked_for_nothing_and_its_requests_wait() -> None:
+def test_a_dead_engine_gets_no_messages_and_its_requests_wait() -> None:
     ends = linked()
     ends.engine.dead = ValueError()
     ends.remotes[0].submit([request("a")])
@@ -229,12 +229,12 @@ def test_a_dead_engine_is_asked_for_nothing_and_its_requests_wait() -> None:
     assert not ends.heard[0]
 
 
-def test_nobody_waits_for_the_grammars_of_others() -> None:
+def test_no_request_waits_for_the_grammars_of_others() -> None:
     ends = linked()
-    asked = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
-    bound = [evolve(request(name), sampling=asked) for name in "bd"]
+    constraint = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
+    bound = [evolve(request(name), sampling=constraint) for name in "bd"]
     ends.remotes[0].submit([request("a"), bound[0], request("c"), bound[1]])
-    assert ends.engine.asked == [("a", "c"), ("b",), ("d",)]
+    assert ends.engine.requested == [("a", "c"), ("b",), ("d",)]
 
 
 def test_a_front_ends_only_its_own() -> None:
@@ -255,37 +255,37 @@ def suspects(*names: str) -> tuple[wire.Resumed, ...]:
     return tuple(wire.Resumed(request(name), 2, 0) for name in names)
 
 
-def probing(said: list[bytes]) -> list[str]:
-    every = map(wire.read_to_front, said)
+def probing(emitted: list[bytes]) -> list[str]:
+    every = map(wire.read_to_front, emitted)
     return [one.id for one in every if isinstance(one, wire.ProbingRequest)]
 
 
-def test_suspects_run_alone_and_everybody_knows() -> None:
+def test_suspects_run_isolated_and_all_fronts_know() -> None:
     ends = Ends(2)
     ends.open()
-    (one, said), (two, other_said) = joined(ends), joined(ends)
+    (one, emitted), (two, other_emitted) = joined(ends), joined(ends)
     ends.host.receive(one, hello(0, 1, *suspects("a", "b")))
-    assert not ends.engine.asked  # the other front may have suspects, too
+    assert not ends.engine.requested  # the other front may have suspects, too
     ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1, 0)))
     ends.host.receive(two, wire.SubmitRequests((request("d"),)))
-    assert ends.engine.asked == [("a",)]
+    assert ends.engine.requested == [("a",)]
     ends.engine.end("a")
-    assert ends.engine.asked == [("a",), ("b",)]
+    assert ends.engine.requested == [("a",), ("b",)]
     for _ in range(CLEARING_TOKENS):  # it has some tokens, of which an engine may yet die
         ends.engine.give(b=7)
-    assert ends.engine.asked == [("a",), ("b",)]
+    assert ends.engine.requested == [("a",), ("b",)]
     ends.engine.give(b=7)  # it is cleared, and runs on
-    assert ends.engine.asked == [("a",), ("b",), ("c", "d")]
-    assert probing(said) == probing(other_said) == ["a", "b", ""]
+    assert ends.engine.requested == [("a",), ("b",), ("c", "d")]
+    assert probing(emitted) == probing(other_emitted) == ["a", "b", ""]
 
 
-def test_whoever_does_not_run_alone_is_not_said_to() -> None:
+def test_a_request_that_is_not_isolated_is_not_reported_as_isolated() -> None:
     ends = linked(2)
     ends.remotes[1].submit([request("c")])
-    session, said = joined(ends)
+    session, emitted = joined(ends)
     ends.host.receive(session, hello(0, 1, *suspects("a")))
-    assert ends.engine.asked == [("c",), ("a",)]
-    assert probing(said) == [""]  # should the engine die, it may be c's fault
+    assert ends.engine.requested == [("c",), ("a",)]
+    assert probing(emitted) == [""]  # should the engine die, it may be c's fault
 
 
 def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
@@ -294,22 +294,22 @@ def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
     session, _ = joined(ends)
     ends.host.receive(session, hello(0, 1, *suspects("a")))
     ends.host.tick()
-    assert not ends.engine.asked
+    assert not ends.engine.requested
     ends.engine.now = PATIENCE
     ends.host.tick()
-    assert ends.engine.asked == [("a",)]
+    assert ends.engine.requested == [("a",)]
 
 
 @pytest.mark.parametrize("how", ["cancel", "leave"])
 def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
     ends = Ends(2)
     ends.open()
-    (one, said), (two, _) = joined(ends), joined(ends)
+    (one, emitted), (two, _) = joined(ends), joined(ends)
     ends.host.receive(two, hello(1, 1, *suspects("a")))
     ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0, 0)))
     if how == "cancel":
         ends.host.receive(one, wire.CancelRequests(("b", "c")))
-        every = map(wire.read_to_front, said)
+        every = map(wire.read_to_front, emitted)
         done = [
             d for one in every if isinstance(one, wire.FrontOutputs) for d in one.finished
         ]
@@ -320,7 +320,7 @@ def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
     else:
         ends.host.leave(one)
     ends.engine.end("a")
-    assert ends.engine.asked == [("a",)]
+    assert ends.engine.requested == [("a",)]
     assert not ends.engine.cancelled
     nothing_left(ends)
 
@@ -329,7 +329,7 @@ def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
 def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(how: str) -> None:
     ends = Ends(2)
     ends.open()
-    (one, _), (two, said) = joined(ends), joined(ends)
+    (one, _), (two, emitted) = joined(ends), joined(ends)
     ends.host.receive(one, hello(0, 1, *suspects("a")))
     ends.host.receive(two, hello(1, 1))
     ends.host.receive(two, wire.SubmitRequests((request("c"),)))
@@ -339,17 +339,17 @@ def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(how: str
     else:
         ends.host.leave(one)
     assert ends.engine.cancelled == ["a"]
-    assert ends.engine.asked == [("a",), ("c",)]
-    assert probing(said) == ["a", ""]
+    assert ends.engine.requested == [("a",), ("c",)]
+    assert probing(emitted) == ["a", ""]
 
 
-def test_a_suspect_that_is_refused_holds_nobody_up() -> None:
+def test_a_suspect_that_is_refused_blocks_none() -> None:
     ends = linked()
     ends.engine.busy = frozenset({"a"})
     session, _ = joined(ends)
     ends.host.receive(session, hello(0, 2, *suspects("a")))
     ends.remotes[0].submit([request("b")])
-    assert ends.engine.asked == [("b",)]
+    assert ends.engine.requested == [("b",)]
 
 
 # --- what is counted --------------------------------------------------------------------
@@ -391,13 +391,13 @@ def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
     ends.link()
     ends.remotes[0].submit([request("a")])
     ends.host.leave(ends.sessions[0])  # its process died, and all that it asked for
-    session, said = joined(ends)
+    session, emitted = joined(ends)
     ends.host.receive(session, hello(0, 2))
     ends.host.receive(session, wire.SubmitRequests((request("b"),)))
     ends.open()
-    assert ends.engine.asked == [("b",)]
+    assert ends.engine.requested == [("b",)]
     assert list(ends.engine.live) == ["b"], "it is in the registry of the client"
-    assert wire.read_to_front(said[-1]) == READY
+    assert wire.read_to_front(emitted[-1]) == READY
     ends.engine.end("b")
     nothing_left(ends)
 
@@ -410,7 +410,7 @@ def test_what_is_cancelled_while_the_engine_loads_ends_at_once() -> None:
     ends.carry()
     assert ended(ends) == [("a", "cancelled")]
     ends.open()
-    assert not ends.engine.asked
+    assert not ends.engine.requested
     nothing_left(ends)
 
 

@@ -1,4 +1,4 @@
-"""Everything that is said crosses the line whole, and what nobody says is refused."""
+"""Every message crosses the link whole, and what no end sends is refused."""
 
 from math import inf
 from typing import Any
@@ -18,8 +18,8 @@ from minfer.records.messages import (
     Preempted,
     QueueBlocked,
 )
-from minfer.records.plan import TokenLogprobs
 from minfer.records.request import Request, SamplingParams
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
@@ -157,12 +157,15 @@ def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
 
 
 def test_news_are_the_same_for_who_listens_to_a_front() -> None:
-    told = other(
+    reported = other(
         TurnOutputs(time=0.0),
         time=4.5,
         ids=(("a", 0), ("a", 2)),
         tokens=((1, 2), ()),
-        logprobs=((TokenLogprobs(-0.5, 2, (7,), (-0.25,)), TokenLogprobs(-1.5, 1)), ()),
+        logprobs=(
+            (TokenLogprobs(3, -0.5, 2, (7,), (-0.25,)), TokenLogprobs(4, -1.5, 1)),
+            (),
+        ),
         pooled=(b"", b"\x00\x80\xff?"),
         drafts=(3, 0),
         finished=(FINISHED,),
@@ -173,20 +176,20 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
     )
     ends = linked()
     ends.remotes[0].submit([attrs.evolve(REQUEST, id="a", n=3, output=())])
-    ends.engine.say(told)
+    ends.engine.say(reported)
     ends.carry()
     (heard,) = ends.heard[0]
-    same(heard, told)
+    same(heard, reported)
     same(heard.finished[0], FINISHED)  # type: ignore[union-attr]  # they are News
 
 
-def test_every_reason_that_is_told_has_a_form_on_the_wire() -> None:
+def test_every_reason_that_is_reported_has_a_form_on_the_wire() -> None:
     assert {type(one) for one in REASONS} == set(wire.REASONS)
 
 
 def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     ends = linked()
-    told = {
+    reported = {
         "draining": True,
         "requests": 1,
         "running": 2,
@@ -204,13 +207,13 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     # A front has its own clock and its own end. How often the cache was reset, and what
     # fronts have counted, the host was told by them.
     own = {"time", "dead", "resets", "fronts"}
-    assert told.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
-    ends.engine.state = attrs.evolve(IDLE, **told)
+    assert reported.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
+    ends.engine.state = attrs.evolve(IDLE, **reported)
     ends.remotes[0].count(TOTALS)
     ends.host.tick()
     ends.carry()
     found = ends.remotes[0].snapshot()
-    assert {name: getattr(found, name) for name in told} == told
+    assert {name: getattr(found, name) for name in reported} == reported
     assert found.fronts == TOTALS
 
 

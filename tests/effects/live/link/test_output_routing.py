@@ -21,7 +21,7 @@ def of(**sessions: Session) -> dict[str, LiveRequest]:
 
 
 @given(BATCHES, st.lists(st.integers(-1, 2), min_size=6, max_size=6), st.data())
-def test_each_is_told_of_its_own_and_of_nothing_else(
+def test_each_front_gets_its_own_and_nothing_else(
     batches: list[list[str]], owned: list[int], data: st.DataObject
 ) -> None:
     sessions = [Session(lambda _: None) for _ in range(3)]
@@ -39,12 +39,12 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
         for token in range(data.draw(st.integers(1, 3))):
             news = TurnOutputs(time=0.0, ids=batch, tokens=tuple((token,) for _ in batch))
             right += [(name, token) for name in names]
-            for session, told in shares.route(news, sessions, owners):
-                if told.ids is not None:
-                    known[id(session)] = told.ids
-                rows = zip(known[id(session)], told.tokens, strict=True)
+            for session, reported in shares.route(news, sessions, owners):
+                if reported.ids is not None:
+                    known[id(session)] = reported.ids
+                rows = zip(known[id(session)], reported.tokens, strict=True)
                 heard[id(session)] += [(name, tokens[0]) for (name, _), tokens in rows]
-                assert told.ids is None or token == 0, "it was told before"
+                assert reported.ids is None or token == 0, "it was told before"
     for session in sessions:
         own = [
             (name, token)
@@ -54,23 +54,23 @@ def test_each_is_told_of_its_own_and_of_nothing_else(
         assert heard[id(session)] == own
 
 
-def test_ends_are_told_to_who_has_no_rows() -> None:
+def test_ends_are_sent_to_fronts_with_no_rows() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
     shares = OutputRouter()
     done = Finished("a", 0, "cancelled", 0)
     news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
-    told = dict(shares.route(news, [one, two], of(a=one, b=two)))
-    assert told == {
+    reported = dict(shares.route(news, [one, two], of(a=one, b=two)))
+    assert reported == {
         one: wire.FrontOutputs(1.0, finished=(done,)),
         two: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
 
 
-def test_drafts_are_told_with_the_rows_that_had_them() -> None:
+def test_drafts_are_reported_with_the_rows_that_had_them() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
     batch = (("a", 0), ("b", 0), ("c", 0))
     news = TurnOutputs(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
-    told = dict(OutputRouter().route(news, [one, two], of(a=one, b=two, c=one)))
-    assert (told[one].drafts, told[two].drafts) == ((0, 2), (3,))
-    read = wire.read_to_front(wire.encode(told[two]))
-    assert read == told[two]
+    reported = dict(OutputRouter().route(news, [one, two], of(a=one, b=two, c=one)))
+    assert (reported[one].drafts, reported[two].drafts) == ((0, 2), (3,))
+    read = wire.read_to_front(wire.encode(reported[two]))
+    assert read == reported[two]

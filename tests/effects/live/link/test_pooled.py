@@ -15,10 +15,10 @@ Vectors = dict[SampleId, list[bytes]]
 
 
 def test_a_column_of_vectors_crosses_as_it_is() -> None:
-    told = wire.FrontOutputs(
+    reported = wire.FrontOutputs(
         time=1.0, ids=(("a", 0),), tokens=((),), pooled=(b"\0\1\2\3",)
     )
-    assert wire.read_to_front(wire.encode(told)) == told
+    assert wire.read_to_front(wire.encode(reported)) == reported
 
 
 def listened(front: Front) -> Vectors:
@@ -54,7 +54,7 @@ def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> No
         for front, found in zip(world.fronts, heard, strict=True):
             due = {
                 (name, 0): [pooled_reference(request, CONFIG.block_size)]
-                for name, request in front.asked.items()
+                for name, request in front.requested.items()
                 if request.pooling and front.ended[name, 0].reason == "length"
             }
             assert found == due

@@ -13,7 +13,7 @@ from tests.effects.live.link.ends import request
 A, B, C = map(request, "abc")
 
 
-def test_without_suspects_nobody_waits() -> None:
+def test_without_suspects_no_request_waits() -> None:
     line = Quarantine()
     assert (line.due(), line.closed, line.probing) == ((), False, "")
     line.hold([A, B])
@@ -47,7 +47,7 @@ def test_who_saw_most_engines_die_runs_first() -> None:
     assert not line.closed
 
 
-def test_a_few_tokens_clear_nobody() -> None:
+def test_a_few_tokens_clear_no_suspect() -> None:
     line = Quarantine()
     for one in (A, B):
         line.hold([one], SUSPECT_DEATHS)

@@ -23,7 +23,7 @@ from tests.effects.live.link.world import Poison, World
 
 @pytest.mark.long
 @seeds(20, 600)
-def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
+def test_no_request_loses_anything_whatever_happens(seeds: range) -> None:
     deaths = ended = 0
     for seed in seeds:
         world = World(seed, fronts=Random(seed).choice((1, 2, 3)))
@@ -38,11 +38,13 @@ def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("compiles", [False, True], ids=["runs", "compiles"])
 @seeds(6, 60)
-def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> None:
+def test_a_request_that_kills_ends_without_the_others(
+    seeds: range, *, compiles: bool
+) -> None:
     for seed in seeds:
         world = World(seed, poison="bad")
-        asked = world.constrained("bad") if compiles else SamplingParams()
-        bad = evolve(world.any_request(), id="bad", n=1, max_tokens=9, sampling=asked)
+        params = world.constrained("bad") if compiles else SamplingParams()
+        bad = evolve(world.any_request(), id="bad", n=1, max_tokens=9, sampling=params)
         world.ask(world.fronts[0], bad)
         world.run(300)
         world.judge()
@@ -115,13 +117,13 @@ def test_what_is_refused_is_refused_at_once() -> None:
 def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() -> None:
     remote = Remote()
     heard: list[object] = []
-    said: list[object] = []
+    emitted: list[object] = []
     remote.listen(heard.append)
     remote.submit([request("a"), request("b")])
     remote.cancel(["a"])
     assert [done.reason for done in heard[0].finished] == ["cancelled"]  # type: ignore[attr-defined]  # it is News
-    remote.connect(said.append)
-    (hello,) = said
+    remote.connect(emitted.append)
+    (hello,) = emitted
     assert isinstance(hello, wire.Hello)
     assert [one.request.prompt for one in hello.resumed] == [(1, 2, 3)]
     assert remote.unready == "connecting"
@@ -169,7 +171,7 @@ def test_an_engine_that_is_not_there_does_not_stall_and_its_line_has_an_end() ->
     remote.check(request("c"))
 
 
-def test_an_engine_that_says_nothing_any_more_stalls_if_somebody_waits() -> None:
+def test_an_engine_that_sends_nothing_any_more_stalls_if_requests_wait() -> None:
     ends = linked()
     (remote,) = ends.remotes
     ends.host.tick()
@@ -212,7 +214,7 @@ def test_what_comes_after_the_end_of_a_link_leaves_nothing_behind() -> None:
     assert not remote.live
 
 
-def test_ready_is_said_twice_and_a_hello_once_a_link() -> None:
+def test_ready_is_sent_twice_and_a_hello_once_a_link() -> None:
     ends = linked()
     ends.open()
     ends.carry()

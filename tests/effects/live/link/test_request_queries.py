@@ -1,4 +1,4 @@
-"""What one front asks, all others are asked; and nobody waits for who has gone."""
+"""Queries of one front go to all others; and none waits for a front that has gone."""
 
 from collections.abc import Callable
 from random import Random
@@ -32,7 +32,7 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
 
 def knowing(number: int) -> Callable[[wire.RequestQuery], bytes]:
     """A front that knows the request of its number."""
-    return lambda asked: b"yes" if asked.name == str(number) else b""
+    return lambda requested: b"yes" if requested.name == str(number) else b""
 
 
 def settle(world: World) -> None:
@@ -69,7 +69,7 @@ def test_the_front_that_knows_answers() -> None:
     assert not world.fronts[0].remote.queries._pending
 
 
-def test_without_a_link_nobody_can_be_asked_and_without_others_nobody_knows() -> None:
+def test_without_a_link_or_other_fronts_a_query_has_no_answer() -> None:
     world = World(0, fronts=1)
     assert ask(world, 0, "a") == [None]
     settle(world)
@@ -120,9 +120,9 @@ def test_more_than_a_front_may_ask_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(questions, "MAX_PENDING", 2)
-    said: list[wire.ToEngine] = []
+    emitted: list[wire.ToEngine] = []
     queries = RequestQueries()
-    queries.connect(said.append)
+    queries.connect(emitted.append)
     heard: Answers = []
     first = queries.ask(wire.RequestQuery("a"), heard.append)
     queries.ask(wire.RequestQuery("b"), heard.append)
@@ -132,9 +132,9 @@ def test_more_than_a_front_may_ask_is_refused_at_once(
     queries.take_answer(wire.QueryAnswer(first, 1, b"late"))
     assert heard == [None]
     queries.ask(wire.RequestQuery("d"), heard.append)
-    asked = [one for one in said if isinstance(one, wire.SendQuery)]
-    assert [one.query.name for one in asked] == ["a", "b", "d"]
-    queries.take_answer(wire.QueryAnswer(asked[1].number, 2))
+    requested = [one for one in emitted if isinstance(one, wire.SendQuery)]
+    assert [one.query.name for one in requested] == ["a", "b", "d"]
+    queries.take_answer(wire.QueryAnswer(requested[1].number, 2))
     assert heard == [None], "one more was asked"
-    queries.take_answer(wire.QueryAnswer(asked[1].number, 2))
+    queries.take_answer(wire.QueryAnswer(requested[1].number, 2))
     assert heard == [None, b""]

@@ -1,4 +1,4 @@
-"""Links on real sockets: nobody waits for a front, and none ends the others' links."""
+"""Links on real sockets: none waits for a front, and none ends the others' links."""
 
 import asyncio
 import contextlib
@@ -121,7 +121,7 @@ def test_a_front_that_takes_nothing_any_more_is_cut(
         assert served.engine.cancelled == ["a"]
         assert "takes nothing any more" in caplog.text
         assert sleeper.is_cut()
-    served.batch("a", 3)  # nobody hears it, and nothing is kept
+    served.batch("a", 3)  # it is not received, and nothing is kept
 
 
 NOISE = struct.pack("<IQ", 5, 0) + b"noise"
@@ -141,7 +141,7 @@ NOISE = struct.pack("<IQ", 5, 0) + b"noise"
     ],
     ids=["http", "length", "noise", "doubled", "no hello", "deep"],
 )
-def test_who_says_what_no_front_says_is_cut_alone(
+def test_only_a_front_with_wrong_messages_is_cut(
     served: Served, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with plain(served.path, OTHER, wire.SubmitRequests((request("b"),))) as good:
@@ -157,7 +157,7 @@ def test_who_says_what_no_front_says_is_cut_alone(
     assert not served.why
 
 
-def test_a_fault_of_ours_in_one_link_ends_it_alone(
+def test_a_fault_of_ours_in_one_link_ends_only_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -201,7 +201,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
             until(lambda: served.links() == 1)
         until(lambda: served.links() == 0)
     served.server.close()
-    served.server.wake()  # a late engine's word reaches nobody, and harms nobody
+    served.server.wake()  # a late engine's word reaches no end, and harms none
     assert (descriptors(), threading.active_count()) == (before, threads)
 
 

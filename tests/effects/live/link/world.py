@@ -23,7 +23,7 @@ from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.totals import NO_TOTALS
-from minfer.effects.text.grammars.protocol import Grammar, GrammarError
+from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Finish, Finished
@@ -107,35 +107,35 @@ class Poisoned(Oracle):
 
 
 class CompilingRequests(Grammars):
-    """Compiles a constraint when it is told to: each anew for whoever asks."""
+    """Compiles a constraint on request: each anew."""
 
     def __init__(self) -> None:
         super().__init__(lambda: self.fail())
         self.begun: deque[tuple[StructuredOutputs, Future[Grammar]]] = deque()
 
     def fail(self) -> Never:
-        """Nobody needs what comes of it."""
+        """Its result is not needed."""
         raise AssertionError
 
-    def begin(self, asked: StructuredOutputs, client: str = "") -> "Future[Grammar]":
+    def begin(self, requested: StructuredOutputs, client: str = "") -> "Future[Grammar]":
         del client
         wait: Future[Grammar] = Future()
-        self.begun.append((asked, wait))
+        self.begun.append((requested, wait))
         return wait
 
     def move(self, poison: str) -> None:
         """Compile what came first, or die of it."""
         if not self.begun:
             return
-        asked, wait = self.begun.popleft()
+        requested, wait = self.begun.popleft()
         if wait.cancelled():
             return
-        if asked.text == poison:
+        if requested.text == poison:
             raise Killed
         wait.set_exception(GrammarError("whatever it is, its masks say it"))
 
 
-def alone(request: Request) -> dict[int, tuple[int, ...]]:
+def solo(request: Request) -> dict[int, tuple[int, ...]]:
     """What each sample of a request gets where nothing happens."""
     got: dict[int, list[int]] = {i: [] for i in range(request.n)}
     engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
@@ -171,7 +171,7 @@ class Front:
     link: Link | None = None
     got: dict[SampleId, list[int]] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
-    asked: dict[str, Request] = field(factory=dict)
+    requested: dict[str, Request] = field(factory=dict)
     cut: dict[SampleId, int] = field(factory=dict)  # at which length it was told to end
 
     def hear(self, message: EngineMessage) -> None:
@@ -179,7 +179,7 @@ class Front:
         assert isinstance(message, TurnOutputs), message
         for name, tokens in zip(message.ids, message.tokens, strict=True):
             assert not tokens or name not in self.ended or name in self.cut, name
-            if name[0] in self.asked:
+            if name[0] in self.requested:
                 self.got[name] += tokens
         for done in message.finished:
             name = (done.id, done.sample)
@@ -203,7 +203,7 @@ class World:
         self.engine: Inline | None = None
         self.deaths = 0
         # How often a request was served alone when an engine, or its link, was gone.
-        self.alone = Counter[str]()
+        self.solo = Counter[str]()
         self.fronts = [self._front(number) for number in range(fronts)]
         self.born()
 
@@ -237,14 +237,14 @@ class World:
         if engine is not None and host is not None:
             probing = host._quarantine.probing
             if probing and engine.live.served().keys() <= {probing}:
-                self.alone[probing.split("#")[0]] += 1
+                self.solo[probing.split("#")[0]] += 1
         for front in self.fronts:
             while front.link is not None and front.link.down:
                 self._down(front)
-            self._cut(front, told=False)
+            self._cut(front, reported=False)
 
     def link(self, front: Front) -> None:
-        """A front makes a link, if there is somebody at the other end."""
+        """A front makes a link, if there is an engine at the other end."""
         if front.link is not None or self.host is None:
             return
         writer = FrameWriter()
@@ -259,7 +259,7 @@ class World:
 
     def ask(self, front: Front, request: Request) -> None:
         """A request comes."""
-        front.asked[request.id] = request
+        front.requested[request.id] = request
         for sample in range(request.n):
             front.got[request.id, sample] = []
         front.remote.submit([request])
@@ -328,8 +328,8 @@ class World:
     def judge(self) -> None:
         """Everybody got what they would get alone, and heard of its end once."""
         for front in self.fronts:
-            for request in front.asked.values():
-                whole = alone(request)
+            for request in front.requested.values():
+                whole = solo(request)
                 for sample in range(request.n):
                     self._judge(front, request, sample, whole[sample])
 
@@ -344,7 +344,7 @@ class World:
             assert got == right[: len(got)]
             return
         if done.reason == "error":  # it may have been killed from outside just then
-            assert self.alone[request.id] >= GUILTY_DEATHS, done
+            assert self.solo[request.id] >= GUILTY_DEATHS, done
             return
         assert done.length <= len(got), (name, done, got)
         assert got[: done.length] == right[: done.length], (name, got, right)
@@ -363,15 +363,15 @@ class World:
         front.remote.listen(front.hear)
         return front
 
-    def _cut(self, front: Front, *, told: bool = True) -> None:
+    def _cut(self, front: Front, *, reported: bool = True) -> None:
         """A link is over; `told`: the engine learns of it."""
         link = front.link
         if link is None:
             return
         front.link = None
-        if told and self.host is not None:
+        if reported and self.host is not None:
             self.host.leave(link.session)
-            self.alone[front.remote._probing.split("#")[0]] += 1
+            self.solo[front.remote._probing.split("#")[0]] += 1
         front.remote.disconnect()
 
     def _up(self, front: Front) -> None:
@@ -445,7 +445,7 @@ class World:
                 del frames[at]
 
     def _cancel(self, front: Front) -> None:
-        names = [one for one in front.asked if one != self.poison]
+        names = [one for one in front.requested if one != self.poison]
         if names:
             front.remote.cancel([self.rng.choice(names)])
 

@@ -150,8 +150,8 @@ def test_a_config_may_leave_out_its_architectures_and_write_whole_numbers_as_flo
     floats = {name: float(config[name]) for name in sizes}
     names: list[Any] = [None, [], config["architectures"][0]]
     for architectures in names:
-        said = {**config, **floats, "architectures": architectures}
-        assert fallback_spec(said) == wanted
+        emitted = {**config, **floats, "architectures": architectures}
+        assert fallback_spec(emitted) == wanted
     with pytest.raises(
         ModelConfigError, match=r"dtype must be one of .* found 'float64'"
     ):

@@ -114,7 +114,7 @@ def test_code_beside_a_checkpoint_is_not_executed(neox: Path, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_random_weights_come_from_the_seed_alone(neox: Path) -> None:
+def test_random_weights_come_only_from_the_seed(neox: Path) -> None:
     spec, state = fallback_spec(read_config(neox)), torch.random.get_rng_state()
     batch = make_batch([BatchRow([5, 6, 7], 0, [0])], 4)
     models = [

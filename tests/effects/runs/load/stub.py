@@ -29,8 +29,8 @@ def token(text: str, end: str | None = None, **more: Any) -> bytes:
     return event({"choices": [choice], **more})
 
 
-def usage(**told: int) -> bytes:
-    return event({"choices": [], "usage": {**USAGE, **told}})
+def usage(**reported: int) -> bytes:
+    return event({"choices": [], "usage": {**USAGE, **reported}})
 
 
 DONE: Final = event("[DONE]")
@@ -61,7 +61,7 @@ class Stub:
     answers: list[list[Step]]
     models: list[Step]
     url: str = ""
-    asked: list[bytes] = field(factory=list)  # bodies of requests
+    requested: list[bytes] = field(factory=list)  # bodies of requests
     heads: list[bytes] = field(factory=list)
     connections: int = 0
 
@@ -86,8 +86,8 @@ class Stub:
         """Answer; whether the connection goes on."""
         steps = self.models
         if head.startswith(b"POST"):
-            turn = min(len(self.asked), len(self.answers) - 1)
-            self.asked.append(body)
+            turn = min(len(self.requested), len(self.answers) - 1)
+            self.requested.append(body)
             steps = self.answers[turn]
         for step in steps:
             if isinstance(step, bytes):
@@ -109,11 +109,11 @@ def stub(
         list(models or plain(200, MODELS)),
     )
     ready = threading.Event()
-    told: list[Callable[[], object]] = []
+    reported: list[Callable[[], object]] = []
 
     async def serve() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        told.append(lambda: loop.call_soon_threadsafe(stop.set))
+        reported.append(lambda: loop.call_soon_threadsafe(stop.set))
         server = await asyncio.start_server(made.connected, "127.0.0.1", 0)
         made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
@@ -126,7 +126,7 @@ def stub(
         assert ready.wait(10)
         yield made
     finally:
-        told[0]()
+        reported[0]()
         thread.join()
 
 

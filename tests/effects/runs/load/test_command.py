@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.cli.bench import serve
+from minfer.effects.cli.bench import serve_load
 from minfer.effects.runs.load import load_metrics as metrics
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.load_client import Client, Outcome
@@ -32,7 +32,7 @@ def test_a_load_is_sent_measured_and_saved(
     with stub() as server:
         url = ("--base-url", f"{server.url}/v1", "--result-filename", str(path))
         assert bench_serve(options(*url, *FEW)) == 0
-        prompts = [tuple(json.loads(body)["prompt"]) for body in server.asked]
+        prompts = [tuple(json.loads(body)["prompt"]) for body in server.requested]
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(
@@ -54,7 +54,7 @@ def test_a_file_of_prompts_at_a_rate(
     rate = ("--request-rate", "100", "--backend", "openai-chat", "--model", "two")
     with stub() as server:
         assert bench_serve(options("--base-url", server.url, *file, *rate)) == 0
-        bodies = [json.loads(body) for body in server.asked]
+        bodies = [json.loads(body) for body in server.requested]
     assert [body["max_tokens"] for body in bodies[1:]] == [128, 2]
     assert bodies[1]["messages"] == [{"role": "user", "content": "a"}]
     assert {body["model"] for body in bodies} == {"two"}
@@ -78,10 +78,10 @@ def kill_after(server: Stub, requests: int, number: int) -> threading.Thread:
 
     def wait() -> None:
         until = time.monotonic() + 20
-        while len(server.asked) < requests and time.monotonic() < until:
+        while len(server.requested) < requests and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.05)
-        if len(server.asked) >= requests:
+        if len(server.requested) >= requests:
             os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=wait)
@@ -134,7 +134,7 @@ def test_a_signal_before_the_first_request_is_not_lost(
     monkeypatch.setattr(Client, "run", late)
     with stub() as server:
         code = bench_serve(options("--base-url", server.url, *FEW))
-        assert len(server.asked) == 1  # the one that warmed up
+        assert len(server.requested) == 1  # the one that warmed up
     assert code == 128 + signal.SIGTERM
     assert row("Successful requests:", "0") in capsys.readouterr().out
 
@@ -169,7 +169,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
             thread = kill_after(server, 2, signal.SIGHUP)
             assert bench_serve(options("--base-url", server.url, *FEW)) == 0
             thread.join()
-            assert len(server.asked) == 7
+            assert len(server.requested) == 7
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -186,13 +186,13 @@ def test_what_cannot_be_measured_or_saved_is_reported_before_any_load(
         ):
             with pytest.raises(LoadError, match=message):
                 bench_serve(options("--base-url", server.url, *words))
-        assert server.asked == []
+        assert server.requested == []
         path = tmp_path / "found.json"
         url = ("--base-url", server.url, "--result-filename", str(path))
         with pytest.raises(ConfigError, match=r"\(HTTP 400\): no such field"):
             bench_serve(options(*url))
         assert not path.exists()
-        assert len(server.asked) == 1
+        assert len(server.requested) == 1
 
 
 def test_doubts_are_printed_aside(
@@ -206,6 +206,6 @@ def test_doubts_are_printed_aside(
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    monkeypatch.setattr(serve_load, "find_spec", lambda _: None)
     with pytest.raises(LoadError, match=r"needs aiohttp: pip install '\.\[load\]'"):
-        serve.run(options())
+        serve_load.run(options())

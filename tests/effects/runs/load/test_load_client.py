@@ -45,7 +45,7 @@ def test_a_closed_loop_keeps_its_lanes_and_connections() -> None:
     with stub(stream(0.01, *WHOLE)) as server:
         records = sent(load_on(server.url, 12, max_concurrency=3))
         assert server.connections == 3
-        prompts = {tuple(json.loads(body)["prompt"]) for body in server.asked}
+        prompts = {tuple(json.loads(body)["prompt"]) for body in server.requested}
     assert [one.number for one in records if one.completed] == sorted(range(12))
     assert len(prompts) == 12
     at_once = max(
@@ -86,7 +86,7 @@ def test_a_failure_is_recorded_and_harms_no_other(
     monkeypatch.setattr(client, "_LONGEST", 0.3)
     with stub(steps, stream(*WHOLE)) as server:
         records = sent(load_on(server.url, 3, max_concurrency=1))
-        assert len(server.asked) == 3  # none was sent again
+        assert len(server.requested) == 3  # none was sent again
     failed, *others = records
     assert failed.failure is not None
     assert failed.failure.kind == kind

@@ -19,8 +19,8 @@ def streamed(*parts: bytes) -> ReplyReader:
     return reply
 
 
-def delta(end: str | None = None, **said: Any) -> bytes:
-    return event({"choices": [{"delta": said, "finish_reason": end}]})
+def delta(end: str | None = None, **emitted: Any) -> bytes:
+    return event({"choices": [{"delta": emitted, "finish_reason": end}]})
 
 
 def test_events_with_text_are_counted_and_usage_has_the_tokens() -> None:
@@ -104,7 +104,7 @@ def test_what_is_no_event_is_reported(data: bytes, kind: str, message: str) -> N
     assert str(caught.value).isprintable()
 
 
-def test_no_stream_where_one_was_asked_for() -> None:
+def test_no_stream_where_one_was_requested() -> None:
     with pytest.raises(ReplyError, match="the answer is text/html, not a stream"):
         ReplyReader().begin(200, "text/html")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.runs.load import target_server as asked
+from minfer.effects.runs.load import target_server as requested
 from minfer.effects.runs.load.request_record import LoadError
 from minfer.effects.runs.load.target_server import first_model, read_url, warm_up
 from tests.effects.runs.load.stub import (
@@ -68,7 +68,7 @@ def test_no_server() -> None:
 
 
 def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "_PATIENCE", 0.05)
+    monkeypatch.setattr(requested, "_PATIENCE", 0.05)
     with pytest.raises(LoadError, match=r"timed out\): the answer did not end in time"):
         found([NEVER])
 
@@ -77,8 +77,8 @@ def test_the_warm_up_has_a_prompt_of_its_own_and_must_not_fail() -> None:
     with stub(stream(*WHOLE)) as server:
         load = load_on(server.url, 2)
         warm_up(load)
-        assert len(server.asked) == 1
-        assert server.asked[0] not in [load.request(0), load.request(1)]
+        assert len(server.requested) == 1
+        assert server.requested[0] not in [load.request(0), load.request(1)]
     full = plain(503, b'{"error": {"message": "full"}}')
     with stub(full) as server, pytest.raises(LoadError, match=r"\(HTTP 503\): full"):
         warm_up(load_on(server.url))

@@ -59,7 +59,7 @@ def turns_of(
     return turns
 
 
-def asked(name: str, prompt: int, most: int, start: int = 0, **more: Any) -> Submit:
+def requested(name: str, prompt: int, most: int, start: int = 0, **more: Any) -> Submit:
     tokens = tuple(range(start, start + prompt))
     return Submit(Request(id=name, prompt=tokens, max_tokens=most, **more))
 
@@ -83,9 +83,9 @@ def scene() -> tuple[EngineConfig, list[Turn]]:
     return config, turns_of(
         config,
         {
-            0: [asked("first", 30, 20)],
-            6: [asked("urgent", 47, 3, 100, priority=-1, client="Ann")],
-            8: [asked("gone", 45, 9, 300), asked("huge", 64, 1)],
+            0: [requested("first", 30, 20)],
+            6: [requested("urgent", 47, 3, 100, priority=-1, client="Ann")],
+            8: [requested("gone", 45, 9, 300), requested("huge", 64, 1)],
             10: [Cancel("gone")],
             12: [Failed(11, "out of memory")],
         },
@@ -143,8 +143,8 @@ def shown(
 
 
 def words(chromium: Browser, place: str = "aside") -> str:
-    said: str = chromium.value(f"document.querySelector('{place}').innerText")
-    return re.sub(r"\s+", " ", said)
+    drawn: str = chromium.value(f"document.querySelector('{place}').innerText")
+    return re.sub(r"\s+", " ", drawn)
 
 
 def spot(chromium: Browser, panel: str, turn: float, row: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from minfer.records.state import Turn
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import (
     PIXEL,
-    asked,
+    requested,
     scene,
     seen,
     shown,
@@ -26,7 +26,7 @@ def roomy() -> tuple[EngineConfig, list[Turn]]:
         max_num_batched_tokens=8192,
         depth=1,
     )
-    events: list[Event] = [asked(f"r{n}", 40, 30, 100 * n) for n in range(5)]
+    events: list[Event] = [requested(f"r{n}", 40, 30, 100 * n) for n in range(5)]
     return config, turns_of(config, {0: events})
 
 

@@ -18,7 +18,7 @@ from minfer.records.messages import (
 )
 from minfer.runs.drafts import judged
 from tests.core.recorded import recorded
-from tests.effects.runs.page.scenes import asked, entries, turns_of, unpacked
+from tests.effects.runs.page.scenes import entries, requested, turns_of, unpacked
 
 
 @pytest.mark.long
@@ -60,8 +60,8 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
     wanted = Counter(wire_name(one) for one in reasons if not isinstance(one, Ended))
     wanted["Finished"] = sum(len(emit.finished) for emit in emits)
-    said = Counter(kind for _, kind, _, _ in entries(data))
-    assert {kind: said[kind] for kind in wanted} == wanted
+    emitted = Counter(kind for _, kind, _, _ in entries(data))
+    assert {kind: emitted[kind] for kind in wanted} == wanted
     drafts = [one for t in turns for one in judged(t.before, t.events, t.transition)]
     assert columns["draft.proposed"] == [one.proposed for one in drafts]
     assert columns["draft.accepted"] == [one.accepted for one in drafts]
@@ -73,10 +73,10 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
 
 def test_a_steady_decode_costs_no_entries() -> None:
     config = EngineConfig(num_blocks=64 * 12, max_num_seqs=64, max_model_len=1024)
-    arrivals: list[Event] = [asked(str(i), 10, 600) for i in range(64)]
+    arrivals: list[Event] = [requested(str(i), 10, 600) for i in range(64)]
     data = page("run", config, turns_of(config, {0: arrivals}, 700))
-    said = Counter(kind for _, kind, _, _ in entries(data))
-    assert said == dict.fromkeys(("Submit", "Admitted", "Chunk", "Finished"), 64)
+    emitted = Counter(kind for _, kind, _, _ in entries(data))
+    assert emitted == dict.fromkeys(("Submit", "Admitted", "Chunk", "Finished"), 64)
 
 
 def test_a_recording_may_begin_in_the_middle() -> None:
@@ -89,8 +89,8 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     data = page("run", config, turns[middle:])
     head, _ = unpacked(data)
     assert head["first"] == turns[middle].number
-    before, said = turns[middle].before, entries(data)
-    present = [(name, cells[0]) for _, kind, name, cells in said if kind == "Present"]
+    before, emitted = turns[middle].before, entries(data)
+    present = [(name, cells[0]) for _, kind, name, cells in emitted if kind == "Present"]
     run = before.running
     fills = [
         scheduled < base for scheduled, base in zip(run.scheduled, run.base, strict=True)
@@ -101,16 +101,16 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     ]
     waiting = [(seq.request.id, 3 if seq.preempted else 0) for seq in before.waiting]
     assert present == running + waiting
-    ended = {name for _, kind, name, _ in said if kind == "Finished"}
+    ended = {name for _, kind, name, _ in emitted if kind == "Finished"}
     assert {name for name, _ in present} <= ended
 
 
 def test_nonsense_is_cut_off_and_does_not_raise() -> None:
     config = EngineConfig(num_blocks=40, block_size=4)
     events: list[Event] = [
-        asked("a", 4, 2**62),
-        asked("b", 4, 4, n=2**40),
-        asked("\ud800", 2, 2),
+        requested("a", 4, 2**62),
+        requested("b", 4, 4, n=2**40),
+        requested("\ud800", 2, 2),
     ]
     events += [Executed(10**30, ()), Executed(-(10**30), ()), Tick(1e308)]
     turns = turns_of(config, {0: events, 1: [Failed(10**20, "x" * 10_000)]})

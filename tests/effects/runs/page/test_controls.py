@@ -56,7 +56,7 @@ def test_requests_are_found_by_id(chromium: Browser, tmp_path: Path) -> None:
     assert words(chromium, "#story").startswith("Request urgent")
     assert chromium.value("[cursor, $('found').children.length]") == [6, 0]
     chromium.value("$('query').select()")
-    chromium.write("nobody")
+    chromium.write("unknown")
     assert words(chromium, "#found") == "no request has this in its id"
 
 

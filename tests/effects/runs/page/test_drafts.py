@@ -25,16 +25,19 @@ def test_they_are_reported_in_words(chromium: Browser, tmp_path: Path) -> None:
     run = by_host()
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn")
     turn = some_turn(run)
-    told = of(turn)
-    proposed, accepted = sum(o.proposed for o in told), sum(o.accepted for o in told)
+    reported = of(turn)
+    proposed, accepted = (
+        sum(o.proposed for o in reported),
+        sum(o.accepted for o in reported),
+    )
     chromium.value(f"go({turn.number})")
-    said = words(chromium, "#turn")
-    assert f"new tokens, {accepted} of {proposed} drafts accepted" in said
+    drawn = words(chromium, "#turn")
+    assert f"new tokens, {accepted} of {proposed} drafts accepted" in drawn
     chromium.value(f"go({turn.number - 1})")
-    said = words(chromium, "#turn")
-    assert f"3 sequences write a token, {proposed} drafts are verified" in said
-    assert f"{3 + proposed} of at most 32 tokens" in said
-    mine = next(one for one in told if one.id == "a")
+    drawn = words(chromium, "#turn")
+    assert f"3 sequences write a token, {proposed} drafts are verified" in drawn
+    assert f"{3 + proposed} of at most 32 tokens" in drawn
+    mine = next(one for one in reported if one.id == "a")
     chromium.mouse("mouseMoved", *spot(chromium, "timeline", turn.number - 1, 0.5))
     tip = f"writes \u00b7 {mine.accepted} of {mine.proposed} drafts accepted \u00b7 turn"
     assert tip in words(chromium, "#tip")
@@ -46,7 +49,7 @@ def test_they_are_reported_in_words(chromium: Browser, tmp_path: Path) -> None:
     )
     assert steps in words(chromium, "#story")
     chromium.value("choose(2)")
-    assert "drafts accepted" not in words(chromium, "#story"), "nobody drafted for it"
+    assert "drafts accepted" not in words(chromium, "#story"), "it had no drafts"
     assert "of drafts accepted" in words(chromium, "#facts")
     assert "drafts accepted" in words(chromium, "main")
 

@@ -2,7 +2,7 @@
 
 from minfer.effects.runs.page.make import page
 from minfer.records.config import EngineConfig
-from tests.effects.runs.page.scenes import asked, turns_of, unpacked
+from tests.effects.runs.page.scenes import requested, turns_of, unpacked
 
 
 def test_a_sample_keeps_its_name_when_another_request_is_ignored_or_refused() -> None:
@@ -10,9 +10,9 @@ def test_a_sample_keeps_its_name_when_another_request_is_ignored_or_refused() ->
     turns = turns_of(
         config,
         {
-            0: [asked("same", 8, 9)],
-            2: [asked("same", 4, 4)],
-            30: [asked("same", 400, 2), asked("same", 4, 2)],
+            0: [requested("same", 8, 9)],
+            2: [requested("same", 4, 4)],
+            30: [requested("same", 400, 2), requested("same", 4, 2)],
         },
     )
     data = page("run", config, turns)

@@ -9,7 +9,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event
 from minfer.records.state import Turn
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, seen, shown, spot, turns_of, words
+from tests.effects.runs.page.scenes import requested, seen, shown, spot, turns_of, words
 
 LETTERS = "3f2a9b0c4d5e6f708192a3b4c5d6e7f8"
 IDS = (
@@ -29,7 +29,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
     and the second cancelled.
     """
     config = EngineConfig(num_blocks=24, block_size=4, max_num_seqs=6, depth=1)
-    events: list[Event] = [asked(name, 12, 40, 50 * n) for n, name in enumerate(ids)]
+    events: list[Event] = [requested(name, 12, 40, 50 * n) for n, name in enumerate(ids)]
     return config, turns_of(config, {0: events, 6: [Cancel(ids[1])]})
 
 
@@ -67,16 +67,16 @@ def test_they_are_folded_in_the_middle_and_whole_to_copy_and_on_hover(
     shown(chromium, tmp_path, run_of())
     for s, name in enumerate(IDS):
         chromium.value(f"choose({s})")
-        told = chromium.value("""(() => {
+        reported = chromium.value("""(() => {
             const one = document.querySelector('#story bdi');
             getSelection().selectAllChildren(one);
             const copied = getSelection().toString();
             return { title: one.title, text: one.textContent, copied,
               height: one.getBoundingClientRect().height }; })()""")
-        assert (told["title"], told["text"]) == (name, name)
+        assert (reported["title"], reported["text"]) == (name, name)
         if "\n" not in name:
-            assert told["copied"].strip() == name.strip()
-        assert told["height"] < 45, "an id takes two lines at most"
+            assert reported["copied"].strip() == name.strip()
+        assert reported["height"] < 45, "an id takes two lines at most"
         # Elsewhere it is short, and whole on hover.
         link = chromium.value(
             f"(({{ title, innerText }}) => [title, innerText])(link({s}))"

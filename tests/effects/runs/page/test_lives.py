@@ -49,7 +49,7 @@ def test_the_page_shows_the_states_of_every_sequence(
     config, turns = recorded(seed, 120)
     turns = turns[20 * (seed % 3) :]  # some begin in the middle
     shown(chromium, tmp_path, (config, turns))
-    told = chromium.value("""
+    drawn = chromium.value("""
         lives.map((life, s) => ({
           id: text(sample.id[s]), sample: sample.sample[s],
           born: life.born, died: life.died,
@@ -57,7 +57,7 @@ def test_the_page_shows_the_states_of_every_sequence(
           states: Array.from({length: turns}, (_, t) => stateAt(s, t)),
         }))""")
     for t, turn in enumerate(turns):
-        here = [one for one in told if one["born"] <= t < one["died"]]
+        here = [one for one in drawn if one["born"] <= t < one["died"]]
         right = truth(turn)
         assert {(one["id"], one["sample"]) for one in here} == set(right)
         for one in here:
@@ -69,12 +69,12 @@ def test_the_page_shows_the_states_of_every_sequence(
                 if tokens:
                     wrote.setdefault(name, []).append(t)
     present = set(turns[0].before.running.ids)
-    for one in told:
+    for one in drawn:
         if one["first"] != -2:
             name = (
                 one["id"],
                 one["sample"],
-            )  # an id may come again: nobody writes as it comes
+            )  # an id may come again: none writes as it comes
             after = -1 if one["born"] == 0 and name in present else one["born"]
             mine = (t for t in wrote.get(name, ()) if after < t <= one["died"])
             assert one["first"] == next(mine, -1), one

@@ -12,14 +12,14 @@ from minfer.records.messages import (
     Finish,
 )
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, scene, seen, spot, turns_of, words
+from tests.effects.runs.page.scenes import requested, scene, seen, spot, turns_of, words
 
 
 def test_a_page_needs_nothing_and_no_request_can_change_it() -> None:
     hostile = '</script><script>alert(1)</script><img src="http://example.com/x">'
     config = EngineConfig(num_blocks=40, block_size=4)
     turns = turns_of(
-        config, {0: [asked(hostile, 4, 4, client=hostile)], 1: [Failed(0, hostile)]}
+        config, {0: [requested(hostile, 4, 4, client=hostile)], 1: [Failed(0, hostile)]}
     )
     data = page(hostile, config, turns)
     assert b"http" not in template().replace(b"http-equiv", b"")
@@ -62,7 +62,7 @@ HOSTILE = (
 @seen
 def test_what_a_run_says_is_never_markup(chromium: Browser, tmp_path: Path) -> None:
     config = EngineConfig(num_blocks=400, block_size=4, depth=1, max_failures=2)
-    events: list[Event] = [asked(name, 4, 9, client=name) for name in HOSTILE]
+    events: list[Event] = [requested(name, 4, 9, client=name) for name in HOSTILE]
     late: list[Event] = [
         Cancel(HOSTILE[1]),
         Cancel("<b>"),
@@ -75,8 +75,8 @@ def test_what_a_run_says_is_never_markup(chromium: Browser, tmp_path: Path) -> N
     assert chromium.value("document.title").startswith("</script><script>alert(1)")
     for s, name in enumerate(HOSTILE):
         chromium.value(f"choose({s})")
-        said = chromium.value("document.querySelector('#story bdi').textContent")
-        assert said == name or name == "\ud800"  # which no protocol can carry
+        shown = chromium.value("document.querySelector('#story bdi').textContent")
+        assert shown == name or name == "\ud800"  # which no protocol can carry
         about = chromium.value("document.querySelector('#story p').textContent")
         assert f"client {name}." in about or name in ("", "\ud800")
     for t in range(6):

@@ -7,7 +7,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.state import Turn
 from minfer.values.record import evolve
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, scene, seen, shown, turns_of, words
+from tests.effects.runs.page.scenes import requested, scene, seen, shown, turns_of, words
 
 MINUTE = 60.0
 
@@ -21,10 +21,10 @@ def paused(
     """
     config = EngineConfig(num_blocks=64, block_size=4, depth=1)
     inbox: dict[int, list[Any]] = {
-        n: [asked(f"r{n}-{i}", 8, 20, n + i) for i in range(3)] for n in (0, 40, 80)
+        n: [requested(f"r{n}-{i}", 8, 20, n + i) for i in range(3)] for n in (0, 40, 80)
     }
     if busy:
-        inbox[0].append(asked("long", 8, 150, 999))
+        inbox[0].append(requested("long", 8, 150, 999))
     late = 0.0
     shifted: list[Turn] = []
     for turn in turns_of(config, inbox):
@@ -69,7 +69,7 @@ def test_pauses_are_cut_to_marked_breaks(chromium: Browser, tmp_path: Path) -> N
 
 def drawn_words(chromium: Browser) -> list[tuple[float, str]]:
     """What the ruler says, and where, from left to right."""
-    said = chromium.value("""(() => {
+    drawn = chromium.value("""(() => {
         const found = [];
         const fillText = CanvasRenderingContext2D.prototype.fillText;
         CanvasRenderingContext2D.prototype.fillText = function (words, x, y) {
@@ -79,7 +79,7 @@ def drawn_words(chromium: Browser) -> list[tuple[float, str]]:
         drawRuler();
         CanvasRenderingContext2D.prototype.fillText = fillText;
         return found; })()""")
-    return sorted((x, one) for x, one in said if one not in ("time", "turn"))
+    return sorted((x, one) for x, one in drawn if one not in ("time", "turn"))
 
 
 @seen
@@ -87,10 +87,10 @@ def test_the_ruler_shows_the_time_on_both_sides_and_what_is_left_out(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, paused(PAUSES))
-    said = [one for _, one in drawn_words(chromium)]
-    assert "3 min cut" in said
-    assert "62 min cut" in said
-    assert said.index("3 min cut") < said.index("62 min cut")
+    drawn = [one for _, one in drawn_words(chromium)]
+    assert "3 min cut" in drawn
+    assert "62 min cut" in drawn
+    assert drawn.index("3 min cut") < drawn.index("62 min cut")
     # Marks stand where the clock says what they say.
     chromium.value("look(edge[10], edge[52])")
     marks = chromium.value("""stretches().map(({ from, to }) =>
@@ -136,14 +136,14 @@ def test_the_pointer_says_how_long_a_pause_is(chromium: Browser, tmp_path: Path)
         return [box.x + (px(from) + px(until)) / 2, box.y, view.row]; })()""")
     for lane in range(9):  # in those of the sequences that ended as it began too
         chromium.mouse("mouseMoved", x, y + (lane + 0.5) * row)
-        said = words(chromium, "#tip")
-        assert said == "no request runs or waits for 3 min 20 s: cut short here"
+        drawn = words(chromium, "#tip")
+        assert drawn == "no request runs or waits for 3 min 20 s: cut short here"
         chromium.click(x, y + (lane + 0.5) * row)
         assert chromium.value("chosen") == -1
 
 
 @seen
-def test_a_time_in_which_anybody_runs_is_never_cut(
+def test_a_time_in_which_a_sample_runs_is_never_cut(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, paused(PAUSES, busy=True))
@@ -173,7 +173,9 @@ def test_no_panel_moves_as_one_goes_on(chromium: Browser, tmp_path: Path) -> Non
 @seen
 def test_many_pauses_leave_room_for_what_ran(chromium: Browser, tmp_path: Path) -> None:
     config = EngineConfig(num_blocks=64, block_size=4, depth=1)
-    inbox: dict[int, list[Any]] = {6 * n: [asked(f"r{n}", 4, 3, n)] for n in range(60)}
+    inbox: dict[int, list[Any]] = {
+        6 * n: [requested(f"r{n}", 4, 3, n)] for n in range(60)
+    }
     late = 0.0
     turns: list[Turn] = []
     for turn in turns_of(config, inbox):

@@ -13,7 +13,7 @@ from minfer.records.messages import Event
 from minfer.records.state import Turn
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import (
-    asked,
+    requested,
     scene,
     seen,
     shown,
@@ -32,7 +32,7 @@ def crowd() -> tuple[EngineConfig, list[Turn]]:
         num_blocks=8000, block_size=4, max_num_seqs=ROWS, max_num_batched_tokens=8192
     )
     names = (f"cmpl-{n:032x}" for n in range(ROWS))
-    events: list[Event] = [asked(name, 8, 40, n) for n, name in enumerate(names)]
+    events: list[Event] = [requested(name, 8, 40, n) for n, name in enumerate(names)]
     return config, turns_of(config, {0: events})
 
 
@@ -135,9 +135,9 @@ def test_labels_thin_out(many: Browser) -> None:
         many.value(f"view.tall *= {height} / view.row; refresh()")
         settle(many)
         assert abs(many.value("view.row") - height) < 0.01
-        said = many.value(DRAWN)
-        names = [one["y"] for one in said if one["x"] >= 56]
-        numbers = [one for one in said if one["x"] < 56]
+        emitted = many.value(DRAWN)
+        names = [one["y"] for one in emitted if one["x"] >= 56]
+        numbers = [one for one in emitted if one["x"] < 56]
         assert (names == []) == (height < 5)
         for places, least in ((names, 9), ([one["y"] for one in numbers], 20)):
             gaps = [after - y for y, after in pairwise(places)]

@@ -38,13 +38,15 @@ def test_a_script_imports_what_is_there_and_what_it_uses(script: str) -> None:
 
 
 def test_what_is_exported_is_imported_somewhere() -> None:
-    asked = {(other, name) for one in SOURCES.values() for name, other in imported(one)}
+    requested = {
+        (other, name) for one in SOURCES.values() for name, other in imported(one)
+    }
     exported = {
         (script, name)
         for script, source in SOURCES.items()
         for name in EXPORTED.findall(source)
     }
-    assert exported == asked
+    assert exported == requested
 
 
 def test_a_name_is_declared_once_in_all_of_them() -> None:

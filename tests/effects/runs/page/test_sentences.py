@@ -12,7 +12,7 @@ from minfer.records.messages import (
 )
 from minfer.runs.wire_names import name_of
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, scene, seen, shown, turns_of, words
+from tests.effects.runs.page.scenes import requested, scene, seen, shown, turns_of, words
 
 
 def test_every_reason_has_a_sentence() -> None:
@@ -77,12 +77,14 @@ def test_the_cached_share_is_of_the_prompts_of_all_samples(
     chromium: Browser, tmp_path: Path
 ) -> None:
     """Later samples find what the first one computed: the cache gave it, as
-    to anybody.
+    to a reader.
     """
     config = EngineConfig(
         num_blocks=40, block_size=4, max_num_seqs=8, max_num_batched_tokens=16
     )
-    turns = turns_of(config, {0: [asked("a", 16, 2, n=4)], 9: [asked("b", 16, 2, n=2)]})
+    turns = turns_of(
+        config, {0: [requested("a", 16, 2, n=4)], 9: [requested("b", 16, 2, n=2)]}
+    )
     lets = {
         (reason.id, reason.sample): (reason.cached, reason.prompt)
         for turn in turns

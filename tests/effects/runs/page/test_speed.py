@@ -13,7 +13,7 @@ from minfer.records.messages import (
 from minfer.records.state import Turn
 from minfer.values.record import evolve
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, seen, turns_of
+from tests.effects.runs.page.scenes import requested, seen, turns_of
 
 
 def long_run() -> Iterator[Turn]:
@@ -24,7 +24,7 @@ def long_run() -> Iterator[Turn]:
     inbox: dict[int, list[Event]] = {}
     for n in range(200):
         prompt, most = 10 + n * 37 % 900, 20 + n * 91 % 300
-        inbox.setdefault(n * 8, []).append(asked(f"r{n}", prompt, most, n % 7))
+        inbox.setdefault(n * 8, []).append(requested(f"r{n}", prompt, most, n % 7))
     turns = turns_of(config, inbox, 2000)
     assert not turns[-1].transition.state.requests
     turns += [turns[-1]] * (2000 - len(turns))

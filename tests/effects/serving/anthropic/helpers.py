@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.messages import MessagesBody
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.anthropic.create_message import MessagesBody
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import read_body
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

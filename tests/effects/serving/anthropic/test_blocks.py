@@ -36,13 +36,13 @@ def test_calls_are_of_the_message_around_them() -> None:
 
 
 def test_results_are_messages_of_their_own() -> None:
-    told = {"role": "tool", "tool_call_id": "t1", "content": "5"}
-    assert turns("user", RESULT) == [told]
+    message = {"role": "tool", "tool_call_id": "t1", "content": "5"}
+    assert turns("user", RESULT) == [message]
     parts = {**RESULT, "content": [TEXT, TEXT], "is_error": True}
-    both = [{**told, "content": [TEXT, TEXT]}, {"role": "user", "content": [TEXT]}]
+    both = [{**message, "content": [TEXT, TEXT]}, {"role": "user", "content": [TEXT]}]
     assert turns("user", TEXT, parts) == both
     nothing = {"type": "tool_result", "tool_use_id": "t1"}
-    assert turns("user", nothing) == [{**told, "content": ""}]
+    assert turns("user", nothing) == [{**message, "content": ""}]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_what_makes_no_sense(role: str, block: dict[str, Any], param: str) -> No
 def test_tools_as_templates_take_them() -> None:
     schema = {"type": "object", "properties": {"a": {"default": None}}}
     tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
-    told = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    assert [one.to_json() for one in body(tools=[tool]).offered] == [told]
+    reported = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert [one.to_json() for one in body(tools=[tool]).offered] == [reported]
     assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
     (described,) = body(tools=[{**tool, "description": "F."}]).offered
     assert described.to_json()["function"]["description"] == "F."

@@ -7,7 +7,7 @@ import pytest
 from anthropic import Anthropic
 
 from minfer.effects.serving.anthropic.models import card, list_json
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.model_names import Models
 from tests.effects.served import Serving
 

@@ -1,4 +1,4 @@
-"""A worker is started afresh, outlives nobody, and is told apart from its server."""
+"""A worker is started afresh, outlives no server, and differs from its server."""
 
 import asyncio
 import os

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel, prepare
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.protocol import Endpoint
 from minfer.effects.serving.request_parsing.model_names import Models

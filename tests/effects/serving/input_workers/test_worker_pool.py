@@ -1,4 +1,4 @@
-"""Bodies are prepared in turn, in bounded time, and only while somebody wants them."""
+"""Bodies are prepared in turn, in bounded time, and only while they are wanted."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError, TooLongError
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers import process
 from minfer.effects.serving.input_workers import worker_pool as module
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
@@ -62,8 +62,8 @@ def run(
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> None:
     async def some(pool: WorkerPool) -> None:
-        asked = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
-        result = await asyncio.gather(*asked)
+        requested = [pool.prepare(ENDPOINT, body(n=i), f"{i % 2}") for i in range(1, 9)]
+        result = await asyncio.gather(*requested)
         assert [one.request.params.n for one in result] == list(range(1, 9))
         long = body(prompt="a" * 10**6)
         with pytest.raises((ApiError, TooLongError), match="shorten it"):

@@ -9,9 +9,9 @@ from attrs import evolve
 from pydantic import BaseModel
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.protocol import AnswerWriter, PromptUsage
@@ -87,5 +87,5 @@ def served(prompt: int, output: int, cached: int) -> list[PromptUsage]:
 def read(events: Iterable[Event]) -> list[Any]:
     """What events say; none has a name."""
     assert not any(event.name for event in events)
-    said = [event.data for event in events]
-    return [one if one == "[DONE]" else json.loads(one) for one in said]
+    emitted = [event.data for event in events]
+    return [one if one == "[DONE]" else json.loads(one) for one in emitted]

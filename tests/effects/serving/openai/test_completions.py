@@ -124,17 +124,22 @@ def test_a_beam_search_is_that_of_the_library(client: OpenAI) -> None:
         )
     wanted = [one.text for one in best.request.outputs]
     search = {"use_beam_search": True, "best_of": 4}
-    asked: Any = {"model": "bundled", "max_tokens": 8, "n": 2, "extra_body": search}
-    done = client.completions.create(prompt="def add(a", **asked)
+    request_fields: Any = {
+        "model": "bundled",
+        "max_tokens": 8,
+        "n": 2,
+        "extra_body": search,
+    }
+    done = client.completions.create(prompt="def add(a", **request_fields)
     assert [one.text for one in done.choices] == wanted
     assert done.usage is not None
     assert done.usage.completion_tokens <= 16
     hello: Any = [{"role": "user", "content": "hello"}]
-    answer = client.chat.completions.create(messages=hello, **asked)
+    answer = client.chat.completions.create(messages=hello, **request_fields)
     assert len({one.message.content for one in answer.choices}) == 2
-    asked["extra_body"] = {**search, "length_penalty": 2.0**60}
+    request_fields["extra_body"] = {**search, "length_penalty": 2.0**60}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(prompt="x", **asked)
+        client.completions.create(prompt="x", **request_fields)
     assert caught.value.param == "length_penalty"
 
 
@@ -142,9 +147,16 @@ def test_a_beam_search_is_that_of_the_library(client: OpenAI) -> None:
 def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(
     client: OpenAI,
 ) -> None:
-    asked: Any = {"model": "bundled", "prompt": "def add(a", "max_tokens": 12, "seed": 3}
+    request_fields: Any = {
+        "model": "bundled",
+        "prompt": "def add(a",
+        "max_tokens": 12,
+        "seed": 3,
+    }
     greedy, one, all_of_it = (
-        client.completions.create(temperature=heat, extra_body={"min_p": least}, **asked)
+        client.completions.create(
+            temperature=heat, extra_body={"min_p": least}, **request_fields
+        )
         for heat, least in ((0, 0), (3, 1), (3, 0))
     )
     assert one.choices[0].text == greedy.choices[0].text != all_of_it.choices[0].text
@@ -223,7 +235,7 @@ def test_without_a_tokenizer_there_is_no_text_to_echo() -> None:
 
 @pytest.mark.long
 def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    request_fields: dict[str, Any] = {
         "model": "bundled",
         "prompt": ["def ", "class "],
         "n": 2,
@@ -231,10 +243,10 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
         "max_tokens": 15,
         "echo": True,
     }
-    whole = client.completions.create(**asked)
+    whole = client.completions.create(**request_fields)
     texts, ends, usage = [""] * 4, [""] * 4, None
     with client.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **request_fields, stream=True, stream_options={"include_usage": True}
     ) as stream:
         for chunk in stream:
             assert usage is None
@@ -248,7 +260,7 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
     assert usage is not None
     assert whole.usage is not None
     assert usage.total_tokens == whole.usage.total_tokens
-    with client.completions.create(**asked, stream=True) as stream:
+    with client.completions.create(**request_fields, stream=True) as stream:
         assert all(chunk.usage is None and chunk.choices for chunk in stream)
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.embeddings import (
     MAX_INPUTS,
     EmbeddingBody,
@@ -96,28 +96,28 @@ def test_token_ids_and_text_and_poolings(client: OpenAI, bundled: Serving) -> No
         )
         return answer.data[0].embedding
 
-    asked = bundled.http.post(
+    record = bundled.http.post(
         f"{bundled.url}/tokenize", json={"prompt": "def f(x):"}
     ).json()["tokens"]
-    np.testing.assert_allclose(made("def f(x):"), made(asked), atol=1e-4)
-    np.testing.assert_allclose(made([asked]), made(asked), atol=1e-4)
-    mean = np.array(made(asked, pooling="mean", normalize=False))
+    np.testing.assert_allclose(made("def f(x):"), made(record), atol=1e-4)
+    np.testing.assert_allclose(made([record]), made(record), atol=1e-4)
+    mean = np.array(made(record, pooling="mean", normalize=False))
     assert np.linalg.norm(mean) != pytest.approx(1, abs=1e-3)
     np.testing.assert_allclose(
-        mean / np.linalg.norm(mean), made(asked, pooling="mean"), atol=1e-5
+        mean / np.linalg.norm(mean), made(record, pooling="mean"), atol=1e-5
     )
     size = len(mean)
-    assert made(asked, dimensions=size) == pytest.approx(made(asked), abs=1e-4)
+    assert made(record, dimensions=size) == pytest.approx(made(record), abs=1e-4)
 
 
 def test_base64_is_float32_in_little_endian_order(bundled: Serving) -> None:
-    told = [
+    record = [
         bundled.post("embeddings", input=[7, 8], encoding_format=form).json()
         for form in ("float", "base64")
     ]
-    plain, packed = (one["data"][0]["embedding"] for one in told)
+    plain, packed = (one["data"][0]["embedding"] for one in record)
     np.testing.assert_allclose(np.frombuffer(b64decode(packed), "<f4"), plain, atol=1e-5)
-    assert told[0]["id"].startswith("embd-")
+    assert record[0]["id"].startswith("embd-")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_an_answer_can_be_looked_up(bundled: Serving) -> None:
     name = bundled.post("embeddings", input=["a", "b"]).json()["id"]
     where = f"/v1/requests/{name}"  # the answer may be here before it is noted
     bundled.until(lambda: bundled.get(where).json()["state"] == "ended")
-    told = bundled.get(where).json()
-    assert [one["output_tokens"] for one in told["prompts"]] == [0, 0]
-    assert all(one["latency"] > 0 for one in told["prompts"])
+    record = bundled.get(where).json()
+    assert [one["output_tokens"] for one in record["prompts"]] == [0, 0]
+    assert all(one["latency"] > 0 for one in record["prompts"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.beams.beam_search import BeamSearchParams
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.records.request import ParameterError
 from minfer.sampling.params import ADVISED, SamplingParams
@@ -216,16 +216,16 @@ def test_a_beam_search_goes_with_fields_that_ask_for_nothing() -> None:
 
 
 def test_best_of_is_the_width_of_a_search_and_no_number_of_samples() -> None:
-    asked = completion(use_beam_search=True, best_of=4)
-    assert "best_of" not in asked.sampling()
+    request_fields = completion(use_beam_search=True, best_of=4)
+    assert "best_of" not in request_fields.sampling()
     assert completion(best_of=4).sampling()["best_of"] == 4
     with pytest.raises(ParameterError, match="max_tokens"):
-        asked.search(0)
+        request_fields.search(0)
 
 
 def test_a_beam_search_is_requested_as_in_vllm() -> None:
-    asked = completion(use_beam_search=True, n=3, max_tokens=5)
-    assert asked.search(5) == BeamSearchParams(beam_width=3, n=3, max_tokens=5)
+    request_fields = completion(use_beam_search=True, n=3, max_tokens=5)
+    assert request_fields.search(5) == BeamSearchParams(beam_width=3, n=3, max_tokens=5)
     fields: dict[str, Any] = {
         "use_beam_search": True,
         "best_of": 4,

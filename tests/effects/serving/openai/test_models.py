@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.model_names import Models
 from tests.effects.served import Serving
 

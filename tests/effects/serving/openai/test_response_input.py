@@ -18,9 +18,9 @@ THOUGHT = {
     "summary": [],
     "content": [{"type": "reasoning_text", "text": "hm"}],
 }
-SAID = {"role": "assistant", "content": "x"}
+EMITTED = {"role": "assistant", "content": "x"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-TOLD = {
+REPORTED = {
     "id": "c1",
     "type": "function",
     "function": {"name": "f", "arguments": '{"a": 1}'},
@@ -38,20 +38,20 @@ def turns(*items: dict[str, Any]) -> list[dict[str, Any]]:
 def test_what_the_assistant_does_at_once_is_one_message() -> None:
     second = {**CALL, "call_id": "c2", "id": "fc-1", "status": "completed"}
     result = {"role": "tool", "tool_call_id": "c1", "content": "5"}
-    calls = [TOLD, {**TOLD, "id": "c2"}]
-    assert turns(THOUGHT, SAID, CALL, second, OUTPUT) == [
-        {**SAID, "reasoning_content": "hm", "tool_calls": calls},
+    calls = [REPORTED, {**REPORTED, "id": "c2"}]
+    assert turns(THOUGHT, EMITTED, CALL, second, OUTPUT) == [
+        {**EMITTED, "reasoning_content": "hm", "tool_calls": calls},
         result,
     ]
-    alone = {"role": "assistant", "content": None, "tool_calls": [TOLD]}
-    assert turns(CALL, OUTPUT) == [alone, result]
-    assert turns(THOUGHT, CALL) == [{**alone, "reasoning_content": "hm"}]
-    behind = {**SAID, "content": [{"type": "output_text", "text": "y"}]}
-    assert turns(SAID, CALL, behind, OUTPUT) == [
-        {**SAID, "content": "x\n\ny", "tool_calls": [TOLD]},
+    solo = {"role": "assistant", "content": None, "tool_calls": [REPORTED]}
+    assert turns(CALL, OUTPUT) == [solo, result]
+    assert turns(THOUGHT, CALL) == [{**solo, "reasoning_content": "hm"}]
+    behind = {**EMITTED, "content": [{"type": "output_text", "text": "y"}]}
+    assert turns(EMITTED, CALL, behind, OUTPUT) == [
+        {**EMITTED, "content": "x\n\ny", "tool_calls": [REPORTED]},
         result,
     ]
-    assert turns(SAID, SAID) == [SAID, SAID]
+    assert turns(EMITTED, EMITTED) == [EMITTED, EMITTED]
 
 
 def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
@@ -59,7 +59,9 @@ def test_reasoning_that_is_all_there_is_is_a_turn() -> None:
     user = {"role": "user", "content": "go on"}
     assert turns(THOUGHT, user) == [reasoning, user]
     assert turns(user, THOUGHT) == [user, reasoning]
-    assert turns(THOUGHT, THOUGHT, SAID) == [{**SAID, "reasoning_content": "hm\nhm"}]
+    assert turns(THOUGHT, THOUGHT, EMITTED) == [
+        {**EMITTED, "reasoning_content": "hm\nhm"}
+    ]
 
 
 SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}

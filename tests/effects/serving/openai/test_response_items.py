@@ -43,15 +43,15 @@ def without_ids(items: list[Any]) -> list[Any]:
 
 def test_a_stream_adds_up_to_the_whole() -> None:
     (whole,) = written(TEXT, stream=True)[-1:]
-    (alone,) = written(TEXT, stream=False)
+    (solo,) = written(TEXT, stream=False)
     items = whole["response"]["output"]
-    assert without_ids(items) == without_ids(alone["output"])
+    assert without_ids(items) == without_ids(solo["output"])
     kinds = ["reasoning", "message", "function_call", "function_call", "message"]
     assert [one["type"] for one in items] == kinds
     assert len({one["id"] for one in items}) == len(items)
     assert items[0]["content"] == [{"type": "reasoning_text", "text": "So"}]
     assert [one["arguments"] for one in items[2:4]] == ['{"a": 1}', "{}"]
-    parsed = Response.model_validate(alone)
+    parsed = Response.model_validate(solo)
     assert parsed.output_text == "Yes\n\nDone"
 
 

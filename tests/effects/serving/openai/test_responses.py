@@ -13,7 +13,7 @@ from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
 
 QUERY_ENDPOINT = "Write a Python function is_prime."
-ASKED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "model": "bundled",
     "input": QUERY_ENDPOINT,
     "instructions": "You write Python.",
@@ -24,16 +24,18 @@ ASKED: dict[str, Any] = {
 
 @pytest.mark.long
 def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
-    found = client.responses.create(**ASKED, metadata={"a": "b"}, user="me", store=True)
+    found = client.responses.create(
+        **REQUESTED, metadata={"a": "b"}, user="me", store=True
+    )
     assert found.id.startswith("resp-")
     assert found._request_id == found.id
     assert (found.object, found.status) == ("response", "incomplete")
     assert found.incomplete_details is not None
     assert found.incomplete_details.reason == "max_output_tokens"
-    said = (found.instructions, found.metadata, found.user, found.temperature)
-    assert said == (ASKED["instructions"], {"a": "b"}, "me", 0)
+    emitted = (found.instructions, found.metadata, found.user, found.temperature)
+    assert emitted == (REQUESTED["instructions"], {"a": "b"}, "me", 0)
     assert found.model_extra == {"store": False}  # nothing is
-    messages = [{"role": "system", "content": ASKED["instructions"]}]
+    messages = [{"role": "system", "content": REQUESTED["instructions"]}]
     chat = bundled.post(
         "chat/completions",
         messages=[*messages, {"role": "user", "content": QUERY_ENDPOINT}],
@@ -51,9 +53,9 @@ def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
 
 @pytest.mark.long
 def test_a_stream_adds_up_to_the_whole(client: OpenAI) -> None:
-    whole = client.responses.create(**ASKED)
+    whole = client.responses.create(**REQUESTED)
     events: list[ResponseStreamEvent] = list(
-        client.responses.create(**ASKED, stream=True)
+        client.responses.create(**REQUESTED, stream=True)
     )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]
@@ -72,23 +74,23 @@ def same(response: Response) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
-    asked = {**ASKED, "max_output_tokens": 200}
-    with client.responses.stream(**asked) as stream:
+    request_fields = {**REQUESTED, "max_output_tokens": 200}
+    with client.responses.stream(**request_fields) as stream:
         for _ in stream:
             pass
         final = stream.get_final_response()
-    whole = client.responses.create(**asked)
+    whole = client.responses.create(**request_fields)
     assert final.status == whole.status == "completed"
     assert final.output_text == whole.output_text
 
 
 @pytest.mark.long
 def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
-    first = client.responses.create(**ASKED)
+    first = client.responses.create(**REQUESTED)
     question = {"role": "user", "content": QUERY_ENDPOINT}
     again: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
     items: Any = [question, *(item.model_dump() for item in first.output), again]
-    second = client.responses.create(**{**ASKED, "input": items})
+    second = client.responses.create(**{**REQUESTED, "input": items})
     assert second.usage is not None
     assert first.usage is not None
     assert second.usage.input_tokens > first.usage.total_tokens

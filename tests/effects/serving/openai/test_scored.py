@@ -10,7 +10,7 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from minfer.effects.serving.openai import fields
-from minfer.effects.serving.openai.logprobs import CompletionLogprobs
+from minfer.effects.serving.openai.logprob_formats import CompletionLogprobs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
@@ -62,8 +62,8 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
         values_of_first: list[object] = [scored.token_logprobs[0], scored.top_logprobs[0]]
         assert values_of_first == [None, None]
         for place, token in enumerate(ids[1:]):
-            told = scored.token_logprobs[place + 1]
-            assert told == pytest.approx(values[place, token].item(), abs=0.1)
+            reported = scored.token_logprobs[place + 1]
+            assert reported == pytest.approx(values[place, token].item(), abs=0.1)
             likeliest = int(values[place].argmax())
             if not looks_alike(tokenizer, token, likeliest):
                 best = max(scored.top_logprobs[place + 1].values())
@@ -78,7 +78,7 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
 
 @pytest.mark.long
 def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "bundled",
         "prompt": [TEXT, f"x = 1{END}y = 2\n"],
         "echo": True,
@@ -87,27 +87,27 @@ def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
         "temperature": 0,
         "n": 2,
     }
-    whole = client.completions.create(**asked)
+    whole = client.completions.create(**body)
     streamed: list[dict[str, Any]] = [{"text": ""} for _ in whole.choices]
-    with client.completions.create(**asked, stream=True) as stream:
+    with client.completions.create(**body, stream=True) as stream:
         for chunk in stream:
             for choice in chunk.choices:
-                told = streamed[choice.index]
-                told["text"] += choice.text
+                reported = streamed[choice.index]
+                reported["text"] += choice.text
                 for name, part in choice.logprobs or {}:
-                    told[name] = told.get(name, []) + part
-    for choice, told in zip(whole.choices, streamed, strict=True):
+                    reported[name] = reported.get(name, []) + part
+    for choice, reported in zip(whole.choices, streamed, strict=True):
         scored = choice.logprobs
         assert scored is not None
         assert scored.tokens is not None
         assert scored.text_offset is not None
-        assert told == {"text": choice.text, **scored.model_dump()}
-        assert choice.text.startswith(asked["prompt"][choice.index // 2])
+        assert reported == {"text": choice.text, **scored.model_dump()}
+        assert choice.text.startswith(body["prompt"][choice.index // 2])
         for word, place in zip(scored.tokens, scored.text_offset, strict=True):
             whole_word = "\ufffd" not in word
             assert choice.text.startswith(word, place) or not whole_word or word == END
-    alone = client.completions.create(**{**asked, "echo": False})
-    for choice, own in zip(whole.choices, alone.choices, strict=True):
+    solo = client.completions.create(**{**body, "echo": False})
+    for choice, own in zip(whole.choices, solo.choices, strict=True):
         assert choice.text.endswith(own.text)
         assert own.logprobs is not None
         assert own.logprobs.tokens is not None
@@ -117,9 +117,9 @@ def test_an_echo_is_scored_as_its_output(client: OpenAI) -> None:
 
 
 def line(tokenizer: Tokenizer, ids: list[int]) -> list[dict[int, Logprob]]:
-    told = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    reported = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
     return [
-        {token: Logprob(-1.0, 1, text)} for token, text in zip(ids, told, strict=True)
+        {token: Logprob(-1.0, 1, text)} for token, text in zip(ids, reported, strict=True)
     ]
 
 
@@ -130,8 +130,8 @@ def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
     x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
     ids = [*x, end, *y]
     begins = len(x)
-    told = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
-    assert told["text_offset"][begins : begins + 2] == [2, 2]
+    reported = CompletionLogprobs(tokenizer).next_scores(0, line(tokenizer, ids))
+    assert reported["text_offset"][begins : begins + 2] == [2, 2]
     prompt: PromptLogprobs = [None, *line(tokenizer, ids[1:])]
     for text, place in (("xsyes", 2), (f"xs{END}yes", 2 + len(END))):
         scores = CompletionLogprobs(tokenizer)
@@ -158,18 +158,18 @@ def test_prompt_logprobs_have_vllms_format(client: OpenAI, tokenizer: Tokenizer)
         max_tokens=1,
         extra_body=more,
     )
-    told = completed.choices[0].prompt_logprobs
+    reported = completed.choices[0].prompt_logprobs
     assert completed.choices[0].logprobs is None
-    assert len(told) == len(ids)
+    assert len(reported) == len(ids)
     assert len(answered.prompt_logprobs) == answered.usage.prompt_tokens
-    for every in (told, answered.prompt_logprobs):
+    for every in (reported, answered.prompt_logprobs):
         assert every[0] is None
         for by_id in every[1:]:
             assert 2 <= len(by_id) <= 3
             own = next(iter(by_id.values()))
             assert set(own) == {"logprob", "rank", "decoded_token"}
             assert {1, 2} <= {one["rank"] for one in by_id.values()}
-    assert [next(iter(by_id)) for by_id in told[1:]] == [str(one) for one in ids[1:]]
+    assert [next(iter(by_id)) for by_id in reported[1:]] == [str(one) for one in ids[1:]]
     more = {"prompt_logprobs": 1}
     both: Any = client.completions.create(
         model="bundled", prompt=TEXT, max_tokens=0, echo=True, logprobs=4, extra_body=more
@@ -183,38 +183,38 @@ def test_prompt_logprobs_have_vllms_format(client: OpenAI, tokenizer: Tokenizer)
 
 @pytest.mark.long
 def test_a_prompt_may_be_computed_only_for_the_cache(client: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
-    asked["extra_body"] = {"cache_salt": "warmed"}
-    asked["extra_body"]["timing"] = True
+    body: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
+    body["extra_body"] = {"cache_salt": "warmed"}
+    body["extra_body"]["timing"] = True
     for most, cached in ((0, False), (1, True)):
-        done = client.completions.create(**asked, max_tokens=most)
+        done = client.completions.create(**body, max_tokens=most)
         assert done.usage is not None
         assert done.usage.prompt_tokens_details is not None
         assert bool(done.usage.prompt_tokens_details.cached_tokens) == cached
         assert done.usage.completion_tokens == most
         assert bool(done.choices[0].text) == bool(most)
-    with client.completions.create(**asked, max_tokens=0, stream=True) as stream:
+    with client.completions.create(**body, max_tokens=0, stream=True) as stream:
         chunk, *_ = stream
     assert (chunk.choices[0].text, chunk.choices[0].finish_reason) == ("", "length")
 
 
 @pytest.mark.long
 def test_the_best_of_several(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "bundled",
         "prompt": ["def ", "class "],
         "temperature": 1.2,
         "max_tokens": 8,
         "seed": 5,
     }
-    every = client.completions.create(**asked, n=6, logprobs=0)
-    best = client.completions.create(**asked, n=2, best_of=6)
+    every = client.completions.create(**body, n=6, logprobs=0)
+    best = client.completions.create(**body, n=2, best_of=6)
     for prompt in (0, 1):
         means = []
         for choice in every.choices[6 * prompt : 6 * prompt + 6]:
             assert choice.logprobs is not None
-            told = choice.logprobs.token_logprobs or []
-            values = [one for one in told if one is not None]
+            reported = choice.logprobs.token_logprobs or []
+            values = [one for one in reported if one is not None]
             means.append((math.fsum(values) / len(values), choice.text))
         due = [text for _, text in sorted(means, reverse=True)[:2]]
         chosen = best.choices[2 * prompt : 2 * prompt + 2]
@@ -230,16 +230,16 @@ def test_an_answer_may_not_grow_beyond_memory(
     client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fields, "MAX_SCORES", 24)
-    asked: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
+    body: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
     for more, param in (
         ({"echo": True, "logprobs": 4}, "logprobs"),
         ({"extra_body": {"prompt_logprobs": 4}}, "prompt_logprobs"),
         ({"extra_body": {"prompt_logprobs": 1}, "n": 3}, "prompt_logprobs"),
     ):
         with pytest.raises(openai.BadRequestError, match="at most 24") as caught:
-            client.completions.create(**asked, **more, max_tokens=1)
+            client.completions.create(**body, **more, max_tokens=1)
         assert caught.value.param == param
-    client.completions.create(**asked, echo=True, logprobs=3, max_tokens=0)
+    client.completions.create(**body, echo=True, logprobs=3, max_tokens=0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.sampling.structured import MAX_CONSTRAINT, StructuredOutputs
@@ -71,15 +71,15 @@ def test_each_field_asks_for_the_same(
 
 def refused(**fields: Any) -> ApiError:
     """What is told of a chat's fields; a completion is told the same."""
-    told = list[ApiError]()
+    reported = list[ApiError]()
     for make in (chat, completion):
         with pytest.raises(ApiError) as caught:
             payload(make(**fields))
-        told.append(caught.value)
-    assert str(told[0]) == str(told[1])
-    assert told[0].status == 400
-    assert str(told[0]).startswith(f"{told[0].param}: ")
-    return told[0]
+        reported.append(caught.value)
+    assert str(reported[0]) == str(reported[1])
+    assert reported[0].status == 400
+    assert str(reported[0]).startswith(f"{reported[0].param}: ")
+    return reported[0]
 
 
 @pytest.mark.parametrize(
@@ -197,17 +197,17 @@ def test_a_stream_is_too(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
     with bundled.http.stream("POST", url, json=body) as stream:
-        said = [one["choices"][0] for one in events(stream.iter_lines())]
-    assert fits("".join(one["text"] for one in said))
-    assert said[-1]["finish_reason"] == "stop"
+        emitted = [one["choices"][0] for one in events(stream.iter_lines())]
+    assert fits("".join(one["text"] for one in emitted))
+    assert emitted[-1]["finish_reason"] == "stop"
 
 
 @pytest.mark.long
 def test_a_response_is_as_its_format_says(bundled: Serving) -> None:
     form = {"type": "json_schema", **NAMED}
-    told = bundled.post("responses", input="x", text={"format": form}).json()
-    assert fits(told["output"][0]["content"][0]["text"])
-    assert told["text"] == {"format": form}
+    record = bundled.post("responses", input="x", text={"format": form}).json()
+    assert fits(record["output"][0]["content"][0]["text"])
+    assert record["text"] == {"format": form}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving
@@ -46,12 +46,16 @@ def test_effort_and_verbosity_reach_the_template_of_a_chat(
 
 def test_and_of_a_response(bundled: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", TEMPLATE)
-    asked: dict[str, Any] = {
+    request_fields: dict[str, Any] = {
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"verbosity": "high"},
     }
-    assert rendered(bundled, ResponsesBody, input="x", **asked) == "low|True|high|"
-    found = bundled.post("responses", input="x", max_output_tokens=1, **asked).json()
+    assert (
+        rendered(bundled, ResponsesBody, input="x", **request_fields) == "low|True|high|"
+    )
+    found = bundled.post(
+        "responses", input="x", max_output_tokens=1, **request_fields
+    ).json()
     assert found["reasoning"] == {"effort": "low", "summary": None}
     assert found["text"] == {"format": {"type": "text"}, "verbosity": "high"}
     for fields, param in (
@@ -70,9 +74,9 @@ def test_special_tokens_come_with_the_text_if_they_are_not_skipped(
     assert tokenizer is not None
     token = min(tokenizer.special_ids - set(tokenizer.eos_ids))
     name = tokenizer.names([token])[0]
-    asked: dict[str, Any] = {"allowed_token_ids": [token], "max_tokens": 2}
+    request_fields: dict[str, Any] = {"allowed_token_ids": [token], "max_tokens": 2}
     for skip, text in ((None, ""), (True, ""), (False, name)):
-        body = {**asked, "skip_special_tokens": skip}
+        body = {**request_fields, "skip_special_tokens": skip}
         whole = bundled.post("completions", prompt=[token, 300], echo=True, **body)
         echo = text + tokenizer.decode([300])
         assert whole.json()["choices"][0]["text"] == echo + 2 * text

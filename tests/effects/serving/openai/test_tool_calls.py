@@ -22,7 +22,7 @@ ADD: Any = {
 }
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 HI: Any = [{"role": "user", "content": "hi"}]
-ASKED: dict[str, Any] = {"model": "tiny", "messages": HI, "temperature": 0}
+REQUESTED: dict[str, Any] = {"model": "tiny", "messages": HI, "temperature": 0}
 TWO = hermes(("add", {"a": "é</tool_call>"}), ("now", {}))
 MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|other|>")
 
@@ -54,7 +54,7 @@ def client(talker: Serving) -> Iterator[OpenAI]:
 
 
 def whole(to: Serving, **fields: Any) -> dict[str, Any]:
-    answer = to.post("chat/completions", **{**ASKED, **fields})
+    answer = to.post("chat/completions", **{**REQUESTED, **fields})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
@@ -62,9 +62,9 @@ def whole(to: Serving, **fields: Any) -> dict[str, Any]:
 
 def chunks(to: Serving, **fields: Any) -> list[dict[str, Any]]:
     """The choices of a stream."""
-    answer = to.post("chat/completions", **{**ASKED, "stream": True, **fields})
-    told = events(iter(answer.text.split("\n")))
-    return [choice for one in told for choice in one["choices"]]
+    answer = to.post("chat/completions", **{**REQUESTED, "stream": True, **fields})
+    reported = events(iter(answer.text.split("\n")))
+    return [choice for one in reported for choice in one["choices"]]
 
 
 def test_calls_in_one_piece(talker: Serving) -> None:
@@ -92,10 +92,10 @@ def test_an_answer_of_calls_only_has_no_content(talker: Serving) -> None:
 @pytest.mark.long
 def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
     say(talker.llm, f"<think>Hm.</think>I call.\n{TWO}")
-    asked = {**ASKED, "tools": [ADD, NOW]}
-    one = client.chat.completions.create(**asked).choices[0]
+    request_fields = {**REQUESTED, "tools": [ADD, NOW]}
+    one = client.chat.completions.create(**request_fields).choices[0]
     state = ChatCompletionStreamState[None](input_tools=[ADD, NOW])
-    with client.chat.completions.create(**asked, stream=True) as stream:
+    with client.chat.completions.create(**request_fields, stream=True) as stream:
         for chunk in stream:
             state.handle_chunk(chunk)
     two = state.get_final_completion().choices[0]
@@ -111,8 +111,8 @@ def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
 
 def test_deltas_of_a_call(talker: Serving) -> None:
     say(talker.llm, "x " + hermes(("add", {"a": 1})))
-    told = chunks(talker, tools=[ADD])
-    deltas = [choice["delta"] for choice in told]
+    reported = chunks(talker, tools=[ADD])
+    deltas = [choice["delta"] for choice in reported]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[1] == {"content": "x"}
     (start,) = deltas[2]["tool_calls"]
@@ -123,8 +123,8 @@ def test_deltas_of_a_call(talker: Serving) -> None:
     assert all(one.keys() == {"index", "function"} for one in more)
     assert "".join(one["function"]["arguments"] for one in more) == '{"a": 1}'
     assert deltas[-1] == {}
-    ends = [choice["finish_reason"] for choice in told]
-    assert ends == [None] * (len(told) - 1) + ["tool_calls"]
+    ends = [choice["finish_reason"] for choice in reported]
+    assert ends == [None] * (len(reported) - 1) + ["tool_calls"]
 
 
 @pytest.mark.long
@@ -134,7 +134,9 @@ def test_a_choice_of_none_shows_no_tools_and_looks_for_no_calls(talker: Serving)
     assert none["message"]["content"] == TWO
     assert none["finish_reason"] == "stop"
     counts = [
-        talker.post("chat/completions", **ASKED, **more).json()["usage"]["prompt_tokens"]
+        talker.post("chat/completions", **REQUESTED, **more).json()["usage"][
+            "prompt_tokens"
+        ]
         for more in ({}, {"tools": [ADD], "tool_choice": "none"}, {"tools": [ADD]})
     ]
     assert counts[0] == counts[1] < counts[2]
@@ -142,14 +144,14 @@ def test_a_choice_of_none_shows_no_tools_and_looks_for_no_calls(talker: Serving)
 
 def test_one_call_at_most_if_so_wanted(talker: Serving) -> None:
     say(talker.llm, TWO)
-    asked = {"tools": [ADD], "parallel_tool_calls": False}
-    assert len(whole(talker, **asked)["message"]["tool_calls"]) == 1
-    told = [
+    request_fields = {"tools": [ADD], "parallel_tool_calls": False}
+    assert len(whole(talker, **request_fields)["message"]["tool_calls"]) == 1
+    reported = [
         one
-        for each in chunks(talker, **asked)
+        for each in chunks(talker, **request_fields)
         for one in each["delta"].get("tool_calls", [])
     ]
-    assert {one["index"] for one in told} == {0}
+    assert {one["index"] for one in reported} == {0}
 
 
 def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
@@ -158,9 +160,9 @@ def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     assert '"arguments": {"a": "lo' in choice["message"]["content"]
-    told = chunks(talker, tools=[ADD], max_tokens=60)
-    assert told[-1]["finish_reason"] == "length"
-    calls = [call for one in told for call in one["delta"].get("tool_calls", [])]
+    reported = chunks(talker, tools=[ADD], max_tokens=60)
+    assert reported[-1]["finish_reason"] == "length"
+    calls = [call for one in reported for call in one["delta"].get("tool_calls", [])]
     arguments = "".join(call["function"]["arguments"] for call in calls)
     assert arguments.startswith('{"a": "lo')
     say(talker.llm, "a <tool_call>\nno")
@@ -181,14 +183,14 @@ def test_reasoning_that_the_template_opened(talker: Serving) -> None:
 
 def test_a_constraint_begins_behind_reasoning(talker: Serving) -> None:
     say(talker.llm, 'Hm {"b": 2}.\n</think>\n{"a": 1}')
-    asked: dict[str, Any] = {
+    request_fields: dict[str, Any] = {
         "chat_template_kwargs": {"thinks": True},
         "response_format": {"type": "json_object"},
     }
-    message = whole(talker, **asked)["message"]
+    message = whole(talker, **request_fields)["message"]
     assert message["reasoning"] == 'Hm {"b": 2}.'
     assert json.loads(message["content"]) == {"a": 1}
-    cut = whole(talker, **asked, max_tokens=8)
+    cut = whole(talker, **request_fields, max_tokens=8)
     assert cut["finish_reason"] == "length"
     assert (cut["message"]["content"], cut["message"]["reasoning"]) == (None, 'Hm {"b":')
     back = [*HI, cut["message"], {"role": "user", "content": "go on"}]
@@ -197,7 +199,7 @@ def test_a_constraint_begins_behind_reasoning(talker: Serving) -> None:
 
 def test_every_choice_has_its_own_calls(talker: Serving) -> None:
     say(talker.llm, TWO)
-    answer = talker.post("chat/completions", **ASKED, tools=[ADD], n=2).json()
+    answer = talker.post("chat/completions", **REQUESTED, tools=[ADD], n=2).json()
     ids = [
         call["id"] for one in answer["choices"] for call in one["message"]["tool_calls"]
     ]
@@ -222,7 +224,7 @@ def test_the_prompt_has_tools_calls_and_answers(talker: Serving) -> None:
         '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         "<tool>5<assistant>"
     )
-    counted = talker.post("chat/completions", **{**ASKED, **body}).json()["usage"]
+    counted = talker.post("chat/completions", **{**REQUESTED, **body}).json()["usage"]
     assert counted["prompt_tokens"] == len(ids)
 
 
@@ -235,12 +237,12 @@ def test_markers_that_are_special_tokens_are_seen_and_others_hidden(
         deltas = [choice["delta"] for choice in chunks(mistral, tools=[ADD])]
         content = "".join(one.get("content", "") for one in deltas)
         calls = [call for one in deltas for call in one.get("tool_calls", [])]
-        said = "".join(call["function"]["arguments"] for call in calls)
+        emitted = "".join(call["function"]["arguments"] for call in calls)
     else:
         message = whole(mistral, tools=[ADD])["message"]
         content, calls = message["content"], message["tool_calls"]
-        said = calls[0]["function"]["arguments"]
-    assert (content, said) == ("Well,", '{"a": "1"}')
+        emitted = calls[0]["function"]["arguments"]
+    assert (content, emitted) == ("Well,", '{"a": "1"}')
     assert len(calls[0]["id"]) == 9
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.tools import call_requirements, offered_tools
 from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
 from tests.effects.serving.openai.helpers import HI, chat, refused

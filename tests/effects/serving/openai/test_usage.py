@@ -25,14 +25,14 @@ def test_tokens_of_all_prompts_count_together() -> None:
 
 def test_what_did_not_come_to_be_is_null() -> None:
     (one,) = served(3, 0, 1)
-    told = timing_of(one)
-    assert (told["ttft"], told["tpot"], told["latency"]) == (None, None, None)
+    reported = timing_of(one)
+    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (None, None, None)
     times = evolve(
         one.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
     )
-    told = timing_of(evolve(one, metrics=times))
-    assert (told["ttft"], told["tpot"], told["latency"]) == (1.0, 0.5, 2.0)
-    assert (told["preemptions"], told["cached_tokens"]) == (0, 1)
+    reported = timing_of(evolve(one, metrics=times))
+    assert (reported["ttft"], reported["tpot"], reported["latency"]) == (1.0, 0.5, 2.0)
+    assert (reported["preemptions"], reported["cached_tokens"]) == (0, 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -41,8 +41,8 @@ def test_timing_is_sent_only_if_requested(stream: bool) -> None:
     assert error.param == "timing"
     assert "true or false" in str(error)
     for body in (chat(stream=stream), completion(stream=stream)):
-        told = read(writer_of(body).end(served(1, 1, 0)))
-        assert not any("timing" in one for one in told)
+        reported = read(writer_of(body).end(served(1, 1, 0)))
+        assert not any("timing" in one for one in reported)
     for body in (
         chat(stream=stream, timing=True),
         completion(stream=stream, timing=True),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.protocol import AnswerWriter
 from minfer.effects.text.outputs import Logprob

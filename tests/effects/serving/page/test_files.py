@@ -22,7 +22,7 @@ def test_every_file_that_one_names_is_served() -> None:
 
 
 def test_nothing_is_named_that_is_elsewhere() -> None:
-    allowed = ("http://www.w3.org/2000/svg",)  # a name, which nobody loads
+    allowed = ("http://www.w3.org/2000/svg",)  # a name, which is not loaded
     for file in FILES:
         text = file.data.decode()
         for name in allowed:

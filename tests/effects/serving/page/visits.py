@@ -62,8 +62,8 @@ def press(chromium: Browser, selector: str) -> None:
 def text(chromium: Browser, selector: str) -> list[str]:
     """The text of all that a selector finds."""
     every = f"[...document.querySelectorAll({json.dumps(selector)})]"
-    told: list[str] = chromium.value(f"{every}.map((one) => one.textContent)")
-    return told
+    shown: list[str] = chromium.value(f"{every}.map((one) => one.textContent)")
+    return shown
 
 
 def settled(chromium: Browser) -> None:

@@ -11,7 +11,7 @@ from tests.effects.serving.sdk.servers import KEY, Servers
 
 TABLE: Final = Table("anthropic", ("anthropic", "minfer.effects.serving.anthropic"))
 case: Final = TABLE
-ASKED: Final[dict[str, Any]] = {
+REQUESTED: Final[dict[str, Any]] = {
     "model": "bundled",
     "max_tokens": 8,
     "messages": [{"role": "user", "content": "Write a Python function is_prime."}],
@@ -23,7 +23,7 @@ _EXTRA: Final = ("temperature", "top_k", "top_p")
 
 def parameters(**more: Any) -> dict[str, Any]:
     """Arguments of a message, whichever of them the SDK's version has by name."""
-    fields = {**ASKED, **more}
+    fields = {**REQUESTED, **more}
     extra = {name: fields.pop(name) for name in _EXTRA if name in fields}
     return {**fields, "extra_body": extra}
 
@@ -51,7 +51,7 @@ def _(servers: Servers) -> None:
     client = to(servers)
     first = client.messages.create(**parameters(system="You write Python."))
     messages = [
-        *ASKED["messages"],
+        *REQUESTED["messages"],
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": [{"type": "text", "text": "And its name?"}]},
     ]
@@ -92,7 +92,7 @@ def _(servers: Servers) -> None:
 @case("messages.count_tokens: what the message then costs")
 def _(servers: Servers) -> None:
     client = to(servers)
-    talk = {name: ASKED[name] for name in ("model", "messages")}
+    talk = {name: REQUESTED[name] for name in ("model", "messages")}
     counted = client.messages.count_tokens(**talk).input_tokens
     usage = client.messages.create(**parameters()).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
@@ -118,8 +118,8 @@ def _(servers: Servers) -> None:
     client = to(servers)
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**parameters(messages=[]))
-    told: Any = caught.value.body
-    assert told["error"]["type"] == "invalid_request_error"
+    reported: Any = caught.value.body
+    assert reported["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**parameters(model="claude-9"))
 

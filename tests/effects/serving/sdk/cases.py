@@ -1,4 +1,4 @@
-"""A case: what somebody's client is used for, told in one line, and the code that does
+"""A case: what a client is used for, in one line, and the code that does
 it.
 """
 

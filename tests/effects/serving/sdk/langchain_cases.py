@@ -11,7 +11,7 @@ from tests.effects.serving.sdk.servers import Servers
 
 TABLE: Final = Table("langchain-openai", ("langchain_openai", "langchain_core"))
 case: Final = TABLE
-ASKED: Final = "Write a Python function is_prime."
+REQUESTED: Final = "Write a Python function is_prime."
 
 
 def to(servers: Servers, **more: Any) -> Any:
@@ -26,7 +26,7 @@ def to(servers: Servers, **more: Any) -> Any:
 
 @case("ChatOpenAI.invoke: a message with usage")
 def _(servers: Servers) -> None:
-    message = to(servers).invoke(ASKED)
+    message = to(servers).invoke(REQUESTED)
     assert message.content
     assert message.usage_metadata["output_tokens"] == 8
     assert message.response_metadata["finish_reason"] == "length"
@@ -35,16 +35,16 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.stream: parts of what comes whole")
 def _(servers: Servers) -> None:
     model = to(servers)
-    parts = [part.content for part in model.stream(ASKED)]
+    parts = [part.content for part in model.stream(REQUESTED)]
     assert len(parts) > 1
-    assert "".join(parts) == model.invoke(ASKED).content
+    assert "".join(parts) == model.invoke(REQUESTED).content
 
 
 @case("ChatOpenAI.batch: answers in order")
 def _(servers: Servers) -> None:
     model = to(servers)
-    asked = [ASKED, "Write a Python function fibonacci.", ASKED]
-    one, two, three = (message.content for message in model.batch(asked))
+    requested = [REQUESTED, "Write a Python function fibonacci.", REQUESTED]
+    one, two, three = (message.content for message in model.batch(requested))
     assert one == three != two
 
 
@@ -53,8 +53,8 @@ def _(servers: Servers) -> None:
     model = to(servers)
 
     async def both() -> tuple[str, str]:
-        parts = [part.content async for part in model.astream(ASKED)]
-        return str((await model.ainvoke(ASKED)).content), "".join(parts)
+        parts = [part.content async for part in model.astream(REQUESTED)]
+        return str((await model.ainvoke(REQUESTED)).content), "".join(parts)
 
     whole, streamed = asyncio.run(both())
     assert whole == streamed
@@ -73,9 +73,9 @@ def _(servers: Servers) -> None:
     ]
     model = to(servers).bind(stop=["("])
     chain = ChatPromptTemplate.from_messages(turns) | model | StrOutputParser()
-    said = chain.invoke({"what": "is_prime"})
-    assert said
-    assert "(" not in said
+    emitted = chain.invoke({"what": "is_prime"})
+    assert emitted
+    assert "(" not in emitted
 
 
 @case("OpenAI.invoke, stream: completions")
@@ -93,7 +93,7 @@ def _(servers: Servers) -> None:
     import openai
 
     with pytest.raises(openai.NotFoundError):
-        to(servers, model="gpt-9").invoke(ASKED)
+        to(servers, model="gpt-9").invoke(REQUESTED)
 
 
 def talking(servers: Servers, text: str, **listen_at: Any) -> Any:

@@ -11,10 +11,10 @@ from tests.effects.serving.sdk.servers import Servers
 TABLE: Final = Table("openai", ("openai",))
 case: Final = TABLE
 PROMPT: Final = "import os\n"
-ASKED: Final[dict[str, Any]] = {"model": "bundled", "max_tokens": 8, "temperature": 0}
-TEXT: Final[dict[str, Any]] = {**ASKED, "prompt": PROMPT}
+REQUESTED: Final[dict[str, Any]] = {"model": "bundled", "max_tokens": 8, "temperature": 0}
+TEXT: Final[dict[str, Any]] = {**REQUESTED, "prompt": PROMPT}
 TALK: Final[dict[str, Any]] = {
-    **ASKED,
+    **REQUESTED,
     "messages": [{"role": "user", "content": "What is 17 + 25?"}],
 }
 
@@ -41,10 +41,10 @@ def _(servers: Servers) -> None:
     client = to(servers)
     prompts = ["import os\n", "def f(x", "class A"]
     together = client.completions.create(**{**TEXT, "prompt": prompts})
-    alone = [client.completions.create(**{**TEXT, "prompt": one}) for one in prompts]
+    solo = [client.completions.create(**{**TEXT, "prompt": one}) for one in prompts]
     assert [each.index for each in together.choices] == [0, 1, 2]
     assert [each.text for each in together.choices] == [
-        one.choices[0].text for one in alone
+        one.choices[0].text for one in solo
     ]
 
 
@@ -74,8 +74,8 @@ def _(servers: Servers) -> None:
 @case("completions.create(n=3, seed=...): three samples, the same a second time")
 def _(servers: Servers) -> None:
     client = to(servers)
-    asked = {**TEXT, "temperature": 1, "n": 3, "seed": 5}
-    one, two = (client.completions.create(**asked) for _ in range(2))
+    fields = {**TEXT, "temperature": 1, "n": 3, "seed": 5}
+    one, two = (client.completions.create(**fields) for _ in range(2))
     texts = [each.text for each in one.choices]
     assert len(set(texts)) > 1
     assert texts == [each.text for each in two.choices]
@@ -143,8 +143,8 @@ def _(servers: Servers) -> None:
 
 @case("chat.completions.create(max_completion_tokens=...): as max_tokens")
 def _(servers: Servers) -> None:
-    asked = {name: value for name, value in TALK.items() if name != "max_tokens"}
-    done = to(servers).chat.completions.create(**asked, max_completion_tokens=3)
+    requested = {name: value for name, value in TALK.items() if name != "max_tokens"}
+    done = to(servers).chat.completions.create(**requested, max_completion_tokens=3)
     assert done.usage
     assert done.usage.completion_tokens == 3
 
@@ -163,16 +163,16 @@ def _(servers: Servers) -> None:
 @case("chat.completions.create(stream_options=...): usage in the last part")
 def _(servers: Servers) -> None:
     options = {"include_usage": True}
-    asked = {**TALK, "stream": True, "stream_options": options}
-    *parts, last = to(servers).chat.completions.create(**asked)
+    fields = {**TALK, "stream": True, "stream_options": options}
+    *parts, last = to(servers).chat.completions.create(**fields)
     assert all(part.usage is None for part in parts)
     assert (last.choices, last.usage.completion_tokens) == ([], 8)
 
 
 @case("chat.completions.create(n=2, stream=True): parts of two samples")
 def _(servers: Servers) -> None:
-    asked = {**TALK, "temperature": 1, "seed": 1, "n": 2, "stream": True}
-    parts = list(to(servers).chat.completions.create(**asked))
+    fields = {**TALK, "temperature": 1, "seed": 1, "n": 2, "stream": True}
+    parts = list(to(servers).chat.completions.create(**fields))
     ended = [part.choices[0].index for part in parts if part.choices[0].finish_reason]
     assert sorted(ended) == [0, 1]
 
@@ -180,19 +180,19 @@ def _(servers: Servers) -> None:
 @case("chat.completions.stream(): events, and the answer put together")
 def _(servers: Servers) -> None:
     client = to(servers)
-    asked = {**TALK, "stop": ["+"]}  # the SDK raises if the limit ends an answer
-    with client.chat.completions.stream(**asked) as stream:
+    fields = {**TALK, "stop": ["+"]}  # the SDK raises if the limit ends an answer
+    with client.chat.completions.stream(**fields) as stream:
         kinds = {event.type for event in stream}
         done = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
-    whole = client.chat.completions.create(**asked).choices[0].message.content
+    whole = client.chat.completions.create(**fields).choices[0].message.content
     assert done.choices[0].message.content == whole
 
 
 @case("chat.completions.create(logprobs=True, top_logprobs=2): each token's likeliest")
 def _(servers: Servers) -> None:
-    asked = {**TALK, "logprobs": True, "top_logprobs": 2}
-    scores = to(servers).chat.completions.create(**asked).choices[0].logprobs
+    fields = {**TALK, "logprobs": True, "top_logprobs": 2}
+    scores = to(servers).chat.completions.create(**fields).choices[0].logprobs
     assert scores
     assert len(scores.content or []) == 8
     for token in scores.content or []:
@@ -204,9 +204,9 @@ def _(servers: Servers) -> None:
 @case("extra_body: fields that are vLLM's, and minfer's own")
 def _(servers: Servers) -> None:
     extra = {"top_k": 1, "min_p": 0.1, "ignore_eos": True, "timing": True}
-    asked = {**TALK, "temperature": 1, "extra_body": extra}
+    fields = {**TALK, "temperature": 1, "extra_body": extra}
     client = to(servers)
-    done = client.chat.completions.create(**asked)
+    done = client.chat.completions.create(**fields)
     greedy = client.chat.completions.create(**TALK)
     assert done.choices[0].message.content == greedy.choices[0].message.content
     assert "timing" in (done.model_extra or {})
@@ -215,9 +215,9 @@ def _(servers: Servers) -> None:
 @case("usage: a prompt that was seen before is found in the cache")
 def _(servers: Servers) -> None:
     client = to(servers)
-    asked = {**TEXT, "prompt": "def cached(a, b):\n    return a\n" * 20}
-    client.completions.create(**asked)
-    usage = client.completions.create(**asked).usage
+    fields = {**TEXT, "prompt": "def cached(a, b):\n    return a\n" * 20}
+    client.completions.create(**fields)
+    usage = client.completions.create(**fields).usage
     assert usage
     assert usage.prompt_tokens_details
     assert (usage.prompt_tokens_details.cached_tokens or 0) >= 64
@@ -283,8 +283,8 @@ def _(servers: Servers) -> None:
 def _(servers: Servers) -> None:
     slow = servers.slow
     with OpenAI(base_url=f"{slow.url}/v1", api_key="-", max_retries=0) as client:
-        asked = {"model": "tiny", "prompt": "x", "max_tokens": 90_000, "stream": True}
-        stream = client.completions.create(**asked, extra_body={"ignore_eos": True})  # type: ignore[call-overload]  # a dict
+        fields = {"model": "tiny", "prompt": "x", "max_tokens": 90_000, "stream": True}
+        stream = client.completions.create(**fields, extra_body={"ignore_eos": True})  # type: ignore[call-overload]  # a dict
         next(iter(stream))
         stream.close()
         slow.idle()

@@ -38,7 +38,7 @@ def _(servers: Servers) -> None:
     assert "temperature" in error.message
 
 
-@case("BadRequestError: a field that nobody knows")
+@case("BadRequestError: an unknown field")
 def _(servers: Servers) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         to(servers).completions.create(**TEXT, extra_body={"colour": "red"})
@@ -110,7 +110,7 @@ def _(servers: Servers) -> None:
     servers.slow.idle()
 
 
-@case("APIConnectionError: nobody listens")
+@case("APIConnectionError: no server listens")
 def _(_: Servers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -13,7 +13,7 @@ from tests.effects.serving.sdk.openai_answers import TABLE
 from tests.effects.serving.sdk.servers import Servers
 
 case: Final = TABLE
-ASKED: Final[dict[str, Any]] = {
+REQUESTED: Final[dict[str, Any]] = {
     "model": "tiny",
     "temperature": 0,
     "messages": [{"role": "user", "content": "What is the weather?"}],
@@ -43,17 +43,17 @@ def to(servers: Servers) -> OpenAI:
 def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
-    first = client.chat.completions.create(**ASKED, tools=[WEATHER]).choices[0]
+    first = client.chat.completions.create(**REQUESTED, tools=[WEATHER]).choices[0]
     assert first.finish_reason == "tool_calls"
     calls: list[Any] = first.message.tool_calls or []
     assert [json.loads(one.function.arguments) for one in calls] == CITIES
     answers = [
         {"role": "tool", "tool_call_id": one.id, "content": "Rain."} for one in calls
     ]
-    said: Any = [*ASKED["messages"], first.message, *answers]
+    emitted: Any = [*REQUESTED["messages"], first.message, *answers]
     say(servers.talker.llm, "It rains.")
-    asked = {**ASKED, "messages": said, "tools": [WEATHER]}
-    second = client.chat.completions.create(**asked).choices[0]
+    fields = {**REQUESTED, "messages": emitted, "tools": [WEATHER]}
+    second = client.chat.completions.create(**fields).choices[0]
     assert (second.message.content, second.finish_reason) == ("It rains.", "stop")
 
 
@@ -62,7 +62,9 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
     found: dict[int, list[str]] = {}
-    for chunk in client.chat.completions.create(**ASKED, tools=[WEATHER], stream=True):
+    for chunk in client.chat.completions.create(
+        **REQUESTED, tools=[WEATHER], stream=True
+    ):
         for call in chunk.choices[0].delta.tool_calls or []:
             assert call.function
             if call.id:
@@ -76,7 +78,7 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, f"I look.\n{TWO}")
     tool = pydantic_function_tool(Weather, name="weather")
-    with client.chat.completions.stream(**ASKED, tools=[tool]) as stream:
+    with client.chat.completions.stream(**REQUESTED, tools=[tool]) as stream:
         kinds = {event.type for event in stream}
         last = stream.get_final_completion().choices[0]
     done = "tool_calls.function.arguments.done"
@@ -94,20 +96,20 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
     tool = pydantic_function_tool(Weather, name="weather")
-    done = client.chat.completions.parse(**ASKED, tools=[tool]).choices[0]
+    done = client.chat.completions.parse(**REQUESTED, tools=[tool]).choices[0]
     calls = done.message.tool_calls or []
     assert calls[0].function.parsed_arguments == Weather(city="Zürich")
-    again: Any = [*ASKED["messages"], done.message]
+    again: Any = [*REQUESTED["messages"], done.message]
     say(servers.talker.llm, "Hm.")
-    asked = {**ASKED, "messages": again, "tools": [WEATHER]}
-    assert client.chat.completions.create(**asked).choices[0].message.content == "Hm."
+    fields = {**REQUESTED, "messages": again, "tools": [WEATHER]}
+    assert client.chat.completions.create(**fields).choices[0].message.content == "Hm."
 
 
 @case("chat.completions.create(tools=...): reasoning beside calls, n of them")
 def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, f"<think>\nHm.\n</think>\n\n{TWO}")
-    done = client.chat.completions.create(**ASKED, tools=[WEATHER], n=2)
+    done = client.chat.completions.create(**REQUESTED, tools=[WEATHER], n=2)
     for choice in done.choices:
         extra = choice.message.model_extra or {}
         assert extra["reasoning_content"] == extra["reasoning"] == "Hm."
@@ -120,8 +122,8 @@ def _(servers: Servers) -> None:
     named: Any = {"type": "function", "function": {"name": "weather"}}
     say(servers.talker.llm, hermes(("weather", {"city": "Bern"})))
     for choice in ("required", named):
-        asked = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
-        done = client.chat.completions.create(**asked).choices[0]
+        fields = {**REQUESTED, "tools": [WEATHER], "tool_choice": choice}
+        done = client.chat.completions.create(**fields).choices[0]
         assert done.finish_reason == "tool_calls"
         (call,) = done.message.tool_calls or []
         assert call.type == "function"
@@ -134,7 +136,7 @@ def _(servers: Servers) -> None:
     odd: Any = {"name": "f", "parameters": {"not": {}}, "strict": True}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            **ASKED, tools=[{"type": "function", "function": odd}]
+            **REQUESTED, tools=[{"type": "function", "function": odd}]
         )
     assert caught.value.param == "tools[0].function.parameters"
 

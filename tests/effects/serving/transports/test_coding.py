@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.coding import PIECE, Decoder
 from tests.effects.served import Serving
 from tests.effects.serving.raw_requests import raw

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.envelope import (
     LONGEST_ID,
     CancelMessage,
@@ -72,9 +72,9 @@ NO_SENSE: dict[str, tuple[Any, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
-def test_invalid_messages(said: Any, name: str | None, words: str) -> None:
-    message = open_message(json.dumps(said))
+@pytest.mark.parametrize(("emitted", "name", "words"), NO_SENSE.values(), ids=NO_SENSE)
+def test_invalid_messages(emitted: Any, name: str | None, words: str) -> None:
+    message = open_message(json.dumps(emitted))
     assert message.name == name
     with pytest.raises(ApiError, match=words) as caught:
         message.parse()

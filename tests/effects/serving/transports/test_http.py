@@ -23,7 +23,7 @@ def sent_by(kind: type[HttpTransport], script: Script) -> list[Any]:
         sent.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("nobody asked to receive")
+        raise AssertionError("nothing was to be received")
 
     asyncio.run(script(kind({"type": "http"}, receive, send, "a-name")))
     return sent

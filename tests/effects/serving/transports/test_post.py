@@ -1,4 +1,4 @@
-"""A POST: its body is taken up to a limit, and what is larger does not harm anybody."""
+"""A POST: its body is taken up to a limit, and what is larger does no harm."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire import post
 from minfer.effects.serving.wire.post import Post
 from minfer.effects.serving.wire.transport import ignore_part
@@ -102,8 +102,8 @@ def test_a_body_of_100_megabytes(slow: Serving, quiet: list[str], chunked: bool)
     with slow.http.stream("POST", f"{slow.url}/v1/completions", json=NEIGHBOUR) as beside:
         stream = events(beside.iter_lines())
         got = [next(stream)["choices"][0]["text"]]
-        found, said = exchange(slow, b"".join(parts))
+        found, emitted = exchange(slow, b"".join(parts))
         got += [event["choices"][0]["text"] for event in stream]
     assert found == 413
-    assert "more than 4194304 bytes" in said["error"]["message"]
+    assert "more than 4194304 bytes" in emitted["error"]["message"]
     assert "".join(got) == "".join(quiet)

@@ -57,8 +57,8 @@ def test_no_client_has_error_lines_written(fronts: int) -> None:
         assert running.stdout is not None
         assert running.stderr is not None
         lines = running.stdout.read().splitlines()
-        said = running.stderr.read()
-    assert "ERROR" not in said
-    assert "Traceback" not in said
+        message = running.stderr.read()
+    assert "ERROR" not in message
+    assert "Traceback" not in message
     assert sum(" WEBSOCKET " in line and " 401 " in line for line in lines) == 9
     assert sum(" GET " in line and " 401 " in line for line in lines) == 1

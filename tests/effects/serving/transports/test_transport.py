@@ -143,9 +143,9 @@ def test_every_endpoint_is_reached_over_it(
     accepted, *frames, closed = talk(app, path, body)
     assert accepted["type"] == "websocket.accept"
     assert closed == {"type": "websocket.close", "code": 1000}
-    *said, done = [frame["text"] for frame in frames]
+    *emitted, done = [frame["text"] for frame in frames]
     assert done == "[DONE]"
-    choices = [json.loads(one)["choices"][0] for one in said]
+    choices = [json.loads(one)["choices"][0] for one in emitted]
     assert choices[-1]["finish_reason"] == "length"
     deltas = [one.get("delta", one) for one in choices]
     text = "".join(one.get("text", one.get("content", "")) for one in deltas)

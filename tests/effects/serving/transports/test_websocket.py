@@ -38,18 +38,20 @@ def receive(link: ClientConnection) -> dict[str, Any]:
 
 def until_ended(link: ClientConnection, *names: str) -> dict[str, list[Any]]:
     """What is said of requests until all of them have ended, by id."""
-    said: dict[str, list[Any]] = {name: [] for name in names}
+    emitted: dict[str, list[Any]] = {name: [] for name in names}
     left = set(names)
     while left:
         message = receive(link)
-        said[message["id"]].append(message)
+        emitted[message["id"]].append(message)
         if "event" not in message:
             left.remove(message["id"])
-    return said
+    return emitted
 
 
-def text_of(said: list[Any]) -> str:
-    return "".join(one["event"]["choices"][0]["text"] for one in said if "event" in one)
+def text_of(emitted: list[Any]) -> str:
+    return "".join(
+        one["event"]["choices"][0]["text"] for one in emitted if "event" in one
+    )
 
 
 @pytest.mark.long
@@ -148,10 +150,10 @@ NONSENSE: dict[str, tuple[str | bytes, str | None, str]] = {
 
 def test_nonsense_gets_an_error_and_the_socket_stays(bundled: Serving) -> None:
     with socket(bundled) as link:
-        for said, name, words in NONSENSE.values():
-            link.send(said)
+        for emitted, name, words in NONSENSE.values():
+            link.send(emitted)
             found = receive(link)
-            assert found["id"] == name, said
+            assert found["id"] == name, emitted
             assert words in found["error"]["message"]
             assert found["status"] in (400, 404)
         ask(link, "a", "completions", prompt="x", max_tokens=1)
@@ -175,9 +177,9 @@ def test_one_is_cancelled_and_the_other_does_not_notice(
         ask(link, "other", "completions", **NEIGHBOUR)
         link.send('{"cancel": "nobody"}')  # which may have ended already
         link.send('{"cancel": "endless"}')
-        said = until_ended(link, "endless", "other")
-    assert said["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
-    assert text_of(said["other"]) == "".join(quiet)
+        emitted = until_ended(link, "endless", "other")
+    assert emitted["endless"][-1] == {"id": "endless", "done": True, "cancelled": True}
+    assert text_of(emitted["other"]) == "".join(quiet)
     slow.idle()
     assert slow.available() == 4000
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import minfer.effects
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.structured import StructuredOutputs
 
@@ -40,13 +40,13 @@ def allowed(mask: bytes) -> set[int]:
     return {i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1}
 
 
-def matcher(**asked: Any) -> Matcher:
-    return compiler().compile(StructuredOutputs(**asked)).matcher()
+def matcher(**requested: Any) -> Matcher:
+    return compiler().compile(StructuredOutputs(**requested)).matcher()
 
 
-def takes(text: str, **asked: Any) -> bool:
+def takes(text: str, **requested: Any) -> bool:
     """Whether a whole text is as asked, token by token within its masks."""
-    walk = matcher(**asked)
+    walk = matcher(**requested)
     for token in ids(text):
         if token not in allowed(walk.mask()):
             return False
@@ -60,10 +60,10 @@ def takes_value(schema: Any, value: Any) -> bool:
     )
 
 
-def refusal(**asked: Any) -> GrammarError:
+def refusal(**requested: Any) -> GrammarError:
     """Why a constraint is not compiled."""
     try:
-        matcher(**asked)
+        matcher(**requested)
     except GrammarError as error:
         return error
-    raise AssertionError(f"{asked} was compiled")
+    raise AssertionError(f"{requested} was compiled")

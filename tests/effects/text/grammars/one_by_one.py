@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from attrs import define
 
+from minfer.effects.text.grammars.grammar_library import GrammarError, MatcherUpdate
 from minfer.effects.text.grammars.mask_lines import Lines, fill
-from minfer.effects.text.grammars.protocol import GrammarError, MatcherUpdate
 
 
 @define(kw_only=True)

@@ -77,9 +77,9 @@ def test_a_regular_expression_does_not_end_within_an_escape() -> None:
 
 def test_what_cannot_be_enforced_in_a_regular_expression_is_refused_by_name() -> None:
     for regex, what in ((r"a\b", r"the escape '\\b'"), ("a{2}{3}", "repetition")):
-        told = str(refusal(regex=regex))
-        assert told.startswith("structured_outputs.regex: ")
-        assert what in told
+        reported = str(refusal(regex=regex))
+        assert reported.startswith("structured_outputs.regex: ")
+        assert what in reported
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minfer.effects.text.grammars.grammar_library import Matcher
 from minfer.effects.text.grammars.idle_matchers import (
     CAPACITY,
     CHARACTERS,
@@ -12,12 +13,11 @@ from minfer.effects.text.grammars.idle_matchers import (
     TOKENS,
     IdleMatchers,
 )
-from minfer.effects.text.grammars.protocol import Matcher
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.live.matchers import Walker
 from tests.effects.text.grammars.bundled import compiler
 
-ASKED = StructuredOutputs(regex="any")
+REQUESTED = StructuredOutputs(regex="any")
 
 
 def made(**how: Any) -> Any:
@@ -25,50 +25,50 @@ def made(**how: Any) -> Any:
     return Walker(**how)
 
 
-def asked_for(name: str) -> StructuredOutputs:
+def requested(name: str) -> StructuredOutputs:
     return StructuredOutputs(regex=name)
 
 
 def test_who_takes_one_gets_it_at_its_beginning() -> None:
     idle, walker = IdleMatchers(), made()
     walker.advance([5, 6])
-    idle.put(ASKED, walker, 2)
+    idle.put(REQUESTED, walker, 2)
     assert len(idle) == 1
-    again: Any = idle.take(ASKED)
+    again: Any = idle.take(REQUESTED)
     assert again is walker
     assert (again.served, again.taken) == (2, [])
-    assert idle.take(ASKED) is None
+    assert idle.take(REQUESTED) is None
 
 
 def test_a_matcher_is_reused_only_for_its_constraint() -> None:
     idle = IdleMatchers()
-    idle.put(ASKED, made(), 1)
-    assert idle.take(asked_for("other")) is None
+    idle.put(REQUESTED, made(), 1)
+    assert idle.take(requested("other")) is None
     assert idle.take(StructuredOutputs(choice=["any"])) is None
     assert len(idle) == 1
 
 
 def test_one_that_cannot_begin_again_is_let_go_of() -> None:
     idle = IdleMatchers()
-    idle.put(ASKED, made(broken=True), 1)
+    idle.put(REQUESTED, made(broken=True), 1)
     assert not len(idle)
 
 
 def test_a_matcher_is_dropped_after_many_tokens() -> None:
     idle, walker = IdleMatchers(), made()
     for tokens in (TOKENS, 0):
-        idle.put(ASKED, walker, tokens)
-        again: Any = idle.take(ASKED)
+        idle.put(REQUESTED, walker, tokens)
+        again: Any = idle.take(REQUESTED)
         assert again is walker
-    idle.put(ASKED, walker, 1)
-    assert idle.take(ASKED) is None
+    idle.put(REQUESTED, walker, 1)
+    assert idle.take(REQUESTED) is None
 
 
 def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
     idle = IdleMatchers()
-    first, second, third = map(asked_for, "abc")
-    for asked in (first, first, second):
-        idle.put(asked, made(), 1)
+    first, second, third = map(requested, "abc")
+    for one in (first, first, second):
+        idle.put(one, made(), 1)
     assert idle.take(first) is not None  # one is left, and was not asked for
     for _ in range(CAPACITY - 1):
         idle.put(third, made(), 1)
@@ -85,23 +85,23 @@ def test_where_room_is_short_those_go_that_were_used_longest_ago() -> None:
 def test_few_constraints_have_some() -> None:
     idle = IdleMatchers()
     for i in range(CONSTRAINTS + 3):
-        idle.put(asked_for(str(i)), made(), 1)
-        idle.put(asked_for("0"), made(), 1)  # as often as all others together
-    assert idle.take(asked_for("0")) is not None
-    assert idle.take(asked_for("3")) is None
-    assert idle.take(asked_for("4")) is not None
+        idle.put(requested(str(i)), made(), 1)
+        idle.put(requested("0"), made(), 1)  # as often as all others together
+    assert idle.take(requested("0")) is not None
+    assert idle.take(requested("3")) is None
+    assert idle.take(requested("4")) is not None
 
 
 def test_long_constraints_take_more_of_it() -> None:
     idle = IdleMatchers()
-    asked = asked_for("a" * 9 * CHARACTERS)
+    long = requested("a" * 9 * CHARACTERS)
     for _ in range(CAPACITY):
-        idle.put(asked, made(), 1)
+        idle.put(long, made(), 1)
     assert len(idle) == CAPACITY // 10
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         StructuredOutputs(regex="([a-z]{2,5}[ ,])*end"),
         StructuredOutputs(choice=["yes", "yesterday", "no"]),
@@ -114,10 +114,10 @@ def test_long_constraints_take_more_of_it() -> None:
             }
         ),
     ],
-    ids=lambda asked: asked.kind,
+    ids=lambda requested: requested.kind,
 )
-def test_it_allows_what_a_new_one_does(asked: StructuredOutputs) -> None:
-    grammar = compiler().compile(asked)
+def test_it_allows_what_a_new_one_does(requested: StructuredOutputs) -> None:
+    grammar = compiler().compile(requested)
     rng = np.random.default_rng(0)
     old = grammar.matcher()
     for _ in range(8):

@@ -77,12 +77,12 @@ def ends(program: str) -> tuple[float, str]:
         text=True,
         timeout=60,
     )
-    *said, last = done.stdout.splitlines()
-    return time.time() - float(last), "\n".join(said)
+    *emitted, last = done.stdout.splitlines()
+    return time.time() - float(last), "\n".join(emitted)
 
 
 @pytest.mark.long
-def test_a_program_that_ends_waits_for_what_has_begun_alone() -> None:
+def test_a_program_that_ends_waits_only_for_what_has_begun() -> None:
     took, _ = ends(
         "import time\n"
         "from minfer.effects.text.grammars.job_threads import JobThreads\n"

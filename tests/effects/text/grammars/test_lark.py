@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark import MOST_DEEP, check_lark, to_compiled_lark
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.sampling.structured import MAX_CONSTRAINT
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 from tests.quick import at_most

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from minfer.effects.text.grammars import llguidance_matcher as walking
+from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
@@ -80,11 +80,11 @@ def test_a_model_without_an_end_of_sequence_gets_what_never_comes_at_the_end() -
 @pytest.mark.long
 def test_what_stands_for_an_end_of_sequence_takes_no_token_if_an_id_is_free() -> None:
     last = {vocab() - 1}
-    asked = StructuredOutputs(regex="(.|\n)*")
+    constraint = StructuredOutputs(regex="(.|\n)*")
     for free in (0, 1, 300):
         endless = LlguidanceCompiler(tokenizer().as_json(), vocab() + free, [])
         assert endless.never == {vocab() if free else vocab() - 1}
-        walk = endless.compile(asked).matcher()
+        walk = endless.compile(constraint).matcher()
         may = allowed(walk.mask()) - endless.never
         assert may & last == (last if free else set())
         assert max(may) < vocab()
@@ -118,7 +118,7 @@ def one_of_ten(i: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("requested", "why"),
     [
         ({"regex": "("}, "unclosed group"),
         ({"json": False}, "there is no text that false allows"),
@@ -142,10 +142,10 @@ def one_of_ten(i: int) -> dict[str, object]:
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_its_field(
-    asked: dict[str, object], why: str
+    requested: dict[str, object], why: str
 ) -> None:
-    (kind,) = asked
-    error = refusal(**asked)
+    (kind,) = requested
+    error = refusal(**requested)
     assert error.param == f"structured_outputs.{kind}"
     assert str(error).startswith(f"structured_outputs.{kind}: ")
     assert why in str(error)
@@ -170,7 +170,7 @@ def _doubling() -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"regex": "(x+x+)+y"},
         {"regex": "(a|b)*a(a|b){40}c"},
@@ -183,9 +183,9 @@ def _doubling() -> dict[str, object]:
         {"json": {"enum": [f"{i:050d}" for i in range(1000)]}},
     ],
 )
-def test_hostile_constraints_take_a_bounded_time(asked: dict[str, object]) -> None:
+def test_hostile_constraints_take_a_bounded_time(requested: dict[str, object]) -> None:
     with at_most(2.5), contextlib.suppress(GrammarError):
-        walk = matcher(**asked)
+        walk = matcher(**requested)
         for _ in range(30):
             mask = allowed(walk.mask()) - ENDS
             if not mask:

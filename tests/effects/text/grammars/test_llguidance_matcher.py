@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars import llguidance_matcher as walking
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.llguidance_matcher import (
     MOST_CHARS,
     Companions,
@@ -13,7 +14,6 @@ from minfer.effects.text.grammars.llguidance_matcher import (
     check,
     cut,
 )
-from minfer.effects.text.grammars.protocol import GrammarError
 from tests.effects.text.grammars.bundled import ENDS, allowed, ids, matcher
 
 
@@ -42,7 +42,7 @@ def test_to_go_back_behind_the_beginning_is_an_error() -> None:
 
 
 def test_a_slow_one_goes_on_with_a_companion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library lets other threads run where two take a token, which nobody notices."""
+    """The library lets other threads run where two take a token, unnoticed."""
     pairs = list[int]()
     take = Companions.take
 
@@ -98,7 +98,7 @@ def test_the_time_of_other_threads_does_not_count(
         walk.mask()
 
 
-class Said:
+class Emitted:
     """A library's matcher in error, which says why."""
 
     def __init__(self, why: str) -> None:
@@ -115,23 +115,23 @@ class Said:
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("why", "reported"),
     [
         ("NoExtensionBias", "there is no text that it allows"),
         ("too many items <non-verbose/>", "too many items"),
         ("x" * 1000, "x" * (MOST_CHARS - 3) + "..."),
     ],
 )
-def test_what_the_library_says_is_handed_on_in_short(why: str, told: str) -> None:
+def test_what_the_library_says_is_handed_on_in_short(why: str, reported: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        check(Said(why))  # type: ignore[arg-type]  # stands in for one
-    assert str(caught.value) == told
+        check(Emitted(why))  # type: ignore[arg-type]  # stands in for one
+    assert str(caught.value) == reported
     assert len(cut(why)) <= MOST_CHARS
 
 
 def test_who_is_stopped_by_an_error_need_not_end() -> None:
-    check(Said(""))  # type: ignore[arg-type]  # stands in for one
+    check(Emitted(""))  # type: ignore[arg-type]  # stands in for one
     for why in ("", "broken"):
-        companions = Companions(lambda: Said(""))  # type: ignore[arg-type, return-value]  # stands in
-        walk = LlguidanceMatcher(Said(why), companions)  # type: ignore[arg-type]  # likewise
+        companions = Companions(lambda: Emitted(""))  # type: ignore[arg-type, return-value]  # stands in
+        walk = LlguidanceMatcher(Emitted(why), companions)  # type: ignore[arg-type]  # likewise
         assert walk.must_end == (not why)

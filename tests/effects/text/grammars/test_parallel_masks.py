@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars import parallel_masks as module
-from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.parallel_masks import ParallelMasks
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     MASK_WAIT,
     GrammarError,
     Matcher,
     MatcherUpdate,
 )
+from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
+from minfer.effects.text.grammars.parallel_masks import ParallelMasks
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
@@ -76,7 +76,7 @@ def test_they_are_as_one_by_one_on_random_walks(
     parallel: ParallelMasks, seed: int
 ) -> None:
     rng = random.Random(seed)
-    two = [[matcher(**asked) for asked in EACH] for _ in range(2)]
+    two = [[matcher(**requested) for requested in EACH] for _ in range(2)]
     outputs: list[list[int]] = [[] for _ in EACH]
     updates: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
     for _ in range(25):
@@ -204,7 +204,7 @@ def test_what_stands_for_an_end_of_sequence_is_reported_never_to_come() -> None:
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     (made,) = masks(endless, [move(walk, *ids("#"))])
     assert bits(made) == endless.never != set()
-    assert allowed(walk.mask()) == endless.never  # whoever makes it
+    assert allowed(walk.mask()) == endless.never  # whatever makes it
     assert compiler().never == set()
 
 
@@ -217,6 +217,6 @@ def test_matchers_of_another_library_are_refused(parallel: ParallelMasks) -> Non
 
 
 def test_a_compiler_makes_them_for_its_own() -> None:
-    walks = [matcher(**asked) for asked in EACH]
+    walks = [matcher(**requested) for requested in EACH]
     made = masks(compiler(), [move(walk) for walk in walks])
     assert list(map(bits, made)) == [allowed(walk.mask()) for walk in walks]

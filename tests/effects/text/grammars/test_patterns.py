@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.patterns import rewrite_pattern
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
 from tests.circles import claimed, long
 from tests.effects.text.grammars.bundled import (
@@ -45,9 +45,9 @@ def tempting() -> frozenset[int]:
     return frozenset(i for i, text in enumerate(texts()) if odd.search(text))
 
 
-def written(rng: Random, asked: dict[str, Any], start: str = "") -> str | None:
+def written(rng: Random, requested: dict[str, Any], start: str = "") -> str | None:
     """An output under a constraint that is led astray; None: it did not end."""
-    walk = matcher(**asked)
+    walk = matcher(**requested)
     tokens = tokenizer().encode(start, add_special_tokens=False)
     walk.advance(tokens)
     for count in range(4 * LONGEST):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.schemas import check_schema
 from tests.effects.text.grammars.bundled import refusal, takes_value
 from tests.quick import at_most
@@ -35,9 +35,9 @@ def refused(schema: Any) -> str:
 def test_a_keyword_that_would_not_be_enforced_is_refused(
     schema: Any, word: str, where: str
 ) -> None:
-    said = refused(schema)
-    assert repr(word) in said
-    assert said.endswith(f"(at {where})" if where else "say it otherwise")
+    emitted = refused(schema)
+    assert repr(word) in emitted
+    assert emitted.endswith(f"(at {where})" if where else "say it otherwise")
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_a_keyword_that_would_not_be_enforced_is_refused(
     ],
 )
 def test_numbers_that_take_the_compiler_with_them_are_refused(text: str) -> None:
-    said = refused(text)
-    assert "is too large" in said
-    assert len(said) < 200
+    emitted = refused(text)
+    assert "is too large" in emitted
+    assert len(emitted) < 200
 
 
 @pytest.mark.parametrize(

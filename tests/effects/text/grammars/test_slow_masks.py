@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minfer.effects.text.grammars import slow_masks as watching
-from minfer.effects.text.grammars.protocol import MASK_WAIT
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT
 from minfer.effects.text.grammars.slow_masks import UNWRITTEN, MaskWatch, WatchedCall
 
 

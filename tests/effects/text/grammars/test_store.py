@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from minfer.effects.text.grammars import store as module
-from minfer.effects.text.grammars.protocol import (
+from minfer.effects.text.grammars.grammar_library import (
     Grammar,
     GrammarError,
 )
@@ -30,42 +30,42 @@ class Compiler(OneByOne):
     """Counts, and waits if it is told to."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.go = threading.Event()
         self.go.set()
         self.begun = 0
 
-    def compile(self, asked: StructuredOutputs) -> Any:
+    def compile(self, requested: StructuredOutputs) -> Any:
         self.begun += 1
-        assert asked.text == "quick" or self.go.wait(60)
-        self.asked.append(asked.text)
-        if asked.text == "bad":
-            raise GrammarError("it is bad", asked.param)
-        return asked.text.upper()
+        assert requested.text == "quick" or self.go.wait(60)
+        self.requested.append(requested.text)
+        if requested.text == "bad":
+            raise GrammarError("it is bad", requested.param)
+        return requested.text.upper()
 
 
-def asked(text: str) -> StructuredOutputs:
+def requested(text: str) -> StructuredOutputs:
     return StructuredOutputs(regex=text)
 
 
 def test_a_constraint_is_compiled_once() -> None:
     compiler = Compiler()
     store = Grammars(lambda: compiler)
-    found: list[Any] = [store.get(asked(one)) for one in ("a", "b", "a")]
+    found: list[Any] = [store.get(requested(one)) for one in ("a", "b", "a")]
     assert found == ["A", "B", "A"]
-    assert compiler.asked == ["a", "b"]
+    assert compiler.requested == ["a", "b"]
 
 
 def test_who_begins_does_not_wait() -> None:
     compiler = Compiler()
     compiler.go.clear()
     store = Grammars(lambda: compiler)
-    begun: Future[Grammar] = store.begin(asked("a"))
+    begun: Future[Grammar] = store.begin(requested("a"))
     assert not begun.done()
-    again = store.begin(asked("a"))
+    again = store.begin(requested("a"))
     compiler.go.set()
-    assert begun.result(5) is again.result(5) is store.begin(asked("a")).result(0)
-    assert compiler.asked == ["a"]
+    assert begun.result(5) is again.result(5) is store.begin(requested("a")).result(0)
+    assert compiler.requested == ["a"]
 
 
 def test_a_refusal_is_kept_too() -> None:
@@ -73,30 +73,30 @@ def test_a_refusal_is_kept_too() -> None:
     store = Grammars(lambda: compiler)
     for _ in range(2):
         with pytest.raises(GrammarError, match="bad"):
-            store.get(asked("bad"))
-    assert compiler.asked == ["bad"]
+            store.get(requested("bad"))
+    assert compiler.requested == ["bad"]
 
 
-def test_those_that_were_asked_for_last_are_kept() -> None:
+def test_those_that_were_requested_last_are_kept() -> None:
     compiler = Compiler()
     store = Grammars(lambda: compiler)
     for i in range(KEPT):
-        store.get(asked(f"x{i}"))
-    store.get(asked("x0"))
-    store.get(asked("new"))
-    compiler.asked.clear()
-    store.get(asked("x0"))
-    store.get(asked("x1"))
-    assert compiler.asked == ["x1"]
+        store.get(requested(f"x{i}"))
+    store.get(requested("x0"))
+    store.get(requested("new"))
+    compiler.requested.clear()
+    store.get(requested("x0"))
+    store.get(requested("x1"))
+    assert compiler.requested == ["x1"]
 
 
 def test_who_needs_one_that_is_not_kept_waits_for_no_others() -> None:
     compiler = Compiler()
     compiler.go.clear()
     store = Grammars(lambda: compiler)
-    begun = [store.begin(asked(f"slow{i}")) for i in range(20)]
+    begun = [store.begin(requested(f"slow{i}")) for i in range(20)]
     assert store.pending == 20
-    assert store.get(asked("quick")) is not None  # while all threads are busy
+    assert store.get(requested("quick")) is not None  # while all threads are busy
     assert not any(one.done() for one in begun)
     compiler.go.set()
     for one in begun:
@@ -112,7 +112,7 @@ def busy() -> Iterator[tuple[Compiler, Grammars]]:
     compiler.go.clear()
     store = Grammars(lambda: compiler)
     for i in range(THREADS):
-        store.begin(asked(f"busy{i}"))
+        store.begin(requested(f"busy{i}"))
     while compiler.begun < THREADS:
         time.sleep(0.001)
     yield compiler, store
@@ -125,19 +125,19 @@ def ended(compiler: Compiler, waits: list[Future[Grammar]]) -> list[str]:
     compiler.go.set()
     for wait in waits:
         wait.result(5)
-    return [one for one in compiler.asked if not one.startswith("busy")]
+    return [one for one in compiler.requested if not one.startswith("busy")]
 
 
 def test_a_constraint_without_waiters_is_not_compiled(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
-    gone, shared = store.begin(asked("a")), store.begin(asked("b"))
-    other = store.begin(asked("b"), "another client")
+    gone, shared = store.begin(requested("a")), store.begin(requested("b"))
+    other = store.begin(requested("b"), "another client")
     assert gone.cancel()
     assert shared.cancel()
     assert store.pending == THREADS + 1
-    found = ended(compiler, [other, store.begin(asked("c"))])
+    found = ended(compiler, [other, store.begin(requested("c"))])
     assert sorted(found) == ["b", "c"]
 
 
@@ -145,10 +145,10 @@ def test_a_cancelled_compilation_that_runs_is_kept_for_the_next_request(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
-    running = store.begin(asked("busy0"))
+    running = store.begin(requested("busy0"))
     assert running.cancel()
-    assert ended(compiler, [store.begin(asked("busy0"))]) == []
-    assert compiler.asked.count("busy0") == 1
+    assert ended(compiler, [store.begin(requested("busy0"))]) == []
+    assert compiler.requested.count("busy0") == 1
 
 
 def test_clients_take_turns() -> None:
@@ -156,11 +156,11 @@ def test_clients_take_turns() -> None:
     compiler.go.clear()
     with patch.object(module, "THREADS", 1):
         store = Grammars(lambda: compiler)
-        waits = [store.begin(asked("first"), "one")]
+        waits = [store.begin(requested("first"), "one")]
         while not compiler.begun:
             time.sleep(0.001)
-        waits += [store.begin(asked(f"x{i}"), "greedy") for i in range(3)]
-        waits += [store.begin(asked(f"long {i}"), "other") for i in range(2)]
+        waits += [store.begin(requested(f"x{i}"), "greedy") for i in range(3)]
+        waits += [store.begin(requested(f"long {i}"), "other") for i in range(2)]
         found = ended(compiler, waits)
     assert found == ["first", "x0", "long 0", "x1", "long 1", "x2"]
     store.close()
@@ -170,9 +170,9 @@ def test_who_may_wait_takes_a_constraint_out_of_the_line(
     busy: tuple[Compiler, Grammars],
 ) -> None:
     compiler, store = busy
-    waits = store.begin(asked("quick"))
-    assert store.get(asked("quick")) is waits.result(5)
-    assert ended(compiler, [store.begin(asked("a"))]) == ["quick", "a"]
+    waits = store.begin(requested("quick"))
+    assert store.get(requested("quick")) is waits.result(5)
+    assert ended(compiler, [store.begin(requested("a"))]) == ["quick", "a"]
 
 
 def test_a_client_may_have_its_share_of_the_line(
@@ -180,11 +180,11 @@ def test_a_client_may_have_its_share_of_the_line(
 ) -> None:
     _, store = busy
     share = MOST_WAITING // SHARE
-    mine = [store.begin(asked(f"x{i}"), "me") for i in range(share)]
+    mine = [store.begin(requested(f"x{i}"), "me") for i in range(share)]
     assert store.crowded("me")
     assert not store.crowded("other")
     for i in range(MOST_WAITING - share):
-        store.begin(asked(f"y{i}"), f"client {i}")
+        store.begin(requested(f"y{i}"), f"client {i}")
     assert store.crowded("other")
     mine[0].cancel()
     assert not store.crowded("other")
@@ -193,7 +193,7 @@ def test_a_client_may_have_its_share_of_the_line(
 
 def test_waiters_are_cancelled_when_it_is_closed(busy: tuple[Compiler, Grammars]) -> None:
     _, store = busy
-    wait = store.begin(asked("a"))
+    wait = store.begin(requested("a"))
     store.close()
     assert wait.cancelled()
     assert store.pending == THREADS  # they end by themselves
@@ -204,20 +204,20 @@ def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
     store = Grammars(lambda: compiler)
     with patch.object(compiler, "compile", side_effect=MemoryError):
         with pytest.raises(MemoryError):
-            store.begin(asked("a")).result(5)
+            store.begin(requested("a")).result(5)
         with pytest.raises(MemoryError):
-            store.get(asked("a"))
-    assert store.get(asked("a")) is not None
+            store.get(requested("a"))
+    assert store.get(requested("a")) is not None
     store.close()
 
 
 def test_matchers_that_are_idle_are_kept_until_it_is_closed() -> None:
     store = Grammars(Compiler)
     walker: Any = Walker()
-    store.release_matcher(asked("a"), walker, 3)
-    assert store.idle(asked("b")) is None
-    again: Any = store.idle(asked("a"))
+    store.release_matcher(requested("a"), walker, 3)
+    assert store.idle(requested("b")) is None
+    again: Any = store.idle(requested("a"))
     assert again is walker
-    store.release_matcher(asked("a"), walker, 3)
+    store.release_matcher(requested("a"), walker, 3)
     store.close()
-    assert store.idle(asked("a")) is None
+    assert store.idle(requested("a")) is None

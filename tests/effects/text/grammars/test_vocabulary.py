@@ -11,9 +11,9 @@ from tests.effects.text.grammars.bundled import ENDS, allowed, matcher, tokenize
 MARKERS = ["</tool_call>", "a<|im_end|>", "<|endoftext|>", "ab <think> cd"]
 
 
-def written(**asked: Any) -> str:
+def written(**requested: Any) -> str:
     """What comes of always taking the longest token."""
-    walk, made = matcher(**asked), bytearray()
+    walk, made = matcher(**requested), bytearray()
     while not walk.may_end:
         there = {one: tokenizer().token_bytes(one) for one in allowed(walk.mask())}
         token = max(there, key=lambda one: len(there[one]))
@@ -40,11 +40,11 @@ def test_markers_that_the_model_knows_are_renamed_there_too(words: Any) -> None:
     model = {"vocab": words, "unk_token": "<s>"}
     found = without_markers(json.dumps({"added_tokens": added, "model": model}))
     assert found.ids == {"<s>": 0, "<b>": 2}
-    told = json.loads(found.text)
-    names = [one["content"] for one in told["added_tokens"]]
+    record = json.loads(found.text)
+    names = [one["content"] for one in record["added_tokens"]]
     assert names[1] == "a"
     assert not {"<s>", "<b>"} & {*names}
-    known = told["model"]["vocab"]
+    known = record["model"]["vocab"]
     known = {*known} if isinstance(known, dict) else {one for one, _ in known}
     assert known == {names[0], "a"}
-    assert told["model"]["unk_token"] == names[0]
+    assert record["model"]["unk_token"] == names[0]

@@ -90,17 +90,17 @@ def found(text: str, tools: str | None, *more: str, opened: bool = False) -> Fou
     first = fed(parser(tools, *more, opened=opened), [text])
     for pieces in cuts(text):
         assert fed(parser(tools, *more, opened=opened), pieces) == first, pieces
-    return told(first)
+    return reported(first)
 
 
 def in_one_piece(text: str, tools: str) -> Found:
     """What is found in an answer that is not streamed."""
     first = fed(parser(tools, streaming=False), [text])
     assert fed(parser(tools, streaming=False), list(text)) == first
-    return told(first)
+    return reported(first)
 
 
-def told(deltas: Iterable[Delta]) -> Found:
+def reported(deltas: Iterable[Delta]) -> Found:
     """Deltas put together, as a client does; they must be in order."""
     all_of = Found()
     running = False

@@ -12,10 +12,10 @@ both = pytest.mark.parametrize("form", FORMS)
 
 def call(form: str, name: str, arguments: str) -> str:
     if form == "deepseek_v3":
-        said = f"function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+        emitted = f"function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
     else:
-        said = f"{name}<｜tool▁sep｜>{arguments}"
-    return f"<｜tool▁call▁begin｜>{said}<｜tool▁call▁end｜>"
+        emitted = f"{name}<｜tool▁sep｜>{arguments}"
+    return f"<｜tool▁call▁begin｜>{emitted}<｜tool▁call▁end｜>"
 
 
 def calls(form: str, *each: str) -> str:

@@ -55,7 +55,7 @@ def test_no_white_space_is_left_around_calls() -> None:
     assert kinds == [ContentDelta("x")]
 
 
-def test_parts_of_reasoning_stand_apart() -> None:
+def test_parts_of_reasoning_are_separate() -> None:
     out = outlet()
     out.mark()
     out.reasoning("\na\n")

@@ -35,8 +35,8 @@ def test_what_a_template_shows(template: str | None, tools: str, reasoning: str)
 
 
 def test_its_metrics() -> None:
-    told = Parsers("mistral", "none").settled("<tool_call></think>")
-    assert told == Parsers("mistral", NONE)
+    reported = Parsers("mistral", "none").settled("<tool_call></think>")
+    assert reported == Parsers("mistral", NONE)
     assert Parsers(reasoning="think").settled(None) == Parsers(NONE, "think")
     with pytest.raises(
         UnknownFormatError, match="no tool parser 'x'; use one of auto, n"

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 from tokenizers import AddedToken, Tokenizer
 
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.tools import deepseek, harmony
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (
@@ -69,8 +69,10 @@ class Vocabulary:
 
     def takes(self, text: str, calling: Calling) -> bool:
         """Whether an answer may be this text."""
-        asked = StructuredOutputs(grammar=grammar(evolve(calling, token=self.added.get)))
-        walk = self.compiler.compile(asked).matcher()
+        constraint = StructuredOutputs(
+            grammar=grammar(evolve(calling, token=self.added.get))
+        )
+        walk = self.compiler.compile(constraint).matcher()
         for one in self.tokens.encode(text, add_special_tokens=False).ids:
             if one not in allowed(walk.mask()):
                 return False
@@ -104,7 +106,7 @@ def hermes(*calls: str) -> str:
 
 
 def deep(form: str, *each: tuple[str, str]) -> str:
-    return calls(form, *(called(form, name, said) for name, said in each))
+    return calls(form, *(called(form, name, emitted) for name, emitted in each))
 
 
 def message(name: str, arguments: str) -> str:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.effects.text.tools.cuts import fed, found, in_one_piece, parser, told
+from tests.effects.text.tools.cuts import fed, found, in_one_piece, parser, reported
 
 THOUGHT = "<|channel|>analysis<|message|>User asks.\nCall it.<|end|>"
 CALL = (
@@ -47,7 +47,7 @@ def test_where_a_recipient_may_be(header: str) -> None:
 
 
 @pytest.mark.long
-def test_parts_stand_apart() -> None:
+def test_parts_are_separate() -> None:
     preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     again = "<|start|>assistant" + THOUGHT
     one = found(THOUGHT + preamble + again + CALL + CALL + FINAL, "openai")
@@ -64,7 +64,7 @@ def test_a_call_without_arguments() -> None:
 def test_an_answer_that_breaks_off() -> None:
     tokens = re.split(r"(<\|\w+\|>| )", THOUGHT + CALL + FINAL)
     for count in range(len(tokens)):
-        one = told(fed(parser("openai"), tokens[:count]))
+        one = reported(fed(parser("openai"), tokens[:count]))
         assert "It rains.".startswith(one.content)
     one = found(THOUGHT + CALL[:-12], "openai")
     assert (one.whole, one.content) == ([False], "")

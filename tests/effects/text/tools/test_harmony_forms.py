@@ -37,7 +37,7 @@ RULE = json_rule(json.dumps(OBJECT))
     "text",
     [ADD, BEFORE, ADD + CALL, THOUGHT + ADD, THOUGHT + THOUGHT + BEFORE + CALL],
 )
-def test_a_call_that_must_be_made_comes_behind_reasoning_alone(
+def test_a_call_that_must_be_made_comes_only_behind_reasoning(
     text: str, marked: bool
 ) -> None:
     takes = vocabulary(marked=marked).takes
@@ -131,9 +131,9 @@ def test_a_call_may_end_the_sequence() -> None:
     end = words.added[CALL]
     size = words.tokens.get_vocab_size()
     compiler = LlguidanceCompiler(words.tokens.to_str(), size, [*ENDS, end])
-    asked: Any = calling("openai", token=words.added.get)
+    requested: Any = calling("openai", token=words.added.get)
     for several in (True, False):
-        text = grammar(evolve(asked, several=several))
+        text = grammar(evolve(requested, several=several))
         walk = compiler.compile(StructuredOutputs(grammar=text)).matcher()
         for token in words.tokens.encode(THOUGHT + ADD, add_special_tokens=False).ids:
             assert not walk.may_end

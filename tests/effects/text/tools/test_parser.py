@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.text.tools.deltas import CallStart
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.parser import Parser
-from tests.effects.text.tools.cuts import OFFERED, fed, found, parser, told
+from tests.effects.text.tools.cuts import OFFERED, fed, found, parser, reported
 
 PIECES = [
     "<tool_call>",
@@ -128,10 +128,10 @@ def test_chance_texts(name: str | None) -> None:
         first = fed(parser(name, reasoning, opened=opened), [text])
         for cut in (list(text), pieces(text, draw), pieces(text, draw)):
             assert fed(parser(name, reasoning, opened=opened), cut) == first, text
-        one = told(first)
-        said = one.content + one.reasoning + "".join(map("".join, one.calls))
+        one = reported(first)
+        emitted = one.content + one.reasoning + "".join(map("".join, one.calls))
         for word in re.findall(r"w\dw", text if name != "openai" else ""):
-            assert word in said, text
+            assert word in emitted, text
 
 
 _ADD = '{"name": "add", "arguments": {"a": 1}}'

@@ -12,7 +12,7 @@ def step(reading: Reading[str]) -> str | None:
     return None
 
 
-def test_what_was_taken_is_kept_if_asked_for() -> None:
+def test_what_was_taken_is_kept_if_requested() -> None:
     source = Source()
     source.push("abcd")
     source.take(1)
@@ -45,12 +45,12 @@ def test_words_ahead_of_an_end() -> None:
 
 def test_until_a_marker() -> None:
     source = Source()
-    said: list[str] = []
-    reading = until(source, ["<a>", "<ab>"], said.append)
+    emitted: list[str] = []
+    reading = until(source, ["<a>", "<ab>"], emitted.append)
     source.push("x<<a")
     assert step(reading) is None
-    assert said == ["x<"]
+    assert emitted == ["x<"]
     source.push("c<ab>rest")
     assert step(reading) == "<ab>"
-    assert "".join(said) == "x<<ac"
+    assert "".join(emitted) == "x<<ac"
     assert source.text[source.at :] == "rest"

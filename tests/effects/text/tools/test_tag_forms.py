@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.tools.forms import Callee, Calling
 from minfer.effects.text.tools.tag_forms import tag_form
 from tests.effects.text.tools.test_forms import vocabulary

@@ -13,8 +13,8 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, to_api_error
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError, to_api_error
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.records.request import ParameterError
 from tests.effects.served import serving
 from tests.effects.serving.raw_requests import SLOW, asking
@@ -60,20 +60,22 @@ def test_a_full_waiting_queue_is_503_with_retry_after(folder: str) -> None:
 def test_public_errors_keep_their_text(
     error: Exception, status: int, code: str | None, param: str | None
 ) -> None:
-    told = to_api_error(error, "prompt")
-    assert (told.status, told.code, told.param) == (status, code, param)
-    assert str(told) == getattr(error, "detail", str(error))
-    assert told.retry_after == (1 if code == "overloaded" else None)
+    api_error = to_api_error(error, "prompt")
+    assert (api_error.status, api_error.code, api_error.param) == (status, code, param)
+    assert str(api_error) == getattr(error, "detail", str(error))
+    assert api_error.retry_after == (1 if code == "overloaded" else None)
 
 
 def test_what_broke_the_engine_is_not_reported() -> None:
-    told = to_api_error(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
-    assert (told.status, told.code) == (503, "engine_dead")
-    assert "secret" not in str(told)
+    api_error = to_api_error(
+        EngineDeadError("the engine broke: KeyError('secret')"), "prompt"
+    )
+    assert (api_error.status, api_error.code) == (503, "engine_dead")
+    assert "secret" not in str(api_error)
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret")])
 def test_unknown_errors_are_not_reported(error: Exception) -> None:
-    told = to_api_error(error, "prompt")
-    assert (told.status, told.code, told.param) == (500, None, None)
-    assert str(told) == "internal error"
+    api_error = to_api_error(error, "prompt")
+    assert (api_error.status, api_error.code, api_error.param) == (500, None, None)
+    assert str(api_error) == "internal error"

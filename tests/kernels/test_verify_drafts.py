@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from minfer.kernels.row_state import RowTensors
-from minfer.kernels.verify import accept_drafts, write_draft_inputs
+from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
 
 SCRATCH = 400
 MADE_BY_MODEL = -1

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.openai.chat import ChatBody
-from minfer.effects.serving.openai.conversation import have_tool_calls
+from minfer.effects.serving.openai.chat_completions import ChatBody
+from minfer.effects.serving.openai.chat_messages import have_tool_calls
 from tests.effects.serving.openai.helpers import HI, chat, refused
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -45,8 +45,8 @@ def test_what_makes_no_sense(messages: list[Any], param: str) -> None:
 def test_calls_as_templates_take_them() -> None:
     """Their arguments are text as yet, and no content is null."""
     function = {"name": "add", "arguments": '{"a": [1, null], "b": "ü"}'}
-    asked = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
-    body = chat(messages=[*HI, asked, {**ANSWER, "name": "add"}])
+    requested = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
+    body = chat(messages=[*HI, requested, {**ANSWER, "name": "add"}])
     to_turn = [message.to_turn() for message in body.messages]
     call = {**CALL, "function": function}
     assert to_turn == [
@@ -65,7 +65,7 @@ def test_reasoning_goes_back_under_either_name() -> None:
         content = {"role": "assistant", "content": "x", name: "hm"}
         (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, content]).messages]
         assert to_turn["reasoning_content"] == "hm"
-        alone = {"role": "assistant", "content": None, name: "hm"}
-        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, alone]).messages]
+        solo = {"role": "assistant", "content": None, name: "hm"}
+        (_, to_turn) = [one.to_turn() for one in chat(messages=[*HI, solo]).messages]
         assert (to_turn["content"], to_turn["reasoning_content"]) == (None, "hm")
     assert "reasoning_content" not in chat().messages[0].to_turn()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.setup.speculation import (
+from minfer.effects.setup.speculation_settings import (
     HOST_ROWS,
     SpeculativeConfig,
     read_json,
@@ -42,16 +42,16 @@ def test_the_engine_gets_the_drafter_and_the_number_of_drafts() -> None:
     assert (by_host.drafter, by_host.drafts, by_host.rows) == (HOST, 7, HOST_ROWS)
     model = config(model="org/small", disable_by_batch_size=9)
     assert model.proposer is None
-    told = model.speculation
-    assert (told.drafter, told.rows, told.adaptive) == (DEVICE, 9, False)
+    reported = model.speculation
+    assert (reported.drafter, reported.rows, reported.adaptive) == (DEVICE, 9, False)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
     assert config(method=method).speculation.rule == SAME_NOISE
     for name, rule in (("same_noise", SAME_NOISE), ("standard", REJECTION)):
-        told = config(method=method, rejection_sample_method=name)
-        assert told.speculation.rule == rule
+        reported = config(method=method, rejection_sample_method=name)
+        assert reported.speculation.rule == rule
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from anthropic.types import Message
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.anthropic.messages import ENDPOINT
+from minfer.effects.serving.anthropic.create_message import ENDPOINT
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput
@@ -19,7 +19,7 @@ from tests.effects.served import Serving
 from tests.effects.serving.anthropic.helpers import HI, body, refused
 from tests.effects.serving.openai.helpers import served
 
-ASKED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "model": "bundled",
     "max_tokens": 12,
     "messages": [{"role": "user", "content": "Write a Python function is_prime."}],
@@ -41,7 +41,7 @@ def input_of(message: Message) -> int:
 
 
 def test_a_whole_answer(anthropic: Anthropic, bundled: Serving) -> None:
-    message = anthropic.messages.create(**ASKED)
+    message = anthropic.messages.create(**REQUESTED)
     assert message.id.startswith("msg-")
     assert (message.type, message.role, message.model) == (
         "message",
@@ -51,7 +51,10 @@ def test_a_whole_answer(anthropic: Anthropic, bundled: Serving) -> None:
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
     chat = bundled.post(
         "chat/completions",
-        messages=[{"role": "system", "content": ASKED["system"]}, *ASKED["messages"]],
+        messages=[
+            {"role": "system", "content": REQUESTED["system"]},
+            *REQUESTED["messages"],
+        ],
         max_tokens=12,
         temperature=0,
     ).json()
@@ -61,8 +64,8 @@ def test_a_whole_answer(anthropic: Anthropic, bundled: Serving) -> None:
 
 
 def test_a_stream_adds_up_to_the_whole(anthropic: Anthropic) -> None:
-    whole = anthropic.messages.create(**ASKED)
-    with anthropic.messages.stream(**ASKED) as stream:
+    whole = anthropic.messages.create(**REQUESTED)
+    with anthropic.messages.stream(**REQUESTED) as stream:
         assert "".join(stream.text_stream) == text_of(whole)
         streamed = stream.get_final_message()
     assert text_of(streamed) == text_of(whole)
@@ -72,28 +75,28 @@ def test_a_stream_adds_up_to_the_whole(anthropic: Anthropic) -> None:
 
 
 def test_events_come_in_order(bundled: Serving) -> None:
-    asked = {**ASKED, "stream": True}
-    del asked["extra_body"]
-    answer = bundled.post("messages", **asked)
+    request_fields = {**REQUESTED, "stream": True}
+    del request_fields["extra_body"]
+    answer = bundled.post("messages", **request_fields)
     frames = answer.text.removesuffix("\n\n").split("\n\n")
     parted = [frame.split("\n") for frame in frames]
     names = [name.removeprefix("event: ") for name, _ in parted]
-    told = [json.loads(data.removeprefix("data: ")) for _, data in parted]
-    assert names == [one["type"] for one in told]
+    record = [json.loads(data.removeprefix("data: ")) for _, data in parted]
+    assert names == [one["type"] for one in record]
     # A model that may think or call tells at first what its first block is.
     assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert set(names[3:-3]) == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    started = told[0]["message"]
+    started = record[0]["message"]
     assert started["content"] == []
     assert started["usage"]["input_tokens"] > 0
     assert answer.headers["x-request-id"] == started["id"]
 
 
 def test_a_stop_sequence_is_named(anthropic: Anthropic) -> None:
-    text = text_of(anthropic.messages.create(**ASKED))
+    text = text_of(anthropic.messages.create(**REQUESTED))
     stop = text[2:5]
-    message = anthropic.messages.create(**ASKED, stop_sequences=["§§", stop])
+    message = anthropic.messages.create(**REQUESTED, stop_sequences=["§§", stop])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
     assert text_of(message) == text[: text.index(stop)]
 
@@ -114,7 +117,7 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
     made = writer(stream)
     last = CompletionOutput(index=0, text="", token_ids=(5,), finish_reason="stop")
     events = [*made.write(0, last), *made.end(served(10, 1, 4))]
-    told = [json.loads(event.data) for event in events]
+    record = [json.loads(event.data) for event in events]
     counted = {
         "input_tokens": 6,
         "cache_creation_input_tokens": 0,
@@ -123,7 +126,7 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
     }
     ended = {"stop_reason": "end_turn", "stop_sequence": None}
     if stream:
-        assert [one["type"] for one in told] == [
+        assert [one["type"] for one in record] == [
             "message_start",
             "content_block_start",
             "ping",
@@ -131,10 +134,10 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
             "message_delta",
             "message_stop",
         ]
-        assert told[0]["message"]["usage"] == {"input_tokens": 3, "output_tokens": 0}
-        assert (told[4]["delta"], told[4]["usage"]) == (ended, counted)
+        assert record[0]["message"]["usage"] == {"input_tokens": 3, "output_tokens": 0}
+        assert (record[4]["delta"], record[4]["usage"]) == (ended, counted)
     else:
-        (message,) = told
+        (message,) = record
         assert message["content"] == [{"type": "text", "text": ""}]
         assert message["usage"] == counted
         assert message.items() >= ended.items()
@@ -163,14 +166,14 @@ def test_a_field_that_makes_no_sense(
 
 
 def test_requested_parameters_reach_the_engine(bundled: Serving) -> None:
-    asked = body(
+    request_fields = body(
         temperature=0.5,
         top_p=0.25,
         top_k=3,
         stop_sequences=["x"],
         metadata={"user_id": "u"},
     )
-    request = asked.generation(bundled.llm)
+    request = request_fields.generation(bundled.llm)
     params = request.params
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.25, 3)
     assert (params.stop, params.max_tokens, params.n) == (("x",), 5, 1)

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache, rope_table
-from minfer.effects.models.rope import Rope, inverse_frequencies
+from minfer.effects.models.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_families import ROPES, SIZES, config_of
 from tests.effects.tiny_model import gqa_of, with_attention

@@ -4,7 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from minfer.effects.serving.errors import INTERNAL, TOO_LONG, ApiError, ContextLengthError
+from minfer.effects.serving.client_errors import (
+    INTERNAL,
+    TOO_LONG,
+    ApiError,
+    ContextLengthError,
+)
 from minfer.effects.serving.wire.transport import Event, Failure
 
 _KINDS: Final[Mapping[int, str]] = {

@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer.effects.serving.errors import ApiError
-from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.chat_completions import ChatBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import (
@@ -149,17 +149,17 @@ def test_conversations(client: OpenAI) -> None:
 
 
 def test_a_streamed_answer_joins_to_the_whole(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    request_fields: dict[str, Any] = {
         "model": "bundled",
         "seed": 3,
         "max_completion_tokens": 15,
         "n": 2,
         "messages": [{"role": "user", "content": "def f("}],
     }
-    whole = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**request_fields)
     texts, ends, roles, usage = ["", ""], ["", ""], ["", ""], None
     with client.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **request_fields, stream=True, stream_options={"include_usage": True}
     ) as stream:
         for chunk in stream:
             usage = chunk.usage

@@ -17,7 +17,7 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.records.request import ParameterError
 
 SHUTTING_DOWN: Final = "the server is shutting down"

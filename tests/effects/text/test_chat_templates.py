@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from minfer.effects.text.chat import ChatOptions, ChatTemplateError, render_chat
+from minfer.effects.text.chat_templates import ChatOptions, ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.text.trained import save
 
@@ -85,8 +85,8 @@ def test_reasoning_and_null_come_as_in_transformers(
     )
     save(tmp_path, chat_template=template)
     ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    said = {"role": role, "content": content, name: "hmm", "tool_calls": None}
-    chat: list[dict[str, Any]] = [said]
+    message = {"role": role, "content": content, name: "hmm", "tool_calls": None}
+    chat: list[dict[str, Any]] = [message]
     got = render_chat(ours, chat, {})
     assert got == theirs.apply_chat_template(chat, tokenize=False)
     assert "<hmm|hmm|" in got

@@ -35,17 +35,17 @@ class Noting(Oracle):
 
     def __init__(self) -> None:
         super().__init__(CONFIG.block_size, VOCAB)
-        self.asked: list[str] = []
-        self.told: list[SampleDeferred] = []
+        self.requested: list[str] = []
+        self.reported: list[SampleDeferred] = []
 
     def launch(self, plan: Plan) -> None:
-        self.asked.append(f"launch {plan.step}")
+        self.requested.append(f"launch {plan.step}")
         super().launch(plan)
 
-    def sample(self, apart: SampleDeferred) -> None:
-        self.asked.append(f"sample {apart.step}")
-        self.told.append(apart)
-        super().sample(apart)
+    def sample(self, separate: SampleDeferred) -> None:
+        self.requested.append(f"sample {separate.step}")
+        self.reported.append(separate)
+        super().sample(separate)
 
 
 class Eleven(NoMasks):
@@ -54,14 +54,14 @@ class Eleven(NoMasks):
     def __init__(self, executor: Noting, *, late: bool = False) -> None:
         self.executor = executor
         self.late = late
-        self.asked: list[Plan] = []
+        self.requested: list[Plan] = []
         self.begun: list[Future[StepMasks]] = []
         self.forgotten: list[SampleId] = []
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
-        assert f"launch {plan.step}" in self.executor.asked
+        assert f"launch {plan.step}" in self.executor.requested
         assert set(plan.gens) <= set(state.running.gens)
-        self.asked.append(plan)
+        self.requested.append(plan)
         self.begun.append(Future())
         if not self.late:
             self.say()
@@ -69,7 +69,7 @@ class Eleven(NoMasks):
 
     def say(self, *ends: Finish) -> None:
         bits = (1 << 11).to_bytes(5, "little")
-        masks = tuple(Mask(i, bits) for i in self.asked[-1].deferred)
+        masks = tuple(Mask(i, bits) for i in self.requested[-1].deferred)
         self.begun[-1].set_result(StepMasks(masks, ends))
 
     def drop(self, samples: Iterable[SampleId]) -> None:
@@ -92,25 +92,25 @@ def serve(driver: Driver, *requests: Request) -> dict[str, list[int]]:
     return out
 
 
-def test_nobody_is_asked_for_masks_where_no_row_is_apart() -> None:
+def test_no_masks_are_requested_where_no_row_is_deferred() -> None:
     executor = Noting()
     serve(Driver(CONFIG, executor), request("a"), request("bb"))
-    assert not executor.told
+    assert not executor.reported
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_masks_are_asked_for_once_a_step_is_launched(depth: int) -> None:
+def test_masks_are_requested_once_a_step_is_launched(depth: int) -> None:
     config = evolve(CONFIG, depth=depth)
     executor = Noting()
     masks = Eleven(executor)
-    asked = masks.asked
+    requested = masks.requested
     driver = Driver(config, executor, masks=masks)
     tokens = serve(driver, request("a", lockstep=True), request("bb"))
     assert tokens["a"] == [11] * 6
     assert tokens["bb"] == serve(Driver(config, Noting()), request("bb"))["bb"]
-    assert [one.step for one in executor.told] == [plan.step for plan in asked]
-    assert all(plan.deferred for plan in asked)
-    assert len(asked) == 6
+    assert [one.step for one in executor.reported] == [plan.step for plan in requested]
+    assert all(plan.deferred for plan in requested)
+    assert len(requested) == 6
     assert set(masks.forgotten) == {("a", 0), ("bb", 0)}
 
 
@@ -123,12 +123,12 @@ def test_a_late_mask_holds_back_no_step_but_its_own() -> None:
     driver.turn()  # launches step 0, with both, and step 1, without "a"
     masks.say()
     driver.turn()  # collects step 0, and launches step 2
-    assert [plan.step for plan in masks.asked] == [0, 2]
+    assert [plan.step for plan in masks.requested] == [0, 2]
     driver.turn()  # collects step 1, although step 2 has no mask yet
-    assert executor.asked[-1] == "launch 3"
+    assert executor.requested[-1] == "launch 3"
     masks.say()
     driver.turn()
-    assert [one.step for one in executor.told] == [0, 2]
+    assert [one.step for one in executor.reported] == [0, 2]
 
 
 def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
@@ -144,8 +144,8 @@ def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
     assert [(one.reason, one.error, one.length) for one in ended] == [
         ("error", "it cannot go on", 0)
     ]
-    told = {name: tokens for emit in emits for (name, _), tokens in _pairs(emit)}
-    assert set(told) == {"bb"}
+    reported = {name: tokens for emit in emits for (name, _), tokens in _pairs(emit)}
+    assert set(reported) == {"bb"}
 
 
 def _pairs(emit: Emit) -> Iterable[tuple[SampleId, tuple[int, ...]]]:
@@ -162,8 +162,8 @@ def test_masks_of_steps_that_failed_are_not_waited_for() -> None:
     masks.say()
     driver.turn()  # step 0 went well, step 2 waits for its mask
     driver.turn()  # step 1 fails, and with it step 2
-    assert [one.plan.step for one in driver.deferred.steps] == [masks.asked[-1].step]
-    assert masks.asked[-1].step > 2
+    assert [one.plan.step for one in driver.deferred.steps] == [masks.requested[-1].step]
+    assert masks.requested[-1].step > 2
 
 
 class Failing(Noting):
@@ -175,15 +175,15 @@ class Failing(Noting):
         return super().collect()
 
 
-def test_without_masks_rows_apart_draw_what_they_would() -> None:
+def test_without_masks_deferred_rows_draw_what_they_would() -> None:
     bound = request("a", lockstep=True)
-    alone = serve(Driver(CONFIG, Noting()), request("a"))
+    solo = serve(Driver(CONFIG, Noting()), request("a"))
     executor = Noting()
-    assert serve(Driver(CONFIG, executor), bound) == alone
-    assert {one.masks for one in executor.told} == {()}
+    assert serve(Driver(CONFIG, executor), bound) == solo
+    assert {one.masks for one in executor.reported} == {()}
 
 
-def test_the_dry_executor_samples_apart_too() -> None:
+def test_the_dry_executor_has_deferred_sampling_too() -> None:
     texts = [
         serve(Driver(CONFIG, Dry([[5, 6], [7]])), request("a", lockstep=lockstep))
         for lockstep in (False, True)

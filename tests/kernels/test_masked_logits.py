@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minfer.kernels import masks, plain
+from minfer.kernels import masked_logits, plain
 
 from .conftest import CUDA
 
@@ -17,7 +17,7 @@ def kept(rows: int, vocab: int, dtype: torch.dtype) -> torch.Tensor:
 
 def words(rows: int, vocab: int) -> torch.Tensor:
     gen = torch.Generator().manual_seed(rows)
-    count = -(-vocab // masks.BITS)
+    count = -(-vocab // masked_logits.BITS)
     made = torch.randint(-(2**31), 2**31, (rows, count), generator=gen)
     return made.to(DEVICE, torch.int32)
 
@@ -27,11 +27,12 @@ def words(rows: int, vocab: int) -> torch.Tensor:
 def test_kernel_and_reference_are_the_same(
     vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "CHUNK", 64)  # so small that there are several programs
+    # so small that there are several programs
+    monkeypatch.setattr(masked_logits, "CHUNK", 64)
     logits, some = kept(5, vocab, dtype), words(4, vocab)
     some[1], some[2] = -1, 0
     device_rows = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
-    made = masks.hide(logits, device_rows, some)
+    made = masked_logits.hide(logits, device_rows, some)
     assert torch.equal(made, plain.hide(logits, device_rows, some))
     assert torch.equal(made[1], logits[0])
     assert bool((made[2] == -torch.inf).all())
@@ -46,13 +47,13 @@ def test_kernel_and_reference_are_the_same(
 def test_logits_are_kept_of_all_rows_but_the_scratch_row(
     vocab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "KEEP_CHUNK", 64)
+    monkeypatch.setattr(masked_logits, "KEEP_CHUNK", 64)
     logits, scratch = kept(6, vocab, torch.float32), 9
     places = [4, scratch, 0, 5, scratch, 1]
     device_rows = torch.tensor(places, dtype=torch.int32, device=DEVICE)
     old = kept(10, vocab, torch.float32) + 1
     new, same = old.clone(), old.clone()
-    masks.keep(logits, device_rows, new, scratch)
+    masked_logits.keep(logits, device_rows, new, scratch)
     plain.keep(logits, device_rows, same, scratch)
     assert torch.equal(new, same)
     to = {4: 0, 0: 2, 5: 3, 1: 5}
@@ -65,10 +66,10 @@ def test_logits_are_kept_of_all_rows_but_the_scratch_row(
 def test_real_vocabularies(vocab: int) -> None:
     logits, some = kept(200, vocab, torch.bfloat16), words(130, vocab)
     device_rows = torch.randperm(200, device="cuda")[:130].int()
-    made = masks.hide(logits, device_rows, some)
+    made = masked_logits.hide(logits, device_rows, some)
     assert torch.equal(made, plain.hide(logits, device_rows, some))
     out, again = torch.zeros_like(logits), torch.zeros_like(logits)
     device_rows[::3] = 199
-    masks.keep(logits[:130], device_rows, out, 199)
+    masked_logits.keep(logits[:130], device_rows, out, 199)
     plain.keep(logits[:130], device_rows, again, 199)
     assert torch.equal(out, again)

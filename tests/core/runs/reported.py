@@ -18,7 +18,7 @@ def opened(config: EngineConfig, turns: list[Turn]) -> Journal:
     return Journal(open_segments({"run": encode_journal(config, turns)}))
 
 
-def told(turn: Turn) -> Any:
+def reported(turn: Turn) -> Any:
     """A turn's facts as a journal has them."""
     return json.loads(json.dumps(facts(turn.before, turn.transition)))
 
@@ -41,7 +41,7 @@ def a_run() -> tuple[EngineState, Facts]:
     done = Tick(1.0), *_result(state)
     coming = Submit(Request(id="b", prompt=(4, 5), max_tokens=9, n=2))
     transition = step(config, state, (*done, coming))
-    return state, told(Turn(1, state, (), transition))
+    return state, reported(Turn(1, state, (), transition))
 
 
 def _result(state: EngineState) -> tuple[Event, ...]:

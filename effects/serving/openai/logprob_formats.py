@@ -5,12 +5,12 @@ get parallel lists, and offsets into the text. vLLM's format for a prompt is a l
 an object for each token, by token id.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, TypedDict
 
 from minfer.effects.serving.protocol import Include
-from minfer.effects.text.logprobs import text_of
+from minfer.effects.text.logprobs_by_id import text_of
 from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 
@@ -28,9 +28,8 @@ class TokenScore(TypedDict):
 
 def token_logprob(token: int, score: Logprob, tokenizer: Tokenizer | None) -> TokenScore:
     """A token and its score, in the form of both formats."""
-    token_text = None if tokenizer is None else [*tokenizer.token_bytes(token)]
-    text = score.decoded_token or f"token_id:{token}"  # without a text, vLLM's name
-    return {"token": text, "logprob": max(score.logprob, LEAST), "bytes": token_text}
+    spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
+    return {"token": _spelled(token, score), "logprob": _value(score), "bytes": spelled}
 
 
 def chat_logprobs(
@@ -53,23 +52,24 @@ def format_prompt_logprobs(
         return None
     most = include.prompt_logprobs
     return [
-        by_id and {str(token): _entry(one) for token, one in _likeliest(by_id, most)}
+        by_id
+        and {str(token): _entry(one) for token, one in _likeliest(by_id, most).items()}
         for by_id in delta.prompt_logprobs
     ]
 
 
 def _entry(score: Logprob) -> dict[str, object]:
     return {
-        "logprob": max(score.logprob, LEAST),
+        "logprob": _value(score),
         "rank": score.rank,
         "decoded_token": score.decoded_token,
     }
 
 
-def _likeliest(by_id: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
+def _likeliest(by_id: dict[int, Logprob], most: int) -> dict[int, Logprob]:
     """A token's own score, and those of so many likeliest tokens."""
     own, *others = by_id.items()
-    return [own, *((token, one) for token, one in others if one.rank <= most)]
+    return dict([own, *((token, one) for token, one in others if one.rank <= most)])
 
 
 class CompletionScores(TypedDict):
@@ -90,18 +90,11 @@ class CompletionLogprobs:
 
     def next_scores(self, choice: int, scored: Scored) -> CompletionScores:
         """The scores of a choice's next tokens."""
-        every = [self._token_scores([*by_id.items()]) for by_id in scored]
-        own = [of_token[0] for of_token in every]
+        ids = [next(iter(by_id)) for by_id in scored]
         begin = self._lengths.get(choice, 0)
-        sizes = map(self._characters, map(_own_id, scored))
-        *offsets, end = accumulate(sizes, initial=begin)
+        *offsets, end = accumulate(map(self._characters, ids), initial=begin)
         self._lengths[choice] = end
-        return {
-            "tokens": [one["token"] for one in own],
-            "token_logprobs": [one["logprob"] for one in own],
-            "top_logprobs": [*map(_by_text, every)],
-            "text_offset": offsets,
-        }
+        return self._columns(ids, scored, offsets)
 
     def echo_scores(
         self, choice: int, text: str, ids: Sequence[int], scored: PromptLogprobs, top: int
@@ -109,20 +102,25 @@ class CompletionLogprobs:
         """The scores of a prompt that is echoed before a choice's own tokens; `text` is
         the prompt's.
         """
-        every = [
-            self._token_scores(_likeliest(by_id, top)) if by_id else []
-            for by_id in scored
-        ]
         self._lengths[choice] = len(text)
+        likeliest = [_likeliest(by_id, top) if by_id else None for by_id in scored]
+        return self._columns(ids, likeliest, self._text_offsets(text, ids))
+
+    def _columns(
+        self,
+        ids: Sequence[int],
+        scored: Sequence[dict[int, Logprob] | None],
+        offsets: Iterable[int],
+    ) -> CompletionScores:
+        each = [*zip(ids, scored, strict=True)]
         return {
             "tokens": [token_text(token, self._tokenizer) for token in ids],
-            "token_logprobs": [one[0]["logprob"] if one else None for one in every],
-            "top_logprobs": [_by_text(one) if one else None for one in every],
-            "text_offset": [*self._text_offsets(text, ids)],
+            "token_logprobs": [
+                _value(one[token]) if one else None for token, one in each
+            ],
+            "top_logprobs": [_by_text(one) if one else None for one in scored],
+            "text_offset": [*offsets],
         }
-
-    def _token_scores(self, by_id: Sequence[tuple[int, Logprob]]) -> list[TokenScore]:
-        return [token_logprob(*one, self._tokenizer) for one in by_id]
 
     def _characters(self, token: int) -> int:
         """How many characters of a text belong to a token: those that begin in its bytes,
@@ -165,12 +163,17 @@ def token_text(token: int, tokenizer: Tokenizer | None) -> str:
     return text_of(token, tokenizer) or f"token_id:{token}"
 
 
-def _own_id(by_id: dict[int, Logprob]) -> int:
-    return next(iter(by_id))
+def _value(score: Logprob) -> float:
+    return max(score.logprob, LEAST)
 
 
-def _by_text(of_token: Sequence[TokenScore]) -> dict[str, float]:
+def _by_text(by_id: dict[int, Logprob]) -> dict[str, float]:
     """Scores by text: among tokens with equal texts, that of the sampled one, or else of
     the likelier one.
     """
-    return {one["token"]: one["logprob"] for one in reversed(of_token)}
+    items = reversed(by_id.items())
+    return {_spelled(token, one): _value(one) for token, one in items}
+
+
+def _spelled(token: int, score: Logprob) -> str:
+    return score.decoded_token or f"token_id:{token}"  # without a text, vLLM's name

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer import kernels
-from minfer.kernels import linear
+from minfer.kernels import fused_linear
+from minfer.kernels.fused_linear import linear_add, norm_gated, norm_linear
 from minfer.kernels.leaves import Linear, Norm
-from minfer.kernels.linear import linear_add, norm_gated, norm_linear
 from minfer.kernels.linear_tunes import TABLE, Product, Tune, TuneEntry
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed
@@ -160,13 +160,13 @@ def test_constants_of_the_table(name: Product, tokens: int) -> None:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What the kernel came to, of each call that it took."""
-    launch, seen = linear._launch, list[Tensor]()
+    launch, seen = fused_linear._launch, list[Tensor]()
 
     def spy(*arguments: Any, **how: Any) -> Tensor:
         seen.append(launch(*arguments, **how))
         return seen[-1]
 
-    monkeypatch.setattr(linear, "_launch", spy)
+    monkeypatch.setattr(fused_linear, "_launch", spy)
     return seen
 
 
@@ -206,7 +206,7 @@ def test_strided_tensors(name: Product) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "interpreting", False)
-    monkeypatch.setattr(linear, "product", None)
+    monkeypatch.setattr(fused_linear, "product", None)
     monkeypatch.setattr(f"{__name__}.DEVICE", "cpu")
     for tune, bias in ((ONE, True), (None, False)):
         checked(Case(2, 64, 32), name, tune, bias)

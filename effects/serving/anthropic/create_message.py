@@ -9,7 +9,7 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.blocks import offered_tools
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
-from minfer.effects.serving.anthropic.errors import failure
+from minfer.effects.serving.anthropic.error_format import failure
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import (
     Endpoint,

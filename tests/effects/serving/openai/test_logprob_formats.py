@@ -63,8 +63,8 @@ def test_log_probabilities_of_a_completion() -> None:
 
 def test_log_probabilities_of_a_conversation() -> None:
     tokenizer, scores = token_text()
-    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
-    writer = writer_of(chat(**asked), tokenizer)
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    writer = writer_of(chat(**fields), tokenizer)
     writer.write(0, delta("x\u2603y", "stop", scores))
     (answer,) = read(writer.end(served(1, 1, 0)))
     found = answer["choices"][0]["logprobs"]
@@ -77,7 +77,7 @@ def test_log_probabilities_of_a_conversation() -> None:
     ]
     assert [top["token"] for top in content[0]["top_logprobs"]] == ["1", "2", "x"]
     assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.1, -0.2, -0.5]
-    writer = writer_of(chat(**asked, stream=True), tokenizer)
+    writer = writer_of(chat(**fields, stream=True), tokenizer)
     begun = writer.write(0, delta("x", None, scores[:1]))
     events = read([*begun, *writer.write(0, delta("", "stop", scores[1:]))])
     next_scores = [event["choices"][0]["logprobs"] for event in events]
@@ -102,7 +102,7 @@ def test_tokens_without_a_tokenizer_are_named_by_their_ids() -> None:
 
 @pytest.mark.long
 def test_log_probabilities_of_completions(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": "bundled",
         "prompt": "def add(a",
         "logprobs": 2,
@@ -110,7 +110,7 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
         "seed": 2,
         "max_tokens": 15,
     }
-    one = client.completions.create(**asked).choices[0]
+    one = client.completions.create(**fields).choices[0]
     found = one.logprobs
     assert found is not None
     assert found.tokens
@@ -125,7 +125,7 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
     for at, token in zip(found.text_offset, found.tokens, strict=True):
         assert one.text.startswith(token, at) or at == len(one.text)
     parts: list[Any] = []
-    with client.completions.create(**asked, stream=True) as stream:
+    with client.completions.create(**fields, stream=True) as stream:
         parts += [
             chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs
         ]
@@ -134,9 +134,9 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
         assert [item for part in parts for item in getattr(part, name)] == getattr(
             found, name
         )
-    plain = client.completions.create(**{**asked, "logprobs": None}).choices[0]
+    plain = client.completions.create(**{**fields, "logprobs": None}).choices[0]
     assert (plain.text, plain.logprobs) == (one.text, None)
-    least = client.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
+    least = client.completions.create(**{**fields, "logprobs": 0}).choices[0].logprobs
     assert least is not None
     assert least.token_logprobs == found.token_logprobs
     assert [len(top) for top in least.top_logprobs or ()] == [1] * len(found.tokens)
@@ -144,7 +144,7 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
 
 @pytest.mark.long
 def test_log_probabilities_of_conversations(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": "bundled",
         "logprobs": True,
         "top_logprobs": 4,
@@ -153,7 +153,7 @@ def test_log_probabilities_of_conversations(client: OpenAI) -> None:
         "max_tokens": 15,
         "n": 2,
     }
-    whole = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**fields)
     contents: list[list[Any]] = [[], []]
     for choice in whole.choices:
         assert choice.logprobs is not None
@@ -168,13 +168,13 @@ def test_log_probabilities_of_conversations(client: OpenAI) -> None:
             assert values == sorted(values, reverse=True)
             assert one.logprob in values or one.logprob <= values[-1]
     streamed: list[list[Any]] = [[], []]
-    with client.chat.completions.create(**asked, stream=True) as stream:
+    with client.chat.completions.create(**fields, stream=True) as stream:
         for chunk in stream:
             for news in chunk.choices:
                 streamed[news.index] += (news.logprobs and news.logprobs.content) or []
     assert streamed == contents
     plain = client.chat.completions.create(
-        **{**asked, "logprobs": False, "top_logprobs": 0}
+        **{**fields, "logprobs": False, "top_logprobs": 0}
     )
     assert [c.message.content for c in plain.choices] == [
         c.message.content for c in whole.choices

@@ -49,7 +49,7 @@ def guarded(run: Callable[[], int]) -> int:
 def _users_errors() -> tuple[type[ValueError], ...]:
     """Errors whose messages describe a wrong input."""
     from minfer.effects.live.input_processing.input_processor import RequestError
-    from minfer.effects.text.chat import ChatTemplateError
+    from minfer.effects.text.chat_templates import ChatTemplateError
 
     return (
         ConfigError,

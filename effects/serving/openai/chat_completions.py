@@ -7,12 +7,12 @@ import attrs
 from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.openai.chat_writing import writer
-from minfer.effects.serving.openai.conversation import (
+from minfer.effects.serving.openai.chat_messages import (
     ChatMessage,
     check_calls,
     have_tool_calls,
 )
+from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
 from minfer.effects.serving.openai.template_fields import (
     Effort,

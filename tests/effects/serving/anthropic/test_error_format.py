@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from minfer.effects.serving.anthropic.errors import failure
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.anthropic.error_format import failure
+from minfer.effects.serving.client_errors import ApiError
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ from minfer.effects.serving.errors import ApiError
     ],
 )
 def test_a_status_has_a_kind(status: int, kind: str) -> None:
-    told = failure(ApiError("é", "a.field", None, status))
-    assert (told.status, told.event.name) == (status, "error")
-    said = {"type": "error", "error": {"type": kind, "message": "é"}}
-    assert json.loads(told.event.data) == said
+    error = failure(ApiError("é", "a.field", None, status))
+    assert (error.status, error.event.name) == (status, "error")
+    emitted = {"type": "error", "error": {"type": kind, "message": "é"}}
+    assert json.loads(error.event.data) == emitted
 
 
 def test_a_prompt_that_is_too_long_has_anthropics_message() -> None:
-    told = failure(ApiError("x", None, "context_length_exceeded", 400))
-    assert json.loads(told.event.data)["error"]["message"] == "prompt is too long: x"
+    error = failure(ApiError("x", None, "context_length_exceeded", 400))
+    assert json.loads(error.event.data)["error"]["message"] == "prompt is too long: x"
 
 
 def test_an_overload_has_a_retry_after() -> None:

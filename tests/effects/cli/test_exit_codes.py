@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from minfer.effects.cli.errors import guarded
+from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.live.errors import OverloadedError, RequestError
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
-from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.records.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError
@@ -76,10 +76,10 @@ def test_a_fault_of_ours_is_raised_on(error: Exception) -> None:
 def test_a_reader_that_has_left() -> None:
     code = """
 import sys
-from minfer.effects.cli.errors import guarded
+from minfer.effects.cli.exit_codes import guarded
 def run():
     sys.stdin.read()  # until the reader of our output has gone
-    print("nobody reads this")
+    print("this is not read")
     return 0
 sys.exit(guarded(run))
 """

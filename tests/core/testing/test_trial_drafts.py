@@ -12,7 +12,7 @@ from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState, initial
 from minfer.runs.oracle import Oracle
-from minfer.testing.host_drafts import proposed
+from minfer.testing.trial_drafts import proposed
 
 CONFIG = EngineConfig(
     num_blocks=60,
@@ -29,7 +29,9 @@ WISHES = (
 )
 
 
-def asked(config: EngineConfig = CONFIG) -> tuple[list[Propose], dict[str, list[int]]]:
+def requested(
+    config: EngineConfig = CONFIG,
+) -> tuple[list[Propose], dict[str, list[int]]]:
     """What is proposed in a run that makes no use of it, and what came."""
     plain = evolve(config, speculation=None)
     oracle, state = Oracle(config.block_size, config.vocab_size), initial(plain)
@@ -65,7 +67,7 @@ def _proposed(
 
 
 def test_most_of_it_comes_and_some_does_not() -> None:
-    found, out = asked()
+    found, out = requested()
     right, lengths = list[bool](), set[int]()
     for one in found:
         prompt = next(len(wish.prompt) for wish in WISHES if wish.id == one.id)
@@ -81,7 +83,7 @@ def test_most_of_it_comes_and_some_does_not() -> None:
 
 
 def test_it_ends_with_the_tokens() -> None:
-    found, out = asked()
+    found, out = requested()
     for one in found:
         prompt = next(len(wish.prompt) for wish in WISHES if wish.id == one.id)
         whole = prompt + len(out[f"{one.id}.{one.sample}"])
@@ -94,4 +96,4 @@ def test_it_ends_with_the_tokens() -> None:
 def test_where_the_host_does_not_draft_nothing_is_proposed(
     how: Speculation | None,
 ) -> None:
-    assert asked(evolve(CONFIG, speculation=how))[0] == []
+    assert requested(evolve(CONFIG, speculation=how))[0] == []

@@ -1,0 +1,53 @@
+"""Log-probabilities for users: by token id, each with its rank and its text.
+
+Log-probabilities of a prompt are parts of bytes, some perhaps twice
+(`minfer.records.token_logprobs`); they are kept as they come, and read once, when the
+consumer takes the output.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from minfer.effects.text.outputs import Logprob, PromptLogprobs
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
+
+
+def by_id(one: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """A token's log-probabilities by id, its own first."""
+    ids = [one.token, *one.likeliest]
+    values = [one.logprob, *one.logprobs]
+    ranks = [one.rank, *range(1, len(ids))]
+    return {
+        token: Logprob(value, rank, text_of(token, tokenizer))
+        for token, value, rank in zip(ids, values, ranks, strict=True)
+    }
+
+
+def text_of(token: int, tokenizer: Tokenizer | None) -> str | None:
+    """A token's text; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    return tokenizer.token_bytes(token).decode(errors="replace")
+
+
+@define(eq=False)
+class PromptScores:
+    """The log-probabilities of a prompt so far."""
+
+    prompt: Sequence[int]  # token ids
+    tokenizer: Tokenizer | None = None
+    unread: deque[bytes] = field(factory=deque)  # parts; added while others are read
+    read: PromptLogprobs = field(factory=lambda: [None])
+
+    def by_token(self) -> PromptLogprobs | None:
+        """For each token, the first one's None; None if the prompt was not computed.
+        Raises ValueError.
+        """
+        while self.unread:
+            for at, one in unpack_parts(self.unread.popleft(), self.prompt):
+                if at == len(self.read):
+                    self.read.append(by_id(one, self.tokenizer))
+        return self.read if len(self.read) >= len(self.prompt) else None
