@@ -370,10 +370,10 @@ def attention_reference(
     offsets: Tensor,
     scale: float,
     window: int = 0,
-    sinks: Tensor | None = None,
     out: Tensor | None = None,
     draft_layout: DraftLayout | None = None,
     most: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
     `most` is its max_count.
