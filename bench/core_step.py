@@ -2,8 +2,9 @@
 
 The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in a steady
 decode and with churn (outputs of 250 tokens on average, who has ended is replaced), with
-block ends spread over the steps and all at the same step; and that neither context length
-nor a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
+block ends spread over the steps and all at the same step; the same for 256 sequences of a
+model with two groups of layers, seven pages a block; and that neither context length nor
+a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
 the machine's noise hits both). Results are fed back as an executor would at depth 2;
 making them up is not timed. Times are the processor's: the core waits for nothing, and
 what else the machine does is not its cost. `--before TREE` compares this tree's core with
@@ -26,7 +27,7 @@ from minfer.blocks.keys import block_keys
 from minfer.effects.execution.dry_executor import Dry
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.engine import step
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Emit, Event, Executed
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
@@ -40,6 +41,8 @@ PARTS = 20  # blocks of turns that a case is measured in
 # Where two trees take turns. A process is up to 5 % slower than its twin as its memory
 # happens to lie, so the same is asked of fresh ones again and again.
 LIVES = 16
+# Gemma 3 4B: six pages a block in its sliding layers, one in the others.
+GEMMA = (CacheGroup(window=1024, pages=6), CacheGroup())
 PAIRS = 14  # blocks of a life
 COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
@@ -62,7 +65,7 @@ class Load:
 
     `aligned`: block ends come at the same step. `shared`: prompts are one document, all
     but the last block. `idle_blocks` cached blocks of requests that have ended are there
-    from the start.
+    from the start. `groups` are those of the model's layers.
     """
 
     def __init__(
@@ -75,10 +78,13 @@ class Load:
         idle_blocks: int = 0,
         shared: bool = False,
         block_size: int = BLOCK,
+        groups: tuple[CacheGroup, ...] = (CacheGroup(),),
     ) -> None:
         per_seq = (context + (512 if churn else MOST)) // block_size + 2
         config = EngineConfig(
-            num_blocks=running * per_seq + idle_blocks + context // block_size + 64,
+            num_blocks=sum(group.pages for group in groups)
+            * (running * per_seq + idle_blocks + context // block_size + 64),
+            groups=groups,
             block_size=block_size,
             max_model_len=context + 2 * MOST,
             max_num_seqs=running,
@@ -162,9 +168,11 @@ class Load:
         return [*self.took]
 
 
-def measure_solo(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any]:
+def measure_solo(
+    running: int, churn: bool, aligned: bool, turns: int, **more: Any
+) -> dict[str, Any]:
     """A turn's cost; the p99 includes every turn, low and high are medians of blocks."""
-    load = Load(running, churn=churn, aligned=aligned)
+    load = Load(running, churn=churn, aligned=aligned, **more)
     load.block(turns // 4)
     blocks = [load.block(turns // PARTS) for _ in range(PARTS)]
     found, middle = percentiles([*chain(*blocks)]), [*map(median, blocks)]
@@ -172,6 +180,7 @@ def measure_solo(running: int, churn: bool, aligned: bool, turns: int) -> dict[s
         "running": running,
         "churn": churn,
         "aligned": aligned,
+        "pages": sum(group.pages for group in more.get("groups", (CacheGroup(),))),
         "median_ms": found["p50"],
         "p99_ms": found["p99"],
         "p99_over_median": found["p99"] / found["p50"],
@@ -271,6 +280,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
         ):
             with paused_collector():
                 table.append(measure_solo(running, churn, aligned, args.turns))
+            show(table[-1])
+        for churn in (False, True):
+            with paused_collector():
+                table.append(measure_solo(256, churn, False, args.turns, groups=GEMMA))
             show(table[-1])
     if args.part != "table":
         for running, churn in product((64, 256), (False, True)):

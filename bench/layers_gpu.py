@@ -1,4 +1,4 @@
-"""Mixtures of experts and latent attention on a GPU, at the shapes of published models.
+"""Experts, latent attention and windows on a GPU, at the shapes of published models.
 
     python -m bench.layers_gpu --models moe mla
 
@@ -70,6 +70,34 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "topk_method": "greedy",
         "vocab_size": 102_400,
     },
+}
+SHAPES["gemma"] = {  # Gemma 3 4B
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 256,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "vocab_size": 262_208,
+}
+SHAPES["gpt-oss"] = {  # gpt-oss-20b, in bf16
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201_088,
 }
 COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
 INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64

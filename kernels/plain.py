@@ -106,8 +106,8 @@ def gather(
     out.positions.copy_(position)
     torch.add(position, 1, out=out.ahead)
     at = position // block_size
-    block = state.table[rows, at]
-    torch.add(position - at * block_size, block, alpha=block_size, out=out.slots)
+    page = state.table[:, rows, at]
+    torch.add(position - at * block_size, page, alpha=block_size, out=out.slots)
 
 
 def advance(

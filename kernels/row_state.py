@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class RowTensors(NamedTuple):
-    """The state of rows between steps, [device rows] int32 each."""
+    """The state of rows between steps, [device rows] int32 each unless noted."""
 
     last: Tensor  # tokens
     next: Tensor  # positions of the last tokens
-    table: Tensor  # [device rows, blocks]: block ids
+    table: Tensor  # [tables, device rows, blocks]: page ids
     scratch: int  # the row that pads batches, which never advances
 
 
@@ -20,7 +20,7 @@ class StepInputs(NamedTuple):
     tokens: Tensor  # ids
     positions: Tensor
     ahead: Tensor  # the positions after them
-    slots: Tensor  # int64: where their keys and values go
+    slots: Tensor  # [tables, tokens] int64: where their keys and values go
 
 
 class Penalties(NamedTuple):

@@ -46,7 +46,7 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["extra_stride", "decode_rows", "count"])
+@triton.jit(do_not_specialize=["extra_stride", "decode_rows", "count", "slots_stride"])
 def _gather(
     rows,
     extra,
@@ -55,6 +55,7 @@ def _gather(
     next_,
     table,
     table_stride,
+    row_stride,
     block_size,
     decode_rows,
     count,
@@ -62,6 +63,8 @@ def _gather(
     positions,
     ahead,
     slots,
+    slots_stride,
+    tables: tl.constexpr,
     block: tl.constexpr,
 ):
     follow()
@@ -75,11 +78,14 @@ def _gather(
         here + extra_stride, is_extra, 0
     )
     token = tl.load(last + row, is_decode, 0) + tl.load(here, is_extra, 0)
-    entry = tl.load(table + row * table_stride + position // block_size, inside, 0)
     tl.store(tokens + at, token, inside)
     tl.store(positions + at, position, inside)
     tl.store(ahead + at, position + 1, inside)
-    tl.store(slots + at, entry.to(tl.int64) * block_size + position % block_size, inside)
+    entry = table + row * row_stride + position // block_size
+    for i in tl.static_range(tables):
+        page = tl.load(entry + i * table_stride, inside, 0).to(tl.int64)
+        slot = page * block_size + position % block_size
+        tl.store(slots + i * slots_stride + at, slot, inside)
 
 
 def gather(
@@ -106,6 +112,7 @@ def gather(
         next_=state.next,
         table=state.table,
         table_stride=state.table.stride(0),
+        row_stride=state.table.stride(1),
         block_size=block_size,
         decode_rows=len(rows),
         count=len(out.tokens),
@@ -113,6 +120,8 @@ def gather(
         positions=out.positions,
         ahead=out.ahead,
         slots=out.slots,
+        slots_stride=out.slots.stride(0),
+        tables=len(state.table),
         block=BLOCK,
         launch_pdl=early(rows),
     )

@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import and_, ge, lt, sub
 
+from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.pausing import paused_rows, suspects
+from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admission import admit_from_queue
 from minfer.planning.admit import current_load, release_sources
 from minfer.planning.build_plan import build_plan
-from minfer.planning.grow import grow
+from minfer.planning.grow import grow, grow_for_prefill
 from minfer.planning.work import Work, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
@@ -109,6 +111,8 @@ def _find_skipped_rows(work: Work, alone: int | None) -> None:
         work.skipped.update(paused_rows(work.config, work.state))
     if alone is not None:
         work.skipped.update(gen for gen in run.gens if gen != alone)
+    if work.config.by_chunk and work.state.filling:
+        _bound_prefill(work)
     work.state, work.grown, reasons = grow(work.config, work.state, due, work.skipped)
     work.reasons += reasons
 
@@ -128,6 +132,25 @@ def _in_lockstep(work: Work) -> Iterator[int]:
     return compress(run.gens, map(and_, bound, far))
 
 
+def _bound_prefill(work: Work) -> None:
+    """Find how many tokens the rows in prefill may take, and skip those that may not take
+    any.
+
+    Blocks leave a window only once results are known: without a bound, a row would hold
+    the blocks of as many chunks as steps are in flight. A quarter of the budget of a step
+    is enough to keep the device busy until the results of a whole one are known.
+    """
+    config, run = work.config, work.state.running
+    budget = config.max_num_batched_tokens
+    filled = [*compress(range(len(run)), map(lt, run.scheduled, run.base))]
+    done = all_committed(config, work.state, filled)
+    for i in filled:
+        left = done[i] + budget + budget // 4 - run.scheduled[i]
+        work.bounds[run.gens[i]] = left
+        if left <= 0:
+            work.skipped.add(run.gens[i])
+
+
 def _share_tokens(work: Work) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state = work.config, work.state
@@ -145,8 +168,23 @@ def _share_tokens(work: Work) -> None:
             left = run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)
             each = token_cost(work.config, run.seqs[i].request)
             more = max(0, min(work.room // each, left - 1))
+            if config.by_chunk:
+                more = _within_tables(work, i, 1 + more) - 1
             work.shares[run.gens[i]] = 1 + more
             work.room -= more * each
+
+
+def _within_tables(work: Work, i: int, share: int) -> int:
+    """How many of `share` prefill tokens the row at `i` may take, and has blocks for,
+    after its tables have grown.
+    """
+    config, run = work.config, work.state.running
+    start, share = run.scheduled[i], min(share, work.bounds[run.gens[i]])
+    work.state, work.grown = grow_for_prefill(
+        config, work.state, i, start + share, work.grown
+    )
+    ends = table_blocks(config, work.state.running.tables[i]) * config.block_size
+    return min(share, ends - start)
 
 
 def _admit(work: Work) -> None:

@@ -88,14 +88,15 @@ def open_backend(
     return CudaBackend.make(spec, config, device)
 
 
-def unsupported(plan: Plan) -> str:
-    """Returns what a plan asks for that cannot be executed yet, or nothing."""
+def unsupported(plan: Plan, groups: int = 1) -> str:
+    """Returns what a plan asks for that cannot be executed, or nothing, for a model with
+    so many cache groups.
+    """
+    tables = [len(one.tables) == groups for one in plan.opens]
+    if not all(tables) or any(grow.group >= groups for grow in plan.grows):
+        return f"rows of this model have {groups} block table(s), a group of layers each"
     if plan.moves:
         return "blocks cannot be moved between tiers yet"
-    if any(len(one.tables) != 1 for one in plan.opens) or any(
-        grow.group for grow in plan.grows
-    ):
-        return "all layers have one block table"
     if any(one.adapter for one in plan.opens):
         return "adapters cannot be loaded yet"
     for one in plan.opens:
@@ -129,10 +130,11 @@ class TorchExecutor:
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
         MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
-        and ConfigError for an impossible speculation.
+        and ConfigError for an impossible speculation or other groups than the model's.
         """
         check_speculation(config, modelled=draft is not None)
         self.device = torch.device(device)
+        self.groups = len(config.groups)
         backend = open_backend(spec, config, self.device, kernels=kernels)
         self.routes = backend.described  # which kernel serves what, in words
         self.runner = ModelRunner(
@@ -321,7 +323,7 @@ class TorchExecutor:
         plan = launched.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        room, why = self.packer.drafts, unsupported(plan)
+        room, why = self.packer.drafts, unsupported(plan, self.groups)
         why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")

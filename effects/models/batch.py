@@ -75,11 +75,12 @@ class Batch:
 
     tokens: Tensor  # [tokens] ids
     positions: Tensor  # [tokens] positions in their sequences
-    # [tokens] int64: block * block_size + offset, where each token's KV is written
+    # [tables, tokens] int64: page * block_size + offset, where each token's KV is written
     slots: Tensor
     # [sampled] indices of tokens whose logits are needed; None: every token
     sample: Tensor | None
-    # [rows, blocks]: block ids; entries that a row does not read may be anything
+    # [tables, rows, blocks]: page ids; entries that a row does not read may be anything.
+    # There is a table for each page of a block, over all groups of layers
     table: Tensor
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
     contexts: Tensor  # [decode] tokens that each of them attends to
@@ -140,7 +141,8 @@ class _Packing:
 def make_batch(
     rows: Sequence[BatchRow], block_size: int, device: torch.device | str = "cpu"
 ) -> Batch:
-    """Pack rows into one step; logits are in the order of the rows.
+    """Pack rows into one step, for layers of one group; logits are in the order of the
+    rows.
 
     Raises ValueError if there are none, one is empty or its table is too short.
     """
@@ -168,9 +170,9 @@ def make_batch(
     return Batch(
         tokens=sent(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
         positions=sent(positions),
-        slots=torch.from_numpy(slots).to(device),
+        slots=torch.from_numpy(slots)[None].to(device),
         sample=sent(packing.sampled(rows)),
-        table=sent(table),
+        table=sent(table)[None],
         rows=sent(decode_rows),
         contexts=sent(starts[decode_rows] + 1),
         chunks=chunks,

@@ -50,6 +50,10 @@ _REASONS: Final = {
         "{id!r} ({sample}) was preempted for {by[0]!r} ({by[1]}): KV of {computed:,} "
         "tokens"
     ),
+    "WindowMissed": (
+        "block {block:,} was not cached in layer group {group}, which has a window: of "
+        "{cached:,} cached blocks those before it were used"
+    ),
     "Voided": "step {step} failed with it: {error!r}",
 }
 _GAP: Final = (
@@ -71,6 +75,7 @@ _BECAUSE: Final = {  # reasons why the first missing block was missing
     "evicted": "had been, and was evicted",
     "pending": "was another's too, but not cached yet",
     "passed": "was computed, and was evicted or given back behind the window",
+    "window": "was not cached in layer group {missed}, which has a window",
     "differs": "begins as another's, but goes on differently",
     "new": "was never there",
     "": "is the first that may not be: one token is always computed",
@@ -163,7 +168,8 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
     reachable = min(it.computed, most)
     would = {each: reachable // each * each for each in sorted({*sizes, size})}
-    why = _cause_of_miss(it, size, windowed=config.window > 0)
+    windowed = any(group.window for group in config.groups)
+    why = _cause_of_miss(it, size, windowed=windowed)
     return {
         "sample": 0,
         **asdict(it),
@@ -178,6 +184,8 @@ def _cause_of_miss(it: Prefix, size: int, *, windowed: bool) -> str:
     end = it.hit + size
     if end > it.known - 1:
         return ""
+    if it.missed is not None:
+        return "window"
     if it.cached >= end:  # not all that leaves a window was published
         return "passed" if windowed else "evicted"
     if it.shared >= end:
@@ -297,5 +305,5 @@ def _gap_line(gap: dict[str, Any]) -> str:
 def _prefix_lines(prefix: dict[str, Any], title: str) -> str:
     """Lines for the cached prefix, why it ended, and the hits with other block sizes."""
     sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
-    because = _BECAUSE[prefix["why"]]
+    because = _BECAUSE[prefix["why"]].format(**prefix)
     return _PREFIX.format(title=title, because=because, sizes=sizes, **prefix)

@@ -48,7 +48,8 @@ def _first(values: list[Any], good: Callable[[Any], bool]) -> float | None:
 def _pools(case: Case, longest: int) -> list[int]:
     """Pools from the size of the longest request to the configured one."""
     config = case.config
-    least = blocks_for(min(longest, config.max_model_len), config.block_size)
+    blocks = blocks_for(min(longest, config.max_model_len), config.block_size)
+    least = config.most_pages(blocks)
     sizes = (round(least * STEP**k) for k in range(1000))
     return sorted({n for n in sizes if n < config.num_blocks} | {config.num_blocks})
 

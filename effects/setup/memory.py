@@ -29,6 +29,7 @@ torch.
 import os
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.blocks.ownership import blocks_for
+from minfer.effects.models.cache_layout import layout_for
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.shapes import (
     activation_bytes,
@@ -82,7 +84,7 @@ class MemoryPlan:
     weights: int
     activations: int
     graphs: int  # of CUDA, and its libraries' own
-    block_bytes: int  # of the cache
+    block_bytes: int  # of a page of the cache
     workspace_per_block: int
     num_blocks: int = 0
     draft: ModelSpec | None = None  # the draft model, which is included in all of these
@@ -107,9 +109,11 @@ class MemoryPlan:
     @property
     def largest_context(self) -> int:
         """The most tokens, prompt and output together, of a single sequence."""
-        return min(
-            self.spec.max_position_embeddings, self.num_blocks * self.sizes.block_size + 1
+        most, size = self.spec.max_position_embeddings, self.sizes.block_size
+        fits = bisect_right(
+            range(most // size + 2), self.num_blocks, key=self.sizes.most_pages
         )
+        return min(most, (fits - 1) * size + 1)
 
     def largest_batch(self, context: int) -> int:
         """Returns how many sequences of `context` tokens fit at once; 0 if not even one
@@ -117,7 +121,8 @@ class MemoryPlan:
         """
         if context > self.spec.max_position_embeddings:
             return 0
-        fit = self.num_blocks // blocks_for(context, self.sizes.block_size)
+        blocks = blocks_for(context, self.sizes.block_size)
+        fit = self.num_blocks // self.sizes.most_pages(blocks)
         return min(self.sizes.max_num_seqs, fit)
 
 
@@ -139,7 +144,10 @@ def plan_memory(
     NotEnoughMemoryError.
     """
     specs = [spec] if draft is None else [spec, draft]
-    block = sum(map(kv_bytes_per_token, specs)) * sizes.block_size
+    layout = layout_for(spec, sizes.groups)
+    page = layout.layers_a_page * layer_kv_bytes_per_token(spec)
+    page += 0 if draft is None else kv_bytes_per_token(draft)
+    block = page * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
@@ -162,7 +170,7 @@ def plan_memory(
         workspace_per_block=max(copies) * sizes.block_size,
         draft=draft,
     )
-    per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
+    per_sequence = sizes.most_pages(blocks_for(sizes.max_model_len, sizes.block_size))
     useful = sizes.max_num_seqs * per_sequence
     if num_blocks is not None:
         blocks = num_blocks
@@ -251,6 +259,28 @@ def _available_here() -> int:
     return int(sysconf("SC_PAGE_SIZE")) * int(sysconf("SC_PHYS_PAGES"))
 
 
+def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """Returns lines about what is kept of a token."""
+    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes.groups)
+    token = kv_bytes_per_token(plan.spec)
+    if plan.draft is not None:
+        token += kv_bytes_per_token(plan.draft)
+    if len(layout.groups) == 1:
+        block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
+        return [("KV of a token", size_text(token)), block]
+    groups = ", ".join(
+        f"{group.pages} "
+        + (f"(window {group.window})" if group.window else "(no window)")
+        for group in layout.groups
+    )
+    page = f"{size_text(plan.block_bytes)} for {size} tokens in {layout.layers_a_page}"
+    return [
+        ("KV of a token", size_text(token)),
+        ("KV of a page", f"{page} layers; {layout.padding:.0%} padding"),
+        ("pages of a block", groups),
+    ]
+
+
 def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
     """Returns the plan as `minfer plan` prints it, with `more` lines after the
     model's.
@@ -275,8 +305,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
-        ("KV of a token", size_text(plan.block_bytes // sizes.block_size)),
-        ("KV of a block", f"{size_text(plan.block_bytes)} for {sizes.block_size} tokens"),
+        *_kv_rows(plan),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]
     shorter = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len]

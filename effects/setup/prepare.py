@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.effects.models.checkpoint import (
     CheckpointError,
     eos_ids,
@@ -34,8 +35,9 @@ from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.request import SamplingParams
+from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -200,8 +202,6 @@ def _config(
             f"max_model_len {length} is longer than the {longest} tokens the model was "
             f"made for (max_position_embeddings in {folder / 'config.json'}); lower it"
         )
-    # The largest window of any layer; 0 if one layer attends to all keys.
-    window = max(filter(None, spec.windows), default=0)
     return EngineConfig(
         num_blocks=1,  # until the memory plan sets it
         block_size=args.block_size,
@@ -216,8 +216,19 @@ def _config(
         scored_cost=SCORED_COST[device.kind],
         policy=policy_of(args.scheduling_policy),
         speculation=None if speculative is None else speculative.speculation,
-        window=0 if None in spec.windows else window,
+        groups=_groups(spec, speculative),
     )
+
+
+def _groups(
+    spec: ModelSpec, speculative: SpeculativeConfig | None
+) -> tuple[CacheGroup, ...]:
+    """Returns the model's cache groups; one for all layers beside a draft model, whose
+    tables are the same.
+    """
+    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
+    layout = one_group(spec) if modelled else cache_layout(spec)
+    return layout.groups
 
 
 def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:

@@ -41,8 +41,18 @@ def tail_key(parent: Key, tokens: Sequence[int]) -> Key:
     return TAIL + block_key(parent, tokens) if tokens else b""
 
 
+def group_key(key: Key, group: int) -> Key:
+    """The key of a block in a group of layers; in the first group it is the content's."""
+    return bytes((group,)) + key if group else key
+
+
+def group_keys(keys: Keys, group: int) -> Keys:
+    """The keys of blocks in a group of layers."""
+    return tuple([bytes((group,)) + key for key in keys]) if group else keys
+
+
 def is_tail(key: Key) -> bool:
-    """Whether this is the key of a partial block."""
+    """Whether this key, of the first group, is of a partial block."""
     return len(key) > DIGEST
 
 

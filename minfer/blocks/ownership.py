@@ -1,6 +1,7 @@
-"""Ownership of the blocks of the KV cache.
+"""Ownership of the pages of the KV cache.
 
-Theory. A block is in exactly one of four places:
+Theory. A block of a group of layers is a bundle of pages (`CacheGroup`), which stay
+together. A block is in exactly one of four places:
 
     free       its content is unused (minfer/blocks/pool.py)
     private    in the table of one running sequence (or behind one fence), without a key
@@ -8,7 +9,7 @@ Theory. A block is in exactly one of four places:
     idle       published, held by no sequence: kept until the space is needed
 
 The last two are the prefix index (minfer/blocks/prefix.py). Allocation connects the two:
-if too few blocks are free, idle ones are evicted, and the caller gets their keys before
+if too few pages are free, idle ones are evicted, and the caller gets their keys before
 the content is overwritten.
 """
 
@@ -24,37 +25,37 @@ NOTHING_EVICTED: Final = Evicted()
 
 @frozen
 class Blocks:
-    """Ownership of all blocks."""
+    """Ownership of all pages."""
 
     pool: Pool
     prefix: PrefixIndex = Factory(PrefixIndex)
 
     @property
     def free(self) -> int:
-        """Blocks without known content."""
+        """Pages without known content."""
         return self.pool.free
 
     @property
     def live(self) -> int:
-        """Published blocks that some sequence holds."""
+        """Published pages that some sequence holds."""
         return self.prefix.live
 
     @property
     def idle(self) -> int:
-        """Published blocks that no sequence holds: cached until the space is needed."""
+        """Published pages that no sequence holds: cached until the space is needed."""
         return self.prefix.idlers
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now."""
+        """Pages that can be allocated now."""
         return self.pool.free + self.prefix.idlers
 
 
 @frozen
 class Taken:
-    """Allocated blocks, and what was evicted for them."""
+    """Allocated pages, and what was evicted for them."""
 
-    blocks: tuple[int, ...]
+    pages: tuple[int, ...]
     evicted: Evicted = NOTHING_EVICTED  # its content is there until the next step runs
 
 
@@ -100,7 +101,7 @@ class Transaction:
         return self.pool.free + prefix.idlers
 
     def take(self, count: int) -> Taken | None:
-        """Allocate `count` blocks, evicting idle ones if needed; None if there are not
+        """Allocate `count` pages, evicting idle ones if needed; None if there are not
         enough.
         """
         pool = self.pool
@@ -109,7 +110,7 @@ class Transaction:
         if count > self.available:
             return None
         evicted = self.prefix.evict(count - pool.free)
-        pool.give(evicted.blocks)
+        pool.give(evicted.pages)
         return Taken(pool.take(count), evicted)
 
 

@@ -1,11 +1,11 @@
-"""Free blocks: which they are, and in which order they are allocated.
+"""Free pages: which they are, and in which order they are allocated.
 
-Theory. The content of a free block is unused. Blocks that were never used are a range
+Theory. The content of a free page is unused. Blocks that were never used are a range
 that only shrinks, so a pool of millions is a number; released ones are allocated first,
 the last released before all others. They are kept in two levels: a short tuple (`spare`),
 and a stack of runs under it, so that releasing many does not copy those below. If more
 are wanted than `spare` has, the top run is put before it. No run is empty, so there are
-never more runs than free blocks.
+never more runs than free pages.
 """
 
 from attrs import Factory, frozen
@@ -15,11 +15,11 @@ from minfer.values.pmap import Map
 
 @frozen
 class Pool:
-    """The free ones of `total` blocks, at first all of them."""
+    """The free ones of `total` pages, at first all of them."""
 
     total: int
-    run: int = 64  # blocks that `spare` holds before it becomes a run of `freed`
-    fresh: int = 0  # blocks fresh..total-1 were never used
+    run: int = 64  # pages that `spare` holds before it becomes a run of `freed`
+    fresh: int = 0  # pages fresh..total-1 were never used
     spare: tuple[int, ...] = ()  # released ones, the next to be allocated first
     freed: Map[int, tuple[int, ...]] = Map()  # stack of further runs of them, by depth
     free: int = Factory(lambda self: self.total, takes_self=True)  # how many, in all
@@ -43,7 +43,7 @@ class PoolChange:
         return Pool(self.total, self.run, self.fresh, self.spare, self.freed, self.free)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Allocate `count` blocks; the caller has checked that as many are free."""
+        """Allocate `count` pages; the caller has checked that as many are free."""
         spare = self.spare
         while len(spare) < count and self.freed:
             depth = len(self.freed) - 1
@@ -57,10 +57,10 @@ class PoolChange:
         self.spare = spare[count:]
         return spare[:count]
 
-    def give(self, blocks: tuple[int, ...]) -> None:
-        """Return blocks to the pool."""
-        if self.spare and len(self.spare) + len(blocks) > self.run:
+    def give(self, pages: tuple[int, ...]) -> None:
+        """Return pages to the pool."""
+        if self.spare and len(self.spare) + len(pages) > self.run:
             self.freed = self.freed.set(len(self.freed), self.spare)
             self.spare = ()
-        self.spare = blocks + self.spare
-        self.free += len(blocks)
+        self.spare = pages + self.spare
+        self.free += len(pages)

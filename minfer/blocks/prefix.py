@@ -1,5 +1,5 @@
 """The prefix index: which content is cached in which block, which blocks are held, and
-the order of eviction.
+the order of eviction. A block is a bundle of pages.
 
 Theory. Published blocks form a forest, whose nodes are named by the keys of their
 content: a node's parent is the prefix before it. A sequence holds only the *deepest*
@@ -12,18 +12,20 @@ Only idle blocks without cached children can be evicted, the least recently used
 an ancestor is never evicted before its descendants. Hence the cached part of any chain of
 keys is a prefix of that chain, and a lookup is a binary search.
 
-With a sliding window a sequence releases ancestors while it runs: blocks are published
-alone, each a root, and it holds those in its window one by one. A cached chain may then
-have gaps, and a hit needs only the blocks of the last window.
+In a group of layers with a sliding window a sequence releases ancestors while it runs:
+blocks are published alone, each a root, and it holds those in its window one by one. A
+cached chain may then have gaps, and a hit needs only the blocks of the last window. The
+blocks of all groups are in one index: their keys differ (`keys.group_key`).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 from attrs import Factory, frozen
 
-from minfer.blocks.keys import Key, Keys
+from minfer.blocks.keys import Key, Keys, group_key
 from minfer.values.pmap import Map
 from minfer.values.tickets import Words, add, drop, least, words_of
 
@@ -31,12 +33,14 @@ from minfer.values.tickets import Words, add, drop, least, words_of
 ROOT: Final = b""
 NONE: Final = -1  # the last use of a block that is live, or was not used yet
 
+Pages: TypeAlias = tuple[int, ...]  # of one block
+
 
 @frozen
 class Node:
     """A published block."""
 
-    block: int
+    pages: Pages
     parent: Key  # the content before it, or ROOT
     users: int
     children: int  # that are cached
@@ -46,7 +50,7 @@ class Node:
 # How a node is stored: its fields, in their order. It is the engine's most frequent
 # value, and a plain tuple is made and unpacked in a third of a record's time. Other files
 # use `Node` records only: see `node_of`.
-Packed: TypeAlias = tuple[int, Key, int, int, int]
+Packed: TypeAlias = tuple[Pages, Key, int, int, int]
 
 
 @frozen
@@ -54,22 +58,24 @@ class PrefixIndex:
     """Published blocks, by their content. The module docstring explains the fields."""
 
     nodes: Map[Key, Packed] = Map()
-    live: int = 0  # how many of the nodes have users
+    live: int = 0  # pages of nodes with users
     idle: Map[int, Key] = Map()  # last use -> key of an idle block without children
     next_use: int = 0  # the next ticket
     words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # in `idle`
+    # pages of all nodes
+    cached: int = Factory(lambda self: pages_in(self.nodes.values()), takes_self=True)
 
     @property
     def idlers(self) -> int:
-        """How many blocks are cached and not held."""
-        return len(self.nodes) - self.live
+        """How many pages are cached and not held."""
+        return self.cached - self.live
 
 
 @frozen
 class Evicted:
     """Cached blocks that are about to be overwritten, in that order."""
 
-    blocks: tuple[int, ...] = ()
+    pages: Pages = ()
     keys: Keys = ()  # keys of their content until then
 
 
@@ -82,9 +88,26 @@ def node_of(prefix: Index, key: Key) -> Node | None:
     return None if packed is None else Node(*packed)
 
 
-def blocks_of(prefix: Index, keys: Iterable[Key]) -> tuple[int, ...]:
-    """The blocks with these contents, all of which are cached."""
-    return tuple([prefix.nodes[key][0] for key in keys])
+def pages_in(nodes: Iterable[Packed]) -> int:
+    """The pages of all these nodes."""
+    return sum(len(node[0]) for node in nodes)
+
+
+def pages_of(prefix: Index, keys: Iterable[Key]) -> Pages:
+    """The pages of the blocks with these contents, all of which are cached."""
+    return flattened([prefix.nodes[key][0] for key in keys])
+
+
+def flattened(blocks: Iterable[Pages]) -> Pages:
+    """The pages of blocks, one after the other."""
+    return tuple(chain.from_iterable(blocks))
+
+
+def bundles(pages: Pages, size: int) -> list[Pages]:
+    """Pages as blocks of `size` pages each."""
+    if len(pages) == size:
+        return [pages]
+    return list(zip(*[iter(pages)] * size, strict=True))
 
 
 def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
@@ -92,13 +115,16 @@ def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
     return {key: Node(*packed) for key, packed in prefix.nodes.items()}
 
 
-def lookup(prefix: Index, keys: Keys, end: int | None = None) -> int:
-    """How many leading ones of the first `end` keys are cached: cached chains have no
-    gaps.
+def lookup(prefix: Index, keys: Keys, end: int | None = None, group: int = 0) -> int:
+    """How many leading ones of the first `end` keys are cached in a group without a
+    window: cached chains have no gaps.
     """
-    if not keys or keys[0] not in prefix.nodes:
+    nodes = prefix.nodes
+    if not keys or group_key(keys[0], group) not in nodes:
         return 0
-    return bisect_left(keys, True, hi=end, key=lambda key: key not in prefix.nodes)
+    return bisect_left(
+        keys, True, hi=end, key=lambda key: group_key(key, group) not in nodes
+    )
 
 
 def live(prefix: Index, key: Key) -> bool:
@@ -110,7 +136,7 @@ def live(prefix: Index, key: Key) -> bool:
 class PrefixChange:
     """A change of an index being built: open, change, `done`. Never kept or shared."""
 
-    __slots__ = ("idle", "live", "next_use", "nodes", "words")
+    __slots__ = ("cached", "idle", "live", "next_use", "nodes", "words")
 
     def __init__(self, prefix: PrefixIndex) -> None:
         self.nodes = prefix.nodes.mutate()
@@ -118,6 +144,7 @@ class PrefixChange:
         self.idle = prefix.idle.mutate()
         self.next_use = prefix.next_use
         self.words = prefix.words.mutate()
+        self.cached = prefix.cached
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -127,22 +154,23 @@ class PrefixChange:
             self.idle.finish(),
             self.next_use,
             self.words.finish(),
+            self.cached,
         )
 
     @property
     def idlers(self) -> int:
         """As `PrefixIndex.idlers`."""
-        return len(self.nodes) - self.live
+        return self.cached - self.live
 
     def hold(self, leaf: Key) -> None:
         """Count one more sequence that holds `leaf`."""
         nodes = self.nodes
         while leaf:
-            block, parent, users, children, last_use = nodes[leaf]
-            nodes[leaf] = (block, parent, users + 1, children, NONE)
+            pages, parent, users, children, last_use = nodes[leaf]
+            nodes[leaf] = (pages, parent, users + 1, children, NONE)
             if users:
                 return
-            self.live += 1
+            self.live += len(pages)
             if not children:
                 self._unlisted(last_use)
             leaf = parent
@@ -153,12 +181,12 @@ class PrefixChange:
         """
         nodes, key, last_use = self.nodes, leaf, self.next_use
         while key:
-            block, parent, users, children, _ = nodes[key]
+            pages, parent, users, children, _ = nodes[key]
             if users > 1:
-                nodes[key] = (block, parent, users - 1, children, NONE)
+                nodes[key] = (pages, parent, users - 1, children, NONE)
                 return
-            self.live -= 1
-            nodes[key] = (block, parent, 0, children, last_use)
+            self.live -= len(pages)
+            nodes[key] = (pages, parent, 0, children, last_use)
             if key == leaf:
                 self.next_use += 1
                 if not children:
@@ -167,8 +195,8 @@ class PrefixChange:
             key = parent
 
     def publish(
-        self, leaf: Key, keys: Keys, private: tuple[int, ...]
-    ) -> tuple[Key, tuple[int, ...]]:
+        self, leaf: Key, keys: Keys, private: Sequence[Pages]
+    ) -> tuple[Key, Sequence[Pages]]:
         """Publish full private blocks that follow `leaf` in the holder's table, one key
         each.
 
@@ -182,53 +210,61 @@ class PrefixChange:
             self.release(leaf)
             leaf = twin
         nodes, new = self.nodes, private[twins:]
+        if not new:
+            return leaf, private
         # Its count of users stays: one holder less, one live child more.
-        if new and leaf != ROOT:
-            block, parent, users, children, last_use = nodes[leaf]
-            nodes[leaf] = (block, parent, users, children + 1, last_use)
+        if leaf != ROOT:
+            pages, parent, users, children, last_use = nodes[leaf]
+            nodes[leaf] = (pages, parent, users, children + 1, last_use)
         last = len(new) - 1  # the last one has no child yet
-        for at, (key, block) in enumerate(zip(keys[twins:], new, strict=True)):
-            nodes[key] = (block, leaf, 1, int(at < last), NONE)
+        for at, (key, pages) in enumerate(zip(keys[twins:], new, strict=True)):
+            nodes[key] = (pages, leaf, 1, int(at < last), NONE)
             leaf = key
-        self.live += len(new)
+        count = len(new) * len(pages)
+        self.live += count
+        self.cached += count
         return leaf, private[:twins]
 
-    def publish_alone(self, key: Key, block: int) -> bool:
+    def publish_alone(self, key: Key, pages: Pages) -> bool:
         """Publish one private block, which its owner then holds; False if its content is
         cached.
         """
         if key in self.nodes:
             return False
-        self.nodes[key] = (block, ROOT, 1, 0, NONE)
-        self.live += 1
+        self.nodes[key] = (pages, ROOT, 1, 0, NONE)
+        self.live += len(pages)
+        self.cached += len(pages)
         return True
 
     def evict(self, count: int) -> Evicted:
-        """Evict the `count` least recently used idle blocks; there must be as many."""
+        """Evict the least recently used idle blocks, of at least `count` pages; there
+        must be as many.
+        """
         nodes = self.nodes
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:
             oldest = least(self.words)
             key = self._unlisted(oldest)
-            block, parent, _, _, _ = nodes.pop(key)
+            pages, parent, _, _, _ = nodes.pop(key)
             while True:
-                gone.append(block)
+                gone += pages
                 keys.append(key)
                 if not parent:
                     break
                 key = parent
-                block, parent, users, children, last_use = nodes.pop(key)
+                pages, parent, users, children, last_use = nodes.pop(key)
                 if children > 1 or users:
-                    nodes[key] = (block, parent, users, children - 1, last_use)
+                    nodes[key] = (pages, parent, users, children - 1, last_use)
                     break
                 # The last child is gone: the parent can be evicted, in the order of its
                 # own last use if that is later.
-                if last_use > oldest or len(gone) == count:
+                if last_use > oldest or len(gone) >= count:
                     last_use = max(last_use, oldest)
-                    nodes[key] = (block, parent, 0, 0, last_use)
+                    nodes[key] = (pages, parent, 0, 0, last_use)
                     self._listed(key, last_use)
                     break
+        self.cached -= len(gone)
         return Evicted(tuple(gone), tuple(keys))
 
     def _listed(self, key: Key, last_use: int) -> None:

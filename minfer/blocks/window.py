@@ -1,12 +1,11 @@
 """Sliding windows: which blocks of a table a query still reads."""
 
-from itertools import islice
 from typing import Final
 
-from minfer.blocks.keys import Keys
-from minfer.blocks.prefix import PrefixIndex
+from minfer.blocks.keys import Keys, group_key
+from minfer.blocks.prefix import Index
 
-GONE: Final = -1  # in a table: the entry of a released block
+GONE: Final = -1  # in a table: the entry of a released page
 
 
 def outside(position: int, window: int, block_size: int) -> int:
@@ -17,16 +16,16 @@ def outside(position: int, window: int, block_size: int) -> int:
 
 
 def lookup_window(
-    prefix: PrefixIndex, keys: Keys, end: int, window: int, block_size: int
+    prefix: Index, keys: Keys, end: int, window: int, block_size: int, group: int = 0
 ) -> int:
     """The most of the first `end` keys after which all blocks that the next query reads
-    are cached.
+    are cached in a group.
     """
     # Blocks before it that a query at a block's start reads.
     span = -(-(window - 1) // block_size)
-    cached = bytes(map(prefix.nodes.__contains__, islice(keys, end)))
-    found = cached.rfind(b"\1" * span)
-    if found >= 0:
-        return found + span
-    # Near the beginning there are fewer to read.
-    return len(cached) - len(cached.lstrip(b"\1"))
+    found = at = end
+    while at > max(0, found - span):
+        at -= 1
+        if group_key(keys[at], group) not in prefix.nodes:
+            found = at
+    return found

@@ -12,7 +12,7 @@ from operator import add, ge, le, ne, sub
 
 from minfer.committing.discard import discard
 from minfer.lifecycle.ending import end_samples, ending_sample
-from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.publish import RELEASE, publish_blocks
 from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.transitions import Cause
 from minfer.planning.spread import deferrable_blocks
@@ -297,7 +297,11 @@ def _publishable(
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
     for i in positions(run, done):
+        if i in ends:
+            continue
         # A request that recomputes everything may restart: its blocks stay private.
-        if i not in ends and not run.seqs[i].request.begins_anew:
+        if not run.seqs[i].request.begins_anew:
             upto[i] = done[run.gens[i]]
+        elif config.by_chunk:
+            upto[i] = RELEASE
     return upto

@@ -42,7 +42,7 @@ def rejection_reason(
     prompt = len(request.prompt)
     known = prompt + len(request.output)
     most = request.most_known(config.max_model_len)
-    needs = blocks_for(most, config.block_size)
+    needs = config.most_pages(blocks_for(most, config.block_size))
     if not prompt:
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):

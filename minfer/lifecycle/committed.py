@@ -17,7 +17,7 @@ def all_committed(
     config: EngineConfig, state: EngineState, spots: Collection[int]
 ) -> dict[int, int]:
     """Committed KV positions of each of the sequences at `spots`."""
-    run = state.running
+    run, size, pages = state.running, config.block_size, config.groups[0].pages
     sure = {i: run.known[i] - 1 for i in spots}
     # A sequence that has not yielded since its generation began has the KV below the
     # start of its first plan in flight.
@@ -31,6 +31,7 @@ def all_committed(
                 i = rest[gen]
                 # A copied partial block has KV only once the plan that copies it is
                 # committed.
-                into = copied and run.tables[i][start // config.block_size] in copied
-                sure[i] = run.chains[i].sealed * config.block_size if into else start
+                block = start // size
+                into = copied and run.tables[i][0][block * pages] in copied
+                sure[i] = block * size if into else start
     return sure

@@ -4,15 +4,17 @@ history of the next generation.
 """
 
 from minfer.blocks.keys import extend_keys
+from minfer.blocks.ownership import Transaction
 from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.retire import retire
-from minfer.lifecycle.seat import publish_mark
+from minfer.lifecycle.seat import growth_mark, publish_mark
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Preempted, Reason
 from minfer.records.policy import Rank
 from minfer.records.sequence import Running, SampleId, Sequence, edited
 from minfer.records.state import EngineState, LiveRequest
+from minfer.values.log import Log
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -54,7 +56,11 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
     run = state.running
     size = config.block_size
     starts = all_committed(config, state, spots)
-    starts |= {i: 0 for i in spots if run.seqs[i].request.begins_anew}
+    anew = [i for i in spots if run.seqs[i].request.begins_anew]
+    starts |= dict.fromkeys(anew, 0)
+    if anew and config.by_chunk:
+        state = _without_windows(config, state, anew)
+        run = state.running
     run = edited(
         run,
         gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
@@ -66,6 +72,27 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
         },
     )
     return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
+
+
+def _without_windows(
+    config: EngineConfig, state: EngineState, spots: list[int]
+) -> EngineState:
+    """Release all blocks that sequences have in groups with a window: they compute
+    everything again, and what is behind the window was released. None is published.
+    """
+    run, change = state.running, Transaction(state.blocks)
+    tables, chains = {}, {}
+    for i in spots:
+        own, chain = [*run.tables[i]], run.chains[i]
+        for g, group in enumerate(config.groups):
+            if group.window:
+                change.pool.give(own[g][chain.low[g] * group.pages :])
+                own[g] = Log()
+        none = (0,) * len(own)
+        tables[i], chains[i] = tuple(own), evolve(chain, sealed=none, low=none)
+    grow_at = {i: growth_mark(config, 0, run.last[i]) for i in spots}
+    run = edited(run, tables=tables, chains=chains, grow_at=grow_at)
+    return evolve(state, blocks=change.done(), running=run)
 
 
 def _with_history(config: EngineConfig, run: Running, i: int) -> Sequence:

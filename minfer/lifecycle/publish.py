@@ -1,34 +1,44 @@
-"""Publishes full blocks: from then on other sequences can find them.
+"""Publishes full blocks: from then on other sequences can find them. In groups of layers
+with a window, releases the blocks behind it.
 
 A block is published once its KV is committed. Keys are made of tokens, so the tokens of a
 block with a key leave the sequence's tail.
 """
 
-from minfer.blocks.keys import Key, Keys, block_key
+from collections.abc import Mapping
+from typing import Final
+
+from minfer.blocks.keys import Key, Keys, block_key, group_key, group_keys
 from minfer.blocks.ownership import Transaction
-from minfer.blocks.prefix import PrefixChange
+from minfer.blocks.prefix import bundles
 from minfer.blocks.window import outside
-from minfer.lifecycle.committed import committed
+from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.seat import publish_mark
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Chain, Running, Table, edited
 from minfer.records.state import EngineState
 from minfer.values import thresholds
+from minfer.values.log import Log
 from minfer.values.record import evolve
+
+RELEASE: Final = -1  # in place of a number of blocks: publish none, release only
+
+
+Chunks = Log[tuple[int, ...]]
 
 
 def compute_keys(
     config: EngineConfig, run: Running, i: int, upto: int
-) -> tuple[Chain, tuple[int, ...]]:
+) -> tuple[Log[Key], Chunks, tuple[int, ...]]:
     """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail.
 
-    Returns the chain with the keys, and the tail without the tokens.
+    Returns all keys, the tokens of blocks with a key, and the tail without these.
     """
     chain = run.chains[i]
     tail = run.tails[i] + run.fresh[i]
     have = len(chain.keys)
     if upto <= have:
-        return chain, tail
+        return chain.keys, chain.chunks, tail
     size = config.block_size
     end = (upto - have) * size
     parent = chain.keys[have - 1] if have else run.seqs[i].request.root
@@ -40,14 +50,8 @@ def compute_keys(
         keys.append(parent)
         chunks.append(chunk)
     recent = thresholds.RECENT_ENTRIES
-    chain = Chain(
-        keys=chain.keys.extended((*keys,), recent),
-        sealed=chain.sealed,
-        leaf=chain.leaf,
-        chunks=chain.chunks.extended((*chunks,), recent),
-        low=chain.low,
-    )
-    return chain, tail[end:]
+    extended = chain.keys.extended((*keys,), recent)
+    return extended, chain.chunks.extended((*chunks,), recent), tail[end:]
 
 
 def publish_blocks(
@@ -58,23 +62,53 @@ def publish_blocks(
     If another sequence computed the same content at the same time and it is cached
     already, the block stays private until its sequence leaves, as do the blocks after it:
     admission reserved blocks for the sequence's own table, not for holding the twin as
-    well.
+    well. Where the number is `RELEASE`, blocks behind windows are released alone.
+    """
+    chains = state.running.chains
+    upto = {
+        i: count
+        for i, count in upto.items()
+        if count > min(chains[i].sealed) or count == RELEASE
+    }
+    return _publish(config, state, upto) if upto else state
+
+
+def release_windows(config: EngineConfig, state: EngineState) -> EngineState:
+    """Release all blocks behind the windows of running sequences, now that blocks are
+    short; full ones are published before.
     """
     run = state.running
-    upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
-    if not upto:
-        return state
+    done = all_committed(config, state, range(len(run)))
+    anew = [seq.request.begins_anew for seq in run.seqs]
+    upto = {
+        i: RELEASE if anew[i] else sure // config.block_size for i, sure in done.items()
+    }
+    return _publish(config, state, upto)
+
+
+def window_blocks_coming(config: EngineConfig, state: EngineState) -> bool:
+    """Whether steps in flight take a sequence so far that blocks leave its window."""
+    if not (config.by_chunk and state.inflight):
+        return False
+    run, size = state.running, config.block_size
+    return any(
+        outside(scheduled, group.window, size) > chain.low[g]
+        for scheduled, chain in zip(run.scheduled, run.chains, strict=True)
+        for g, group in enumerate(config.groups)
+    )
+
+
+def _publish(
+    config: EngineConfig, state: EngineState, upto: Mapping[int, int]
+) -> EngineState:
+    run = state.running
     change = Transaction(state.blocks)
     chains: dict[int, Chain] = {}
     tails: dict[int, tuple[int, ...]] = {}
     publish_at: dict[int, int] = {}
     for i, count in upto.items():
-        chain, tails[i] = compute_keys(config, run, i, count)
-        if config.window:
-            sure = committed(config, state, i)
-            chains[i] = _publish_window(config, change, chain, run.tables[i], count, sure)
-        else:
-            chains[i] = _publish_chain(change.prefix, chain, run.tables[i], count)
+        keys, chunks, tails[i] = compute_keys(config, run, i, count)
+        chains[i] = _publish_groups(config, state, change, i, keys, chunks, count)
         whole = max(count, run.base[i] // config.block_size)
         publish_at[i] = publish_mark(config, whole, run.last[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
@@ -82,38 +116,67 @@ def publish_blocks(
     return evolve(state, blocks=change.done(), running=run)
 
 
-def _publish_chain(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> Chain:
-    """Publish a sequence's full blocks below `count` after its leaf, unless they have a
-    twin.
+def _publish_groups(
+    config: EngineConfig,
+    state: EngineState,
+    change: Transaction,
+    i: int,
+    keys: Log[Key],
+    chunks: Chunks,
+    count: int,
+) -> Chain:
+    """Publish the full blocks below `count` of the sequence at `i` in each group: after
+    its leaf, unless they have a twin, or where the group has a window, alone.
     """
-    keys = chain.keys[chain.sealed : count]
-    if keys[0] in prefix.nodes:
-        return chain
-    leaf, _ = prefix.publish(chain.leaf, keys, table[chain.sealed : count])
-    return Chain(chain.keys, count, leaf, chain.chunks, chain.low)
+    chain, tables, prefix = (
+        state.running.chains[i],
+        state.running.tables[i],
+        change.prefix,
+    )
+    sealed, low, leaf = list(chain.sealed), list(chain.low), chain.leaf
+    for g, group in enumerate(config.groups):
+        have, pages, table = sealed[g], group.pages, tables[g]
+        if group.window:
+            gone = outside(committed(config, state, i), group.window, config.block_size)
+            sealed[g], low[g] = _publish_window(
+                change, chain, keys, g, group, table, count, gone
+            )
+        elif have < count:
+            own = keys[have:count]
+            own = group_keys(own, g) if g else own
+            if own[0] not in prefix.nodes:
+                new = bundles(table[have * pages : count * pages], pages)
+                leaf, _ = prefix.publish(leaf, own, new)
+                sealed[g] = count
+    return Chain(keys, tuple(sealed), leaf, chunks, tuple(low))
 
 
 def _publish_window(
-    config: EngineConfig,
     change: Transaction,
     chain: Chain,
+    keys: Log[Key],
+    g: int,
+    group: CacheGroup,
     table: Table,
     count: int,
-    position: int,
-) -> Chain:
-    """Publish a sequence's full blocks below `count`; release those behind its window."""
-    low = outside(position, config.window, config.block_size)
-    sealed = chain.sealed
+    gone: int,
+) -> tuple[int, int]:
+    """Publish a sequence's full blocks below `count` in group `g`; release those below
+    `gone`, which are outside its window. Returns what is sealed and released then.
+    """
+    pages, sealed, low = group.pages, chain.sealed[g], chain.low[g]
     while sealed < count and change.prefix.publish_alone(
-        chain.keys[sealed], table[sealed]
+        group_key(keys[sealed], g), table[sealed * pages : (sealed + 1) * pages]
     ):
         sealed += 1
-    for key in chain.keys[chain.low : min(low, sealed)]:
+    for key in group_keys(keys[low : min(gone, sealed)], g):
         change.prefix.release(key)
-    change.pool.give(table[max(chain.low, sealed) : low])
-    return evolve(chain, sealed=max(sealed, low), low=max(chain.low, low))
+    change.pool.give(table[max(low, sealed) * pages : gone * pages])
+    return max(sealed, gone), max(low, gone)
 
 
-def held_keys(chain: Chain, window: int) -> Keys:
-    """The keys of the published blocks that a sequence holds."""
-    return chain.keys[chain.low : chain.sealed] if window else (chain.leaf,)
+def held_keys(config: EngineConfig, chain: Chain, g: int) -> Keys:
+    """The keys of the published blocks that a sequence holds in group `g`."""
+    if not config.groups[g].window:
+        return (chain.leaf,)
+    return group_keys(chain.keys[chain.low[g] : chain.sealed[g]], g)

@@ -5,19 +5,20 @@ Blocks that a plan in flight may still read or write are freed only when that pl
 over: until then they stay behind a fence.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import compress
 from operator import not_
 
 from attrs import frozen
 
-from minfer.blocks.keys import Keys
+from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
-from minfer.blocks.prefix import ROOT
+from minfer.blocks.prefix import ROOT, Pages, bundles, flattened
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
-from minfer.records.sequence import Running, without
+from minfer.records.request import Request
+from minfer.records.sequence import Chain, Running, without
 from minfer.records.state import EngineState, Fence
 from minfer.values.record import evolve
 
@@ -38,9 +39,7 @@ def retire(
     fences = [*state.fences]
     until = state.inflight[-1].step if state.inflight else None
     for i, sure in all_committed(config, state, gone).items():
-        left = release_sequence(config, change, run, i, sure // config.block_size)
-        if run.seqs[i].request.tails is not None:
-            left = _publish_tail(config, change, run, i, sure, left)
+        left = release_sequence(config, change, run, i, sure)
         if until is None:
             free_blocks(change, left)
         else:
@@ -59,54 +58,64 @@ class Released:
     """The blocks that a sequence leaves behind."""
 
     published: Keys  # keys of the published blocks that it holds
-    private: tuple[int, ...]
+    private: Pages
 
 
 def release_sequence(
-    config: EngineConfig, change: Transaction, run: Running, i: int, upto: int
+    config: EngineConfig, change: Transaction, run: Running, i: int, sure: int
 ) -> Released:
-    """Publish the first `upto` blocks of the sequence at `i`; returns the blocks it
-    leaves.
+    """Publish the blocks of the sequence at `i` whose KV is computed: of `sure` tokens.
+    Returns the blocks it leaves, in all groups.
     """
-    chain, table = run.chains[i], run.tables[i]
-    if upto <= chain.sealed:  # all that it computed is published
-        return Released(held_keys(chain, config.window), table[chain.sealed :])
-    chain, _ = compute_keys(config, run, i, upto)
-    new = slice(chain.sealed, upto)
-    rest = table[upto:]
-    if not config.window:
-        leaf, twins = change.prefix.publish(chain.leaf, chain.keys[new], table[new])
-        return Released((leaf,), twins + rest)
-    is_new = tuple(map(change.prefix.publish_alone, chain.keys[new], table[new]))
-    mine = tuple(compress(chain.keys[new], is_new))
-    twins = tuple(compress(table[new], map(not_, is_new)))
-    return Released(held_keys(chain, config.window) + mine, twins + rest)
+    chain, upto = run.chains[i], sure // config.block_size
+    every = chain.keys
+    if upto > min(chain.sealed):
+        every, _, _ = compute_keys(config, run, i, upto)
+    tail = _tail(run.seqs[i].request, sure)
+    published: Keys = ()
+    private: Pages = ()
+    for g, table in enumerate(run.tables[i]):
+        pages, have = config.groups[g].pages, chain.sealed[g]
+        end = max(have, upto)
+        keys = group_keys(every[have:end], g)
+        if tail != ROOT and group_key(tail, g) not in change.prefix.nodes:
+            end, keys = end + 1, (*keys, group_key(tail, g))
+        if keys:
+            new = bundles(table[have * pages : end * pages], pages)
+            held, twins = _publish_last(config, change, chain, g, keys, new)
+            private += flattened(twins)
+        else:  # all that it computed is published
+            held = held_keys(config, chain, g)
+        published += held
+        private += table[end * pages :]
+    return Released(published, private)
 
 
-def _publish_tail(
+def _publish_last(
     config: EngineConfig,
     change: Transaction,
-    run: Running,
-    i: int,
-    sure: int,
-    left: Released,
-) -> Released:
-    """Publish also the partial last block of the prompt of the sequence at `i`, if the KV
-    of all its tokens is computed: of `sure` tokens. `left` are the other blocks it
-    leaves.
+    chain: Chain,
+    g: int,
+    keys: Keys,
+    new: list[Pages],
+) -> tuple[Keys, Sequence[Pages]]:
+    """Publish the last blocks of a sequence in group `g`. Returns the keys of all that it
+    holds then, and the blocks that stay private.
     """
-    request = run.seqs[i].request
+    if not config.groups[g].window:
+        leaf, twins = change.prefix.publish(chain.leaf, keys, new)
+        return (leaf,), twins
+    is_new = tuple(map(change.prefix.publish_alone, keys, new))
+    held = held_keys(config, chain, g) + tuple(compress(keys, is_new))
+    return held, list(compress(new, map(not_, is_new)))
+
+
+def _tail(request: Request, sure: int) -> Key:
+    """The key under which the partial last block of its prompt is published, if the KV of
+    all its tokens is computed: of `sure` tokens.
+    """
     _, key = request.tails or (ROOT, ROOT)
-    if key == ROOT or sure != len(request.prompt) or key in change.prefix.nodes:
-        return left
-    block = run.tables[i][sure // config.block_size]
-    if config.window:
-        change.prefix.publish_alone(key, block)
-        published = (*left.published, key)
-    else:
-        leaf, _ = change.prefix.publish(left.published[0], (key,), (block,))
-        published = (leaf,)
-    return Released(published, tuple(one for one in left.private if one != block))
+    return key if sure == len(request.prompt) else ROOT
 
 
 def free_blocks(change: Transaction, left: Released | Fence) -> None:

@@ -6,15 +6,21 @@ tokens at which a block can be published or the sequence has its last token.
 """
 
 from minfer.records.config import EngineConfig
-from minfer.records.sequence import Chain, Running, Sequence, Table
+from minfer.records.sequence import Chain, Running, Sequence, Tables
 
 
-def growth_mark(config: EngineConfig, entries: int, last: int) -> int:
-    """The position from which a table of `entries` blocks should grow: a quarter block
+def table_blocks(config: EngineConfig, tables: Tables) -> int:
+    """How many blocks the shortest of a sequence's tables has."""
+    each = zip(tables, config.groups, strict=True)
+    return min([len(table) // group.pages for table, group in each])
+
+
+def growth_mark(config: EngineConfig, blocks: int, last: int) -> int:
+    """The position from which tables of `blocks` blocks should grow: a quarter block
     early, so that growth can be spread over steps when many tables end at once. At most
     the last position.
     """
-    return min(last, entries * config.block_size - config.block_size // 4)
+    return min(last, blocks * config.block_size - config.block_size // 4)
 
 
 def publish_mark(config: EngineConfig, blocks: int, last: int) -> int:
@@ -30,7 +36,7 @@ def new_columns(
     *,
     gen: int,
     row: int,
-    table: Table,
+    tables: Tables,
     chain: Chain,
     start: int,
 ) -> Running:
@@ -52,8 +58,8 @@ def new_columns(
         scheduled=(start,),
         last=(last,),
         publish_at=(publish_mark(config, whole, last),),
-        grow_at=(growth_mark(config, len(table), last),),
-        tables=(table,),
+        grow_at=(growth_mark(config, table_blocks(config, tables), last),),
+        tables=(tables,),
         chains=(chain,),
         tails=(seq.history[whole * config.block_size :],),
         fresh=((),),

@@ -8,6 +8,7 @@ now (`Policy.holds_back`) are passed by those of other clients.
 from math import inf
 
 from minfer.lifecycle.pausing import skips_as_suspect
+from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import Admission, admit, current_load, preempt_last
 from minfer.planning.work import Work, row_cost, token_cost
 from minfer.policies import consult
@@ -36,7 +37,8 @@ def admit_from_queue(work: Work) -> None:
                 break
             work.reasons.append(preempted)
             continue
-        work.state, got = admit(work.config, work.state, seq, work.newcomers)
+        most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
+        work.state, got = admit(work.config, work.state, seq, work.newcomers, most)
         if isinstance(got, QueueBlocked):
             preempted = _preempt_for_blocks(work, seq, got)
             if preempted is None:
@@ -44,7 +46,7 @@ def admit_from_queue(work: Work) -> None:
                 break
             work.reasons.append(preempted)
             continue
-        _add_to_step(work, seq, got)
+        _add_to_step(work, seq, got, most)
         deferred.clear()  # after an admission, the policy may allow a client more
     if work.state.deferred_clients != deferred:
         work.state = evolve(work.state, deferred_clients=frozenset(deferred))
@@ -84,16 +86,18 @@ def _load(work: Work) -> Load:
     return evolve(now, paused=False) if joined else now
 
 
-def _add_to_step(work: Work, seq: Sequence, got: Admission) -> None:
-    """Add an admitted sequence to the step, with as many of the tokens left as it can
-    use. It skips the step if it has to run alone later, or is paused and needs none.
+def _add_to_step(work: Work, seq: Sequence, got: Admission, most: int) -> None:
+    """Add an admitted sequence to the step, with as many of the tokens left, `most`, as
+    it can use and has blocks for. It skips the step if it has to run alone later, or is
+    paused and needs none.
     """
     work.newcomers.append(got)
     work.came[seq.request.client] += 1
     work.reasons += got.reasons
     seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
     inputs = seat.base[0] - seat.scheduled[0] - (name in work.state.paused)
-    most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
+    ends = table_blocks(work.config, seat.tables[0]) * work.config.block_size
+    most = min(most, ends - seat.scheduled[0])
     share = 0 if skips_as_suspect(work.config, work.state, name) else min(most, inputs)
     if not share:
         work.skipped.add(gen)

@@ -3,34 +3,48 @@ all its known tokens.
 
 Blocks for the whole history are allocated at once, so an admitted sequence never stops in
 the middle of its prompt for want of blocks, and half-admitted sequences cannot block each
-other. Samples of one request are forks: the second finds the full blocks of the first in
-the cache and copies the partial tail of its prompt, so it computes one token.
+other. But in groups of layers with a window, blocks are taken chunk by chunk and released
+behind it: a sequence is admitted if as many pages are available as it must hold at once,
+and it has at least the block of its first input; if others take the rest, it waits or is
+preempted as any row that lacks a block.
+
+Samples of one request are forks: the second finds the full blocks of the first in the
+cache and copies the partial tail of its prompt, so it computes one token.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 
 from attrs import frozen
 
-from minfer.blocks.keys import Key
+from minfer.blocks.keys import Keys, group_key
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, PrefixChange, node_of
+from minfer.blocks.prefix import ROOT, Pages, PrefixChange, flattened, pages_of
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.pausing import all_paused, skips_as_suspect
 from minfer.lifecycle.preempt import preempt
 from minfer.lifecycle.publish import publish_blocks
 from minfer.lifecycle.seat import new_columns
 from minfer.planning.prefix_hit import (
-    blocks_if_uncached,
-    blocks_needed,
+    Found,
+    Hit,
+    pages_if_uncached,
+    pages_needed,
     readable_blocks,
     take_hit,
 )
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Missed, QueueBlocked, Reason
+from minfer.records.messages import (
+    Admitted,
+    Missed,
+    QueueBlocked,
+    Reason,
+    WindowMissed,
+)
 from minfer.records.plan import Copy
 from minfer.records.policy import Load
-from minfer.records.sequence import Chain, Running, Sequence
+from minfer.records.sequence import Chain, Running, Sequence, Tables
 from minfer.records.state import EngineState
 from minfer.values.log import Log
 from minfer.values.record import evolve
@@ -41,10 +55,10 @@ class Admission:
     """An admitted sequence: its columns, not yet joined to the running ones."""
 
     seat: Running
-    copy: Copy | None
+    copies: tuple[Copy, ...]
     reasons: tuple[Reason, ...]
-    # Key of the published block that is copied: it is held until the plan is complete.
-    source: Key = ROOT
+    # Keys of the published blocks that are copied: held until the plan is complete.
+    sources: Keys = ()
 
 
 def current_load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
@@ -60,10 +74,15 @@ def current_load(config: EngineConfig, state: EngineState, newcomers: int = 0) -
 
 
 def admit(
-    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Admission]
+    config: EngineConfig,
+    state: EngineState,
+    seq: Sequence,
+    others: list[Admission],
+    most: int,
 ) -> tuple[EngineState, Admission | QueueBlocked]:
     """Admit `seq`, the head of the queue, if possible; this plan has admitted `others`
-    already. The caller joins a newcomer to `state.running`.
+    already, and has room for `most` tokens of it. The caller joins a newcomer to
+    `state.running`.
     """
     if not state.free_rows:
         return state, QueueBlocked(*seq.id, "rows")
@@ -81,7 +100,7 @@ def admit(
         if committed(config, state, sibling) < shared:
             return state, QueueBlocked(*seq.id, "sibling")
         state = publish_blocks(config, state, {sibling: shared // config.block_size})
-    return _allocate(config, state, seq, sibling, len(others))
+    return _allocate(config, state, seq, sibling, len(others), most)
 
 
 def preempt_last(
@@ -106,9 +125,11 @@ def _allocate(
     seq: Sequence,
     sibling: int | None,
     others: int,
+    most: int,
 ) -> tuple[EngineState, Admission | QueueBlocked]:
     """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
-    running sample with its prompt; this plan has admitted `others` already.
+    running sample with its prompt; this plan has admitted `others` already, and has room
+    for `most` tokens of it.
     """
     size = config.block_size
     known = len(seq.history)
@@ -119,78 +140,127 @@ def _allocate(
         return state, held
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
-    taken = change.take(-(-known // size) - hit.blocks)
-    table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
-    copy, source = None, ROOT
+    tables = _take_tables(config, change, hit, known, most, len(state.running) + others)
+    copies: tuple[Copy, ...] = ()
+    sources: Keys = ()
     # A copy goes with the plan that opens the row, which may not be the next one.
     at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
-        copy = _sibling_tail(config, state.running, sibling, table, known)
+        copies = _sibling_tail(config, state.running, sibling, tables, known)
     elif seq.request.tails is not None and hit.blocks == full and at_once:
-        copy, source = _cached_tail(config, change.prefix, seq, table)
-    start = known - 1 if copy else hit.blocks * size
+        copies, sources = _cached_tail(config, change.prefix, seq, tables)
+    start = known - 1 if copies else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
+    sealed = (hit.blocks,) * len(tables)
     seat = new_columns(
         config,
         seq,
         gen=state.next_gen,
         row=state.free_rows[-1],
-        table=table,
-        chain=Chain(Log(seq.keys), hit.blocks, hit.leaf, low=hit.low),
+        tables=tables,
+        chain=Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low),
         start=start,
     )
-    reasons = _reasons(state, seq, hit.blocks, full, size, copy)
+    reasons = _reasons(state, seq, hit.found, full, size, copies)
     if not seq.preempted:
         now = current_load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _leave_queue(state, seq, change.done()), Admission(seat, copy, reasons, source)
+    admission = Admission(seat, copies, reasons, sources)
+    return _leave_queue(state, seq, change.done()), admission
+
+
+def _take_tables(
+    config: EngineConfig,
+    change: Transaction,
+    hit: Hit,
+    known: int,
+    most: int,
+    others: int,
+) -> Tables:
+    """The tables of a newcomer with `known` tokens: its hit, and new blocks for the rest.
+
+    Where windows are filled chunk by chunk, those for its first chunk of up to `most`
+    tokens, as far as a block of each group is left for each of the `others` that run.
+    """
+    size = config.block_size
+    whole = end = -(-known // size)
+    windows = 0  # pages of a block in groups that take blocks chunk by chunk
+    if config.by_chunk:
+        windows = sum(group.pages for group in config.groups if group.window)
+        rest = (whole - hit.blocks) * (config.block_pages - windows)
+        plenty = change.available - rest - others * config.block_pages
+        chunk = -(-min(known, hit.blocks * size + most) // size)
+        end = max(hit.blocks + 1, min(chunk, hit.blocks + plenty // windows))
+    new = [
+        ((end if windows and group.window else whole) - hit.blocks) * group.pages
+        for group in config.groups
+    ]
+    taken = change.take(sum(new))
+    pages = iter(taken.pages if taken else ())  # never None: they were counted
+    each = zip(hit.tables, new, strict=True)
+    return tuple([Log(table, (*islice(pages, count),)) for table, count in each])
 
 
 def _shortage(
     config: EngineConfig, state: EngineState, seq: Sequence, *, alone: bool
 ) -> QueueBlocked | None:
-    """Why there are not enough blocks to admit `seq`, if so; `alone`: no other sequence
+    """Why there are not enough pages to admit `seq`, if so; `alone`: no other sequence
     runs.
     """
     room = state.blocks.available
-    if blocks_if_uncached(config, seq, alone=alone) <= room:
+    if pages_if_uncached(config, seq, alone=alone) <= room:
         return None
-    needs = blocks_needed(config, state.blocks, seq, alone=alone)
+    needs = pages_needed(config, state.blocks, seq, alone=alone)
     return QueueBlocked(*seq.id, "blocks", needs, room) if needs > room else None
 
 
 def _sibling_tail(
-    config: EngineConfig, run: Running, sibling: int, table: Log[int], known: int
-) -> Copy | None:
-    """The copy of a sibling's partial block, if there is one to be copied."""
+    config: EngineConfig, run: Running, sibling: int, tables: Tables, known: int
+) -> tuple[Copy, ...]:
+    """The copies of a sibling's partial block in all groups, if there is one to be
+    copied.
+    """
     full, count = divmod(known - 1, config.block_size)
-    if not count or run.chains[sibling].low > full:
-        return None
-    return Copy(run.tables[sibling][full], table[full], count)
+    if not count or max(run.chains[sibling].low) > full:
+        return ()
+    sources = _block_pages(config, run.tables[sibling], full)
+    targets = _block_pages(config, tables, full)
+    return tuple([Copy(*each, count) for each in zip(sources, targets, strict=True)])
+
+
+def _block_pages(config: EngineConfig, tables: Tables, block: int) -> Pages:
+    """The pages of one block of a sequence in all groups."""
+    each = zip(tables, config.groups, strict=True)
+    return flattened(
+        [table[block * group.pages : (block + 1) * group.pages] for table, group in each]
+    )
 
 
 def _cached_tail(
-    config: EngineConfig, prefix: PrefixChange, seq: Sequence, table: Log[int]
-) -> tuple[Copy | None, Key]:
-    """The copy of a kept partial block, in which all but the last known token of `seq`
-    end, and the key of that block, which is now held; (None, ROOT) if there is nothing to
-    be copied.
+    config: EngineConfig, prefix: PrefixChange, seq: Sequence, tables: Tables
+) -> tuple[tuple[Copy, ...], Keys]:
+    """The copies of a kept partial block, in which all but the last known token of `seq`
+    end, and the keys of that block in all groups, which are now held; nothing if there is
+    nothing to be copied.
     """
     size, known = config.block_size, len(seq.history)
     full, count = divmod(known - 1, size)
     key, _ = seq.request.tails or (ROOT, ROOT)
-    node = node_of(prefix, key)
-    if node is None or not count or not seq.reads_cache:
-        return None, ROOT
-    prefix.hold(key)
-    return Copy(node.block, table[full], count), key
+    keys = tuple([group_key(key, g) for g in range(len(tables))])
+    missing = any(one not in prefix.nodes for one in keys)
+    if missing or not count or not seq.reads_cache:
+        return (), ()
+    for one in keys:
+        prefix.hold(one)
+    each = zip(pages_of(prefix, keys), _block_pages(config, tables, full), strict=True)
+    return tuple([Copy(source, target, count) for source, target in each]), keys
 
 
 def release_sources(state: EngineState, newcomers: Iterable[Admission]) -> EngineState:
     """Release the published blocks copied for newcomers: their plan is complete."""
-    sources = [one.source for one in newcomers if one.source != ROOT]
+    sources = [key for one in newcomers for key in one.sources]
     if not sources:
         return state
     change = Transaction(state.blocks)
@@ -200,22 +270,33 @@ def release_sources(state: EngineState, newcomers: Iterable[Admission]) -> Engin
 
 
 def _reasons(
-    state: EngineState, seq: Sequence, hit: int, full: int, size: int, copy: Copy | None
+    state: EngineState,
+    seq: Sequence,
+    found: Found,
+    full: int,
+    size: int,
+    copies: tuple[Copy, ...],
 ) -> tuple[Reason, ...]:
-    """The reasons that report the admission of `seq` and its prefix miss, if any: `hit`
-    of `full` blocks were cached.
+    """The reasons that report the admission of `seq` and its prefix miss, if any: of
+    `full` blocks those were `found` that count as hit.
     """
+    hit = found.blocks
     first = not seq.ran_before
     admitted = Admitted(
         *seq.id,
         waited=state.time - seq.arrived,
         hit=hit * size,
         known=len(seq.history),
-        copied=copy.count if copy else 0,
+        copied=copies[0].count if copies else 0,
         cached=seq.cached if first else 0,
         prompt=len(seq.request.prompt) if first else 0,
     )
-    return (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
+    if hit == full:
+        return (admitted,)
+    missed = Missed(*seq.id, hit, full)
+    if found.missed is None:
+        return admitted, missed
+    return admitted, missed, WindowMissed(*seq.id, found.missed, hit, found.cached)
 
 
 def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:

@@ -5,7 +5,7 @@ the device.
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import compress
+from itertools import chain, compress
 from operator import add
 
 from attrs import frozen
@@ -59,7 +59,7 @@ def build_plan(work: Work) -> Plan:
             [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
         ),
         grows=tuple(work.grown.values()),
-        copies=tuple([one.copy for one in work.newcomers if one.copy]),
+        copies=tuple(chain.from_iterable([one.copies for one in work.newcomers])),
         drafts=_drafts(work, gens) if work.drafts else (),
         deferred=_deferred_rows(run, gens, most) if state.lockstep else (),
     )
@@ -118,7 +118,7 @@ def _open(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
         prompt=seq.request.given,
         last=run.last[i],
         sampling=row_sampling(seq.request, seq.sample),
-        tables=(run.tables[i][:],),
+        tables=tuple([table[:] for table in run.tables[i]]),
         pooling=seq.request.pooling,
     )
 

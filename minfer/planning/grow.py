@@ -7,49 +7,55 @@ none, the sequence waits for blocks behind fences; only if none are behind fence
 policy's victim is preempted: one victim for one shortage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from minfer.blocks.ownership import Transaction
 from minfer.lifecycle.preempt import preempt
-from minfer.lifecycle.seat import growth_mark
+from minfer.lifecycle.publish import release_windows, window_blocks_coming
+from minfer.lifecycle.seat import growth_mark, table_blocks
 from minfer.planning.spread import deferrable_blocks
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Reason
 from minfer.records.plan import Grow
-from minfer.records.sequence import Table, edited
+from minfer.records.sequence import Running, Tables, edited
 from minfer.records.state import EngineState
 from minfer.values import thresholds
 from minfer.values.record import evolve
 
-Grown = dict[int, Grow]  # generation -> the blocks added to its table
+# generation and group -> the pages added to its table
+Grown = dict[tuple[int, int], Grow]
 
 
 def grow(
     config: EngineConfig, state: EngineState, due: tuple[int, ...], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Grow the tables that end soon: of the positions `due`, those that are not skipped.
+    """Grow the tables that end soon, by a block of each group: of the positions `due`,
+    those that are not skipped.
 
     Adds to `skipped` the generations that must wait for blocks.
     """
-    run = state.running
-    ends = {
-        i: len(run.tables[i]) * config.block_size
-        for i in due
-        if run.gens[i] not in skipped
-    }
+    run, size = state.running, config.block_size
+    early = size // 4  # the mark is so far before the end of the table, or at `last`
+    ends = {i: run.grow_at[i] + early for i in due if run.gens[i] not in skipped}
     ends = {i: end for i, end in ends.items() if end < run.last[i]}
     if not ends:
         return state, {}, ()
     now = [i for i, end in ends.items() if run.scheduled[i] >= end]
-    if len(now) > state.blocks.available:
-        return _grow_or_preempt(config, state, now, skipped)
+    available, pages = state.blocks.available, config.block_pages
+    if len(now) * pages > available:
+        upto = {i: ends[i] // size + 1 for i in now}
+        return _grow_or_preempt(config, state, upto, skipped)
     soon = [i for i, end in ends.items() if run.scheduled[i] < end]
     soon = soon[: deferrable_blocks(config, len(run))]
-    if len(now) + len(soon) + len(run) > state.blocks.available:
+    if (len(now) + len(soon) + len(run)) * pages > available:
         soon = []
-    state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
+    upto = {i: ends[i] // size + 1 for i in sorted(now + soon)}
+    pages *= len(upto)
+    if config.by_chunk:  # else the tables of a row end at the same block
+        pages = _pages_of_growth(config, run, upto)
+    state, grown = _extend(config, state, upto, pages)
     return state, grown, ()
 
 
@@ -65,92 +71,159 @@ def grow_for_drafts(
     run = state.running
     wants: dict[int, int] = {}
     for i, end in upto.items():
-        more = -(-end // config.block_size) - len(run.tables[i])
-        if more > 0:
-            wants[i] = more
-    if wants and sum(wants.values()) + len(run) <= state.blocks.available:
-        state, more_grown = _extend(config, state, wants)
+        blocks = -(-end // config.block_size)
+        if blocks > table_blocks(config, run.tables[i]):
+            wants[i] = blocks
+    left = state.blocks.available - len(run) * config.block_pages
+    pages = _pages_of_growth(config, run, wants)
+    if wants and pages <= left:
+        state, more_grown = _extend(config, state, wants, pages)
         grown = {**grown, **_merge_growth(grown, more_grown)}
     return state, grown
+
+
+def grow_for_prefill(
+    config: EngineConfig, state: EngineState, i: int, end: int, grown: Grown
+) -> tuple[EngineState, Grown]:
+    """Grow the tables of the sequence at `i` so that they hold the prefill tokens below
+    `end`, or as many as blocks are plenty for: one of each group is left for each other
+    row.
+    """
+    blocks, have = (
+        -(-end // config.block_size),
+        table_blocks(config, state.running.tables[i]),
+    )
+    if blocks <= have:
+        return state, grown
+    others = (len(state.running) - 1) * config.block_pages
+    pages = _pages_of_growth(config, state.running, {i: blocks})
+    if pages + others > state.blocks.available:
+        state = release_windows(config, state)
+    each = pages // (blocks - have)  # groups that take blocks chunk by chunk end alike
+    blocks = min(blocks, have + max(0, state.blocks.available - others) // each)
+    state, more_grown = _extend(config, state, {i: blocks}, each * (blocks - have))
+    return state, {**grown, **_merge_growth(grown, more_grown)}
 
 
 def _merge_growth(grown: Grown, more_grown: Grown) -> Grown:
     """The growth of tables that had grown in this step already, merged with that."""
     return {
-        gen: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
-        if (had := grown.get(gen))
+        key: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
+        if (had := grown.get(key))
         else more
-        for gen, more in more_grown.items()
+        for key, more in more_grown.items()
     }
 
 
+def _pages_of_growth(config: EngineConfig, run: Running, upto: Mapping[int, int]) -> int:
+    """How many pages it takes to grow tables to so many blocks in each group."""
+    return sum(
+        [
+            max(0, blocks * group.pages - len(table))
+            for i, blocks in upto.items()
+            for table, group in zip(run.tables[i], config.groups, strict=True)
+        ]
+    )
+
+
 def _extend(
-    config: EngineConfig, state: EngineState, wants: dict[int, int]
+    config: EngineConfig, state: EngineState, upto: dict[int, int], pages: int
 ) -> tuple[EngineState, Grown]:
-    """Give each position its blocks; the caller has checked that there are enough."""
-    if not wants:
+    """Grow the tables at each position to so many blocks, which takes as many `pages`;
+    the caller has checked that there are so many.
+    """
+    if not pages:
         return state, {}
     change = Transaction(state.blocks)
-    taken = change.take(sum(wants.values()))
-    new = iter(taken.blocks if taken else ())  # never None: the caller counted
-    each = {i: (*islice(new, count),) for i, count in wants.items()}
-    return _extend_tables(config, state, change, each)
+    new = iter(_take(change, pages))
+    return _extend_tables(config, state, change, upto, new)
 
 
 def _extend_tables(
     config: EngineConfig,
     state: EngineState,
     change: Transaction,
-    new: dict[int, tuple[int, ...]],
+    upto: dict[int, int],
+    new: Iterator[int],
 ) -> tuple[EngineState, Grown]:
-    """Extend the tables with their `new` blocks, which were taken in `change`."""
+    """Extend tables to so many blocks, which is more than they have, with the pages
+    `new`, which were taken in `change`.
+    """
     run = state.running
-    tables: dict[int, Table] = {}
+    tables: dict[int, Tables] = {}
     grow_at: dict[int, int] = {}
     grown: Grown = {}
-    for i, some in new.items():
-        table = run.tables[i]
-        tables[i] = table.extended(some, thresholds.RECENT_ENTRIES)
-        grow_at[i] = growth_mark(config, len(table) + len(some), run.last[i])
-        # else the row's `Open`, still to be sent, has the whole table
-        if run.scheduled[i] > run.starts[i]:
-            grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
+    for i, blocks in upto.items():
+        own = list(run.tables[i])
+        for g, group in enumerate(config.groups):
+            at = len(own[g])
+            lacks = blocks * group.pages - at
+            if lacks <= 0:
+                continue
+            some = (*islice(new, lacks),)
+            own[g] = own[g].extended(some, thresholds.RECENT_ENTRIES)
+            # else the row's `Open`, still to be sent, has the whole table
+            if run.scheduled[i] > run.starts[i]:
+                grown[run.gens[i], g] = Grow(run.rows[i], at, some, g)
+        tables[i] = tuple(own)
+        grow_at[i] = growth_mark(config, blocks, run.last[i])
     run = edited(run, tables=tables, grow_at=grow_at)
     return evolve(state, blocks=change.done(), running=run), grown
 
 
 def _grow_or_preempt(
-    config: EngineConfig, state: EngineState, needy: list[int], skipped: set[int]
+    config: EngineConfig, state: EngineState, upto: dict[int, int], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Serve the positions `needy` in rank order when blocks are short, and preempt the
+    """Grow tables to so many blocks in rank order when blocks are short, and preempt the
     policy's victims.
     """
     grown: Grown = {}
     reasons: tuple[Reason, ...] = ()
-    while needy:
-        served = needy[: state.blocks.available]
-        if served:
-            change = Transaction(state.blocks)
-            each = {i: _take_block(change) for i in served}
-            state, some = _extend_tables(config, state, change, each)
-            grown.update(some)
-        needy = needy[len(served) :]
+    if config.by_chunk:
+        state = release_windows(config, state)
+    while upto:
+        state, some, upto = _grow_first(config, state, upto)
+        grown.update(some)
         run = state.running
-        if needy and (state.fences or len(run) == 1):
+        if upto and (
+            state.fences or len(run) == 1 or window_blocks_coming(config, state)
+        ):
             # Blocks become free when a plan in flight ends.
-            skipped.update(run.gens[i] for i in needy)
+            skipped.update(run.gens[i] for i in upto)
             break
-        if needy:
+        if upto:
+            first = min(upto)
             victim, state = consult.victim(config, state)
-            if victim == needy[0] and _has_results_in_flight(state, run.gens[victim]):
-                skipped.update(run.gens[i] for i in needy)
+            if victim == first and _has_results_in_flight(state, run.gens[victim]):
+                skipped.update(run.gens[i] for i in upto)
                 break
-            grown.pop(run.gens[victim], None)
-            skipped.discard(run.gens[victim])
-            state, reason = preempt(config, state, victim, run.ids[needy[0]])
+            gen = run.gens[victim]
+            grown = {key: one for key, one in grown.items() if key[0] != gen}
+            skipped.discard(gen)
+            state, reason = preempt(config, state, victim, run.ids[first])
             reasons += (reason,)
-            needy = [i - (i > victim) for i in needy if i != victim]
+            upto = {i - (i > victim): n for i, n in upto.items() if i != victim}
     return state, grown, reasons
+
+
+def _grow_first(
+    config: EngineConfig, state: EngineState, upto: dict[int, int]
+) -> tuple[EngineState, Grown, dict[int, int]]:
+    """Grow the first of these tables, as far as there are pages for them. Returns those
+    that are left, too.
+    """
+    change, served, new = Transaction(state.blocks), dict[int, int](), list[int]()
+    for i, blocks in upto.items():
+        pages = _pages_of_growth(config, state.running, {i: blocks})
+        if pages > change.available:
+            break
+        new += _take(change, pages)
+        served[i] = blocks
+    left = {i: blocks for i, blocks in upto.items() if i not in served}
+    if not served:
+        return state, {}, left
+    state, grown = _extend_tables(config, state, change, served, iter(new))
+    return state, grown, left
 
 
 def _has_results_in_flight(state: EngineState, gen: int) -> bool:
@@ -161,7 +234,7 @@ def _has_results_in_flight(state: EngineState, gen: int) -> bool:
     return bool(state.paused) and any(gen in plan.gens for plan in state.inflight)
 
 
-def _take_block(change: Transaction) -> tuple[int, ...]:
-    """One block; the caller has checked that there is one."""
-    taken = change.take(1)
-    return taken.blocks if taken else ()
+def _take(change: Transaction, pages: int) -> tuple[int, ...]:
+    """As many pages; the caller has checked that there are so many."""
+    taken = change.take(pages)
+    return taken.pages if taken else ()

@@ -1,12 +1,12 @@
-"""The prefix hit of a sequence to be admitted, and how many blocks it needs beside it."""
+"""The prefix hit of a sequence to be admitted, and how many pages it needs beside it."""
 
 from bisect import bisect_left
 
 from attrs import frozen
 
-from minfer.blocks.keys import Key, Keys
+from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, blocks_of, live, lookup
+from minfer.blocks.prefix import ROOT, Index, Pages, live, lookup, pages_of
 from minfer.blocks.window import GONE, lookup_window, outside
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Sequence
@@ -15,48 +15,87 @@ from minfer.values import thresholds
 
 
 @frozen
+class Found:
+    """How many blocks of a prefix are cached for all groups."""
+
+    blocks: int
+    cached: int  # in the group without a window
+    missed: int | None = None  # the group with a window that misses the next one of these
+
+
+@frozen
 class Hit:
     """The cached part of a newcomer's prefix."""
 
-    blocks: int  # how many count as hit, with those outside the window
-    table: tuple[int, ...]  # the blocks
-    leaf: Key  # of the last of them, which the newcomer holds
-    low: int = 0  # how many leading ones are outside the window
+    found: Found
+    tables: tuple[Pages, ...]  # by group: the pages
+    leaf: Key  # of the last block without a window, which the newcomer holds
+    low: tuple[int, ...]  # by group: how many leading blocks are outside the window
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks count as hit, with those outside windows."""
+        return self.found.blocks
+
+
+def find_hit(config: EngineConfig, prefix: Index, keys: Keys, full: int) -> Found:
+    """The most of the first `full` blocks after which all that the next query reads is
+    cached in every group: shortened by one group after the other until it is stable.
+    """
+    size, groups, hit = config.block_size, [*enumerate(config.groups)], full
+    whole = [g for g, group in groups if not group.window]
+    for g in whole:
+        hit = lookup(prefix, keys, full, g)
+    cached, missed, before = hit, None, -1
+    while hit != before:
+        before = hit
+        for g, group in groups:
+            if not group.window:
+                continue
+            now = lookup_window(prefix, keys, hit, group.window, size, g)
+            if now < hit:
+                hit, missed = now, g
+    return Found(hit, cached, missed if whole else None)
 
 
 def take_hit(
     config: EngineConfig, state: EngineState, change: Transaction, keys: Keys, full: int
 ) -> Hit:
     """Hold the cached ones of the first `full` blocks."""
-    prefix = state.blocks.prefix
-    if not config.window:
-        hit = lookup(prefix, keys, full)
-        leaf = keys[hit - 1] if hit else ROOT
-        change.prefix.hold(leaf)
-        return Hit(hit, _blocks_of_chain(state, keys[:hit]), leaf)
-    size = config.block_size
-    hit = lookup_window(prefix, keys, full, config.window, size)
-    low = outside(hit * size, config.window, size)
-    for key in keys[low:hit]:
-        change.prefix.hold(key)
-    table = (GONE,) * low + blocks_of(prefix, keys[low:hit])
-    return Hit(hit, table, ROOT, low)
+    prefix, size = state.blocks.prefix, config.block_size
+    found = find_hit(config, prefix, keys, full)
+    hit, leaf = found.blocks, ROOT
+    tables, lows = list[Pages](), list[int]()
+    for g, group in enumerate(config.groups):
+        low = outside(hit * size, group.window, size)
+        own = group_keys(keys[low:hit], g)
+        if group.window:
+            for key in own:
+                change.prefix.hold(key)
+            table = (GONE,) * (low * group.pages) + pages_of(prefix, own)
+        else:
+            leaf = own[-1] if hit else ROOT
+            change.prefix.hold(leaf)
+            table = _pages_of_chain(state, own, g, group.pages)
+        tables.append(table)
+        lows.append(low)
+    return Hit(found, tuple(tables), leaf, tuple(lows))
 
 
-def _blocks_of_chain(state: EngineState, keys: Keys) -> tuple[int, ...]:
-    """The blocks of the chain `keys`, all of which are cached.
+def _pages_of_chain(state: EngineState, keys: Keys, g: int, pages: int) -> Pages:
+    """The pages of the chain `keys` in group `g`, all of which are cached.
 
     A path in the forest is unique: if another table has the last of these blocks at the
     same entry, it has them all. Requests that share a long prefix tend to arrive
     together, so the last tables are tried first.
     """
-    prefix, hit = state.blocks.prefix, len(keys)
-    if hit >= thresholds.LONG_PREFIX:
-        (last,) = blocks_of(prefix, keys[-1:])
-        for table in state.running.tables[-thresholds.NEIGHBOURS :]:
-            if len(table) > hit and table[hit - 1] == last:
-                return table[:hit]
-    return blocks_of(prefix, keys)
+    prefix, end = state.blocks.prefix, len(keys) * pages
+    if len(keys) >= thresholds.LONG_PREFIX:
+        last = pages_of(prefix, keys[-1:])[-1]
+        for tables in state.running.tables[-thresholds.NEIGHBOURS :]:
+            if len(tables[g]) > end and tables[g][end - 1] == last:
+                return tables[g][:end]
+    return pages_of(prefix, keys)
 
 
 def readable_blocks(seq: Sequence, full: int) -> int:
@@ -64,39 +103,49 @@ def readable_blocks(seq: Sequence, full: int) -> int:
     return full if seq.reads_cache else 0
 
 
-def blocks_needed(
+def pages_needed(
     config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool
 ) -> int:
-    """How many of the available blocks it takes to admit `seq`.
+    """How many of the available pages it takes to admit `seq`.
 
     Its cached blocks that running sequences hold cost nothing; cached blocks without a
     reference count as available until it holds them. So the number falls when another
-    sequence publishes the same prefix, without any block being freed. It takes O(log n)
-    in the length of the prompt, as the referenced blocks of a path in the forest are its
-    beginning.
+    sequence publishes the same prefix, without any block being freed. Without a window it
+    takes O(log n) in the length of the prompt, as the referenced blocks of a path in the
+    forest are its beginning.
     """
-    size = config.block_size
+    size, prefix, keys = config.block_size, blocks.prefix, seq.keys
     full = readable_blocks(seq, (len(seq.history) - 1) // size)
-    if config.window:
-        hit = lookup_window(blocks.prefix, seq.keys, full, config.window, size)
-        low = outside(hit * size, config.window, size)
-        idle = sum(not live(blocks.prefix, key) for key in seq.keys[low:hit])
-        free_of_charge = hit - idle
-    else:
-        free_of_charge = bisect_left(
-            seq.keys, True, hi=full, key=lambda key: not live(blocks.prefix, key)
-        )
-    return blocks_if_uncached(config, seq, alone=alone) - free_of_charge
+    hit = find_hit(config, prefix, keys, full).blocks
+    free_of_charge = 0
+    for g, group in enumerate(config.groups):
+        if group.window:
+            low = outside(hit * size, group.window, size)
+            own = group_keys(keys[low:hit], g)
+            idle = sum(not live(prefix, key) for key in own)
+            held = (hit if config.reserve_windows else len(own)) - idle
+        else:
+            held = _live_blocks(prefix, keys, hit, g)
+        free_of_charge += held * group.pages
+    return pages_if_uncached(config, seq, alone=alone) - free_of_charge
 
 
-def blocks_if_uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
-    """How many blocks it takes to admit `seq` if none of its blocks is cached; `alone`:
-    no other sequence runs.
+def _live_blocks(prefix: Index, keys: Keys, hit: int, g: int) -> int:
+    """How many of the first `hit` blocks of a chain running sequences hold."""
+    return bisect_left(
+        keys, True, hi=hit, key=lambda key: not live(prefix, group_key(key, g))
+    )
+
+
+def pages_if_uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
+    """How many pages it takes to admit `seq` if none of its blocks is cached; `alone`:
+    no other sequence runs. With a window those count that it must hold at once, though
+    most are taken later.
     """
     size, known = config.block_size, len(seq.history)
     # If its blocks are full, it needs one more in its second step, or would be preempted
     # right after its first.
     ends = seq.request.most_known(config.max_model_len)
     one_more = known % size == 0 and known + 1 < ends
-    spare = 0 if alone else max(config.watermark, one_more)
-    return -(-known // size) + spare
+    spare = 0 if alone else max(config.watermark, one_more * config.block_pages)
+    return config.most_pages(-(-known // size)) + spare

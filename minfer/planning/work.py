@@ -33,6 +33,9 @@ class Work:
     state: EngineState
     skipped: set[int] = field(factory=set)  # generations that skip this step
     grown: Grown = field(factory=dict)  # growth of tables
+    # Where blocks are taken chunk by chunk: generation in prefill -> the most tokens
+    # that it may take.
+    bounds: dict[int, int] = field(factory=dict)
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
     newcomers: list[Admission] = field(factory=list)
@@ -47,5 +50,5 @@ class Work:
         """Remove generations that were preempted from the step."""
         self.skipped -= gone
         for gen in gone:
-            self.grown.pop(gen, None)
             self.shares.pop(gen, None)
+        self.grown = {key: one for key, one in self.grown.items() if key[0] not in gone}

@@ -5,18 +5,47 @@ from typing import Final
 from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
-from minfer.records.speculation import Speculation
+from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError, flag, number
+
+MOST_GROUPS: Final = 16
 
 # The fields to compare sizes by: in forks, simulations and headings of pages.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
+
+
+@frozen
+class CacheGroup:
+    """Layers that read the same keys: a sequence has a block table for each group.
+
+    The pool has pages of equal size. A block of a group is a bundle of `pages` pages,
+    which are taken, published, fenced and evicted together.
+    """
+
+    window: int = field(default=0, validator=number(0))  # keys a query reads, with its
+    # own; 0: all (full attention)
+    pages: int = field(default=1, validator=number(1))  # of a block
+
+    def __attrs_post_init__(self) -> None:
+        if self.window == 1:
+            raise ConfigError(
+                "window must be 0 (none) or at least 2: a query reads itself"
+            )
+
+    def most_blocks(self, blocks: int, block_size: int) -> int:
+        """The most of its first `blocks` blocks that a sequence must hold at once: with a
+        window those that a query reads, with its own.
+        """
+        if not self.window:
+            return blocks
+        return min(blocks, -(-(self.window - 1) // block_size) + 1)
 
 
 @frozen(kw_only=True)
 class EngineConfig:
     """Sizes and limits. Names are vLLM's where it has one."""
 
-    num_blocks: int = field(validator=number(1))  # KV blocks in the pool
+    num_blocks: int = field(validator=number(1))  # pages of KV in the pool
     block_size: int = field(default=64, validator=number(1))  # tokens per block
     max_model_len: int = field(default=2048, validator=number(2))  # prompt plus output
     max_num_seqs: int = field(default=256, validator=number(1))  # device rows
@@ -26,9 +55,12 @@ class EngineConfig:
     depth: int = field(default=2, validator=number(1))  # steps in flight
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
-    # keys a query reads, itself included
-    window: int = field(default=0, validator=number(0))
-    # blocks that admission leaves free
+    groups: tuple[CacheGroup, ...] = (CacheGroup(),)  # of layers
+    # Whether admission takes all blocks of the known tokens in groups with a window, too,
+    # as engines did that knew one group: for their journals. Else these are taken chunk
+    # by chunk.
+    reserve_windows: bool = field(default=False, validator=flag)
+    # pages that admission leaves free
     watermark: int = field(default=0, validator=number(0))
     # A row with deferred sampling may be planned one token ahead of its known tokens: its
     # mask is made while the forward runs that it is for.
@@ -41,6 +73,10 @@ class EngineConfig:
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
+    # whether blocks of a window are taken chunk by chunk: computed once, on creation
+    by_chunk: bool = field(init=False, eq=False, repr=False)
+    # pages of one block of each group, computed once as well
+    block_pages: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.speculation, Speculation | None):
@@ -54,13 +90,42 @@ class EngineConfig:
                 f"max_num_seqs ({self.max_num_seqs}): every running sequence gets a "
                 f"token a step"
             )
-        if self.window == 1:
-            raise ConfigError(
-                "window must be 0 (none) or at least 2: a query reads itself"
-            )
+        self._check_groups()
         if self.watermark >= self.num_blocks:
             what = (
                 f"watermark ({self.watermark}) must be below num_blocks "
                 f"({self.num_blocks})"
             )
             raise ConfigError(what)
+
+    def most_pages(self, blocks: int) -> int:
+        """The most pages that a sequence of so many blocks must hold at once."""
+        if not self.by_chunk:
+            return blocks * self.block_pages
+        size = self.block_size
+        each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
+        return sum(most * pages for most, pages in each)
+
+    def _check_groups(self) -> None:
+        """Check the groups, and note whether any has a window."""
+        groups = self.groups
+        if type(groups) is not tuple or set(map(type, groups)) != {CacheGroup}:
+            raise ConfigError("groups must be a tuple of at least one CacheGroup")
+        windows = [group.window for group in groups]
+        if len(set(windows)) < len(windows):
+            raise ConfigError(
+                f"groups must have different windows, not {windows}: layers of equal "
+                f"windows are one group"
+            )
+        if len(groups) > MOST_GROUPS:
+            raise ConfigError(f"groups must be at most {MOST_GROUPS}, not {len(groups)}")
+        how = self.speculation
+        if len(groups) > 1 and how is not None and how.drafter == DEVICE:
+            raise ConfigError(
+                "speculation: a draft model cannot draft for a model whose layers are of "
+                "several cache groups; use lookups or none"
+            )
+        by_chunk = any(windows) and not self.reserve_windows
+        object.__setattr__(self, "by_chunk", by_chunk)
+        pages = sum(group.pages for group in groups)
+        object.__setattr__(self, "block_pages", pages)

@@ -258,6 +258,17 @@ class Missed(OfSample):
 
 
 @frozen
+class WindowMissed(OfSample):
+    """The prefix hit of an admitted sample ended at `block`, as that block was not cached
+    in `group`, which has a window; groups without one had `cached` blocks.
+    """
+
+    group: int
+    block: int
+    cached: int
+
+
+@frozen
 class Ended(OfSample):
     """A sample left the engine."""
 
@@ -301,6 +312,7 @@ Reason = (
     | QueueBlocked
     | Preempted
     | Missed
+    | WindowMissed
     | Ended
     | Discarded
     | Ignored

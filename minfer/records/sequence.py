@@ -27,6 +27,9 @@ last
 
 A decode row has sched = known - 1 + (its tokens in flight): one input is always due.
 
+`tables` have the pages of a sequence for each group of layers: where the group has a
+window, entries of blocks that left it are not valid any more.
+
 `tails` hold the known tokens from the last block boundary in `history` on that have no
 key yet, the newest apart in `fresh`: copying whole tails would be a third of a turn's
 cost. `chains` hold the keys, the tokens of output blocks with a key, and the leaf.
@@ -52,7 +55,8 @@ T = TypeVar("T")
 Place = tuple[Rank, int, int]  # rank by policy, arrival number of the request, sample
 SampleId = tuple[str, int]  # request id, sample
 SampleIds = tuple[SampleId, ...]
-Table = Log[int]  # the blocks of a sequence, in order
+Table = Log[int]  # the pages of a sequence in a group of layers, block by block
+Tables = tuple[Table, ...]  # for each group
 
 
 @frozen
@@ -94,12 +98,14 @@ class Chain:
     """The published blocks of a running sequence."""
 
     keys: Log[Key]  # of its full blocks, at least `sealed` of them
-    sealed: int  # leading blocks of the table whose KV is committed and published
-    leaf: Key = ROOT  # of the published block that it holds
+    # by group: leading blocks of the table whose KV is committed and published
+    sealed: tuple[int, ...]
+    # of the published block that it holds in the group without a window
+    leaf: Key = ROOT
     # tokens of blocks with a key, which left the tail
     chunks: Log[tuple[int, ...]] = Log()
-    # leading blocks of the table that were released: they are outside the window
-    low: int = 0
+    # by group: leading blocks of the table that were released, outside the window
+    low: tuple[int, ...] = (0,)
 
 
 @frozen
@@ -117,7 +123,7 @@ class Running:
     last: tuple[int, ...] = ()
     publish_at: tuple[int, ...] = ()
     grow_at: tuple[int, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[Tables, ...] = ()
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()
     fresh: tuple[tuple[int, ...], ...] = ()

@@ -103,7 +103,8 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         ]
     if plan.grows:
         changes["grows"] = [
-            [grow.row, grow.at, _runs(grow.blocks)] for grow in plan.grows
+            [grow.row, grow.at, _runs(grow.blocks), *_not_zero(grow.group)]
+            for grow in plan.grows
         ]
     if plan.copies:
         changes["copies"] = [
@@ -120,6 +121,10 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.deferred:
         changes["apart"] = list(plan.deferred)
     return changes
+
+
+def _not_zero(group: int) -> list[int]:
+    return [group] if group else []
 
 
 def _membership(was: tuple[int, ...], plan: Plan) -> Facts:

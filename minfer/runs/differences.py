@@ -58,6 +58,10 @@ def _missed(one: _Reasons) -> str:
     return f"{_who(one)} from block {one['block']} of {one['blocks']} on"
 
 
+def _window_missed(one: _Reasons) -> str:
+    return f"{_who(one)}: block {one['block']} in group {one['group']}"
+
+
 def _who(one: _Reasons) -> str:
     return named((one["id"], one["sample"]))
 
@@ -79,6 +83,7 @@ _WORDS: Final = {
     "Preempted": _Phrases("preempted", _preempted),
     "Held": _Phrases("held", _held),
     "Missed": _Phrases("missed the prefix of", _missed),
+    "WindowMissed": _Phrases("missed blocks of a window of", _window_missed),
     "Voided": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
     "Overruled": _Phrases("overruled the policy in", _fields),
@@ -90,9 +95,10 @@ def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
     figures.
     """
     was, is_ = _by_kind(then), _by_kind(now)
-    if was.get("Admitted") != is_.get("Admitted"):  # "Missed" follows from it
-        was.pop("Missed", None)
-        is_.pop("Missed", None)
+    if was.get("Admitted") != is_.get("Admitted"):  # misses follow from it
+        for missed in ("Missed", "WindowMissed"):
+            was.pop(missed, None)
+            is_.pop(missed, None)
     for kind in dict.fromkeys((*_WORDS, *was, *is_)):
         old, new = was.get(kind, []), is_.get(kind, [])
         if old == new:

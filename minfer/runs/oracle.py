@@ -2,21 +2,23 @@
 
 Memory has, per block, a running digest after each slot: it stands for the KV written
 there, which depends on the token, its position and all that attention saw before it
-*through the block table*. The next token is a hash over the digests of all blocks of the
-table. So an aliased, stale, unmoved or wrongly rolled back block changes tokens, and so
-does an off-by-one error of a table, a position or an input. The cost of a step is its new
-tokens plus one digest per block. Hashes are of tuples of int, which Python does not
-randomise: the same in every process.
+*through the block tables*. Each group of layers has KV of its own, in bundles of pages.
+The next token is a hash over the digests of all blocks that attention reads through the
+table of each group. So an aliased, stale, unmoved or wrongly rolled back block changes
+tokens, and so does an off-by-one error of a table, a position or an input. The cost of a
+step is its new tokens plus one digest per block. Hashes are of tuples of int, which
+Python does not randomise: the same in every process.
 """
 
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 
 from attrs import define, evolve
 
 from minfer.blocks.window import outside
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     DEVICE,
@@ -32,8 +34,9 @@ from minfer.records.sequence import SampleId
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
 from minfer.sampling.reference_sampler import RowSampling
 
+ONE_GROUP = (CacheGroup(),)
 WRONG = 4  # about one of so many drafts of the draft model is wrong
-START = 7  # the digest before the first slot of a block
+START = 7  # the digest before the first slot of a block, in the first group
 Offer = tuple[tuple[int, ...], tuple[float, ...]]
 # the result of reading memory that was never written, mixed with the place
 _GARBAGE = 0x5EED
@@ -76,7 +79,7 @@ class OracleRow:
     name: SampleId
     prompt: int  # tokens
     sampling: RowSampling
-    table: list[int]
+    tables: list[list[int]]  # by group: pages
     last: int = 0  # the token it sampled last
     next: int = 0  # the position of that token
     pooling: str = ""
@@ -85,17 +88,20 @@ class OracleRow:
     @classmethod
     def of(cls, opened: Open) -> "OracleRow":
         """The row of a new generation."""
-        (table,) = opened.tables  # layers are of one group here
         sampling, pooling = opened.sampling, opened.pooling
-        return cls(opened.name, opened.prompt, sampling, list(table), pooling=pooling)
+        tables = [*map(list, opened.tables)]
+        return cls(opened.name, opened.prompt, sampling, tables, pooling=pooling)
 
 
 class Oracle:
     """An executor over digests."""
 
-    def __init__(self, block_size: int, vocab: int, window: int = 0) -> None:
-        self.block_size, self.vocab, self.window = block_size, vocab, window
-        self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
+    def __init__(
+        self, block_size: int, vocab: int, groups: tuple[CacheGroup, ...] = ONE_GROUP
+    ) -> None:
+        self.block_size, self.vocab, self.groups = block_size, vocab, groups
+        self.windowed = any(group.window for group in groups)
+        self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
         self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
         self.rows: dict[int, OracleRow] = {}
         self.plans: deque[Plan] = deque()
@@ -147,17 +153,25 @@ class Oracle:
 
     def foretold(self, row: int, count: int) -> tuple[int, ...]:
         """`count` drafts for a row, mostly right; leaves no trace in memory."""
-        # blocks that belong to no sequence
-        spare = range(-1 - count // self.block_size, 0)
-        one = evolve(self.rows[row], table=[*self.rows[row].table, *spare])
+        # pages that belong to no sequence
+        blocks, unused = 1 + count // self.block_size, iter(range(-2, -(2**31), -1))
+        spare = [[*islice(unused, blocks * group.pages)] for group in self.groups]
+        own = self.rows[row].tables
+        tables = [[*table, *more] for table, more in zip(own, spare, strict=True)]
+        one = evolve(self.rows[row], tables=tables)
         first, last = (at // self.block_size for at in (one.next, one.next + count))
-        blocks = one.table[first : last + 1]
-        kept = {block: [*self.memory.get(block, ())] for block in blocks}
+        touched = [
+            page
+            for g in range(len(self.groups))
+            for block in range(first, last + 1)
+            for page in self._block(one, g, block)
+        ]
+        kept = {page: [*self.memory.get(page, ())] for page in touched}
         self._write(one, (one.last,))
         tokens = tuple(self._drafted(one, count))
         self.memory.update(kept)
-        for block in spare:
-            self.memory.pop(block, None)
+        for page in chain(*spare):
+            self.memory.pop(page, None)
         return tokens
 
     def _run(self, plan: Plan) -> Iterator[tuple[int, ...]]:
@@ -168,11 +182,12 @@ class Oracle:
             index = plan.rows[opened.index]
             self.rows[index] = OracleRow.of(opened)
         for grow in plan.grows:
-            if len(self.rows[grow.row].table) != grow.at:
+            table = self.rows[grow.row].tables[grow.group]
+            if len(table) != grow.at:
                 raise AssertionError(
                     f"row {grow.row}: table grows at {grow.at}, not at its end"
                 )
-            self.rows[grow.row].table += grow.blocks
+            table += grow.blocks
         for copy in plan.copies:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
@@ -289,8 +304,7 @@ class Oracle:
     def _part(self, row: OracleRow, start: int, count: int) -> bytes:
         """Log-probabilities of the tokens after these inputs, from digests of KV."""
         digests = [
-            self._read(row.table[position // self.block_size], position % self.block_size)
-            for position in range(start, start + count)
+            sum(self._here(row, position)) for position in range(start, start + count)
         ]
         return part_of(start + 1, digests)
 
@@ -304,16 +318,19 @@ class Oracle:
         unread, end = iter(tokens), row.next + len(tokens)
         while row.next < end:
             at, slot = divmod(row.next, self.block_size)
-            block, seen = row.table[at], self._seen(row, at, row.next)
-            here, slots = self._read(block, slot - 1), self.memory.setdefault(block, [])
-            del slots[slot:]
-            slots += [hash((_GARBAGE, block, gap)) for gap in range(len(slots), slot)]
+            seen, here = self._seen(row, row.next), self._here(row, row.next - 1, at)
+            slots = [
+                (self._opened(page, slot), g, k)
+                for g in range(len(self.groups))
+                for k, page in enumerate(self._block(row, g, at))
+            ]
             for token in islice(unread, self.block_size - slot):
-                seen = self._seen(row, at, row.next) if self.window else seen
-                here = hash((here, token, row.next, seen))
-                slots.append(here)
+                seen = self._seen(row, row.next) if self.windowed else seen
+                here = [hash((each, token, row.next, *seen)) for each in here]
+                for written, g, k in slots:
+                    written.append(hash((here[g], k)) if k else here[g])
                 row.next += 1
-                row.total += here
+                row.total += sum(here)
 
     def _draw(self, row: OracleRow) -> int:
         """The token that follows the row's inputs so far; with noise only if it is
@@ -325,26 +342,58 @@ class Oracle:
 
     def _digest(self, row: OracleRow, *noise: int) -> int:
         """The digest of all that the row's last input attends to."""
-        at, slot = divmod(row.next - 1, self.block_size)
-        here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
-        return hash((seen, here, row.next, *noise))
+        here, seen = self._here(row, row.next - 1), self._seen(row, row.next - 1)
+        return hash((*seen, *here, row.next, *noise))
 
-    def _seen(self, row: OracleRow, upto: int, position: int) -> int:
-        """A digest of the blocks that `position` attends to before entry `upto`, each
-        read again.
+    def _here(self, row: OracleRow, position: int, at: int | None = None) -> list[int]:
+        """By group, the digest of the block `at`, by default that of `position`, up to
+        and with `position`.
         """
-        last, low = self.block_size - 1, outside(position, self.window, self.block_size)
-        return hash(tuple(self._read(block, last) for block in row.table[low:upto]))
+        at = position // self.block_size if at is None else at
+        slot = position - at * self.block_size
+        return [self._read(row, g, at, slot) for g in range(len(self.groups))]
 
-    def _read(self, block: int, slot: int) -> int:
+    def _seen(self, row: OracleRow, position: int) -> list[int]:
+        """By group, a digest of the blocks that `position` attends to before its own,
+        each read again.
+        """
+        size, found = self.block_size, list[int]()
+        for g, group in enumerate(self.groups):
+            blocks = range(outside(position, group.window, size), position // size)
+            every = tuple([self._read(row, g, block, size - 1) for block in blocks])
+            found.append(hash(every))
+        return found
+
+    def _block(self, row: OracleRow, g: int, block: int) -> list[int]:
+        """The pages of a block of a row in group `g`."""
+        pages = self.groups[g].pages
+        found = row.tables[g][block * pages : (block + 1) * pages]
+        if len(found) < pages:
+            raise AssertionError(
+                f"{row.name}: the table of group {g} ends before {block}"
+            )
+        return found
+
+    def _read(self, row: OracleRow, g: int, block: int, slot: int) -> int:
+        """The digest of a block after a slot; its pages have to agree."""
         if slot < 0:
-            return START
-        slots = self.memory.get(block, ())
+            return START + g
+        first, *others = [self._slot(page, slot) for page in self._block(row, g, block)]
+        same = all(one == hash((first, k)) for k, one in enumerate(others, 1))
+        return first if same else hash((_GARBAGE, first, *others))
+
+    def _slot(self, page: int, slot: int) -> int:
+        slots = self.memory.get(page, ())
         return (
-            slots[slot]
-            if slot < len(slots)
-            else hash((_GARBAGE, block, slot, len(slots)))
+            slots[slot] if slot < len(slots) else hash((_GARBAGE, page, slot, len(slots)))
         )
+
+    def _opened(self, page: int, slot: int) -> list[int]:
+        """The digests of a page, whose next one is that of `slot`."""
+        slots = self.memory.setdefault(page, [])
+        del slots[slot:]
+        slots += [hash((_GARBAGE, page, gap)) for gap in range(len(slots), slot)]
+        return slots
 
 
 def _is_set(bits: bytes, at: int) -> bool:

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.lifecycle.committed import committed
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Ended, Preempted
+from minfer.records.messages import Admitted, Ended, Preempted, WindowMissed
 from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState
 from minfer.runs.lives import Seen
@@ -38,6 +38,8 @@ class Prefix:
     computed: int = 0  # the same, of tokens with KV by then
     # the same, of tokens that ever were in the cache, whole blocks or not
     cached: int = 0
+    # the group of layers whose window lacked the block that missed, if others had it
+    missed: int | None = None
 
 
 @frozen(eq=False)
@@ -70,7 +72,8 @@ class Prefixes:
             if not isinstance(reason, Admitted) or reason.id != self.name:
                 continue
             if reason.sample == 0 and reason.prompt:
-                self.found = self._compare(seen.turn.transition.state, reason)
+                found = self._compare(seen.turn.transition.state, reason)
+                self.found = evolve(found, missed=_missed_group(seen, reason))
                 self.past.clear()
                 return
 
@@ -105,7 +108,7 @@ class Prefixes:
         run, size = state.running, self.config.block_size
         tokens = array("I", run.tokens(i, size))
         done = self._computed(state, i, len(tokens))
-        return _Known(run.seqs[i], tokens, done, run.chains[i].sealed * size)
+        return _Known(run.seqs[i], tokens, done, run.chains[i].sealed[0] * size)
 
     def _computed(self, state: EngineState, i: int, known: int) -> int:
         """How many of the `known` tokens of the sequence at `i` have KV: all but the
@@ -151,6 +154,14 @@ class Prefixes:
         for seq in state.waiting:
             if seq.place[1] < me.place[1]:
                 yield _Known(seq, array("I", seq.history))
+
+
+def _missed_group(seen: Seen, got: Admitted) -> int | None:
+    """The group whose window shortened the hit of a sample admitted in this turn."""
+    for reason in seen.turn.transition.reasons:
+        if isinstance(reason, WindowMissed) and reason.id == got.id and not reason.sample:
+            return reason.group
+    return None
 
 
 def _common(mine: tuple[int, ...], tokens: "array[int]") -> int:

@@ -18,10 +18,10 @@ from typing import Any
 
 from minfer.blocks.keys import Key
 from minfer.blocks.ownership import Blocks
-from minfer.blocks.prefix import ROOT, PrefixIndex, blocks_of, every_node
+from minfer.blocks.prefix import ROOT, Pages, PrefixIndex, every_node, pages_of
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.plan import Plan
-from minfer.records.sequence import Running, Sequence
+from minfer.records.sequence import Chain, Running, Sequence, Tables
 from minfer.records.state import EngineState, LiveRequest
 from minfer.runs.codec import dump
 from minfer.runs.decisions import compact
@@ -96,20 +96,27 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
         "evicted next": [_block(prefix, prefix.idle[use]) for use in sorted(prefix.idle)],
         "published": [
             {
-                "block": node.block,
+                "block": _bundle(node.pages),
                 "parent": _block(prefix, node.parent),
                 "users": node.users,
                 "children": node.children,
                 "last use": node.last_use,
             }
-            for node in sorted(nodes, key=attrgetter("block"))
+            for node in sorted(nodes, key=attrgetter("pages"))
         ],
     }
 
 
 def _block(prefix: PrefixIndex, key: Key) -> int:
-    """The block that has this content; -1 for none, before a first block."""
-    return -1 if key == ROOT else blocks_of(prefix, (key,))[0]
+    """The first page of the block that has this content; -1 for none, before a first
+    block.
+    """
+    return -1 if key == ROOT else pages_of(prefix, (key,))[0]
+
+
+def _bundle(pages: Pages) -> Any:
+    """A block: the number of its page, or of each if there are several."""
+    return pages[0] if len(pages) == 1 else list(pages)
 
 
 def _sequence(seq: Sequence) -> dict[str, Any]:
@@ -135,11 +142,18 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
             "known": run.known[i],
             "scheduled": run.scheduled[i],
             "last": run.last[i],
-            "table": list(run.tables[i]),
-            "sealed": run.chains[i].sealed,
             "leaf": _block(prefix, run.chains[i].leaf),
-            "behind the window": run.chains[i].low,
+            **_tables(run.tables[i], run.chains[i]),
         }
+
+
+def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
+    """The table of a sequence; those of further groups are apart."""
+    first, *others = (
+        {"table": list(table), "sealed": sealed, "behind the window": low}
+        for table, sealed, low in zip(tables, chain.sealed, chain.low, strict=True)
+    )
+    return {**first, "more groups": others} if others else first
 
 
 def _plan(plan: Plan) -> dict[str, Any]:

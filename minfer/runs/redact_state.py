@@ -46,7 +46,7 @@ _ENDS: Final = frozenset({STOP})
 
 def can_be_redacted(config: EngineConfig) -> bool:
     """Whether states of such an engine can be redacted."""
-    return not config.window
+    return not any(group.window for group in config.groups)
 
 
 def redacted_state(
@@ -151,8 +151,8 @@ class _Redaction:
         for key in prefix.nodes:
             self._name(prefix, key)
         nodes = {
-            self.keys[key]: (block, self.key(parent), users, children, last_use)
-            for key, (block, parent, users, children, last_use) in prefix.nodes.items()
+            self.keys[key]: (pages, self.key(parent), users, children, last_use)
+            for key, (pages, parent, users, children, last_use) in prefix.nodes.items()
         }
         idle = {use: self.keys[key] for use, key in prefix.idle.items()}
         return attrs.evolve(prefix, nodes=Map(nodes), idle=Map(idle))

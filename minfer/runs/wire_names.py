@@ -57,6 +57,18 @@ def _freed_run(thresholds: Any) -> dict[str, Any]:
     return {key: thresholds[key] for key in ("freed_run",) if key in thresholds}
 
 
+def _groups(window: int) -> dict[str, Any]:
+    """The one group of layers of an engine that took all blocks of a prompt at once."""
+    group = {"is": "CacheGroup", "window": window}
+    return {"groups": [group], "reserve_windows": True} if window else {}
+
+
+def _nodes(nodes: dict[str, Any]) -> dict[str, Any]:
+    """Published blocks, each a bundle of one page."""
+    pairs = [[key, [[block], *more]] for key, (block, *more) in nodes["map"]]
+    return {"pages": {"map": pairs}}
+
+
 # Classes whose name in journals is not their name in Python, by the name in journals.
 CLASSES: Final[dict[str, type]] = {
     "Held": QueueBlocked,
@@ -71,6 +83,7 @@ CLASSES: Final[dict[str, type]] = {
 }
 # Per record, by its name in journals: field in journals -> field in Python.
 FIELDS: Final[dict[str, dict[str, str]]] = {
+    "Chain": {"low_by_group": "low", "sealed_by_group": "sealed"},
     "EngineState": {
         "held": "blocked",
         "overruled": "overrides",
@@ -78,13 +91,24 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     },
     "Fence": {"held": "published"},
     "Plan": {"apart": "deferred"},
-    "Running": {"mark": "grow_at", "ripe": "publish_at", "sched": "scheduled"},
+    "PrefixIndex": {"pages": "nodes"},
+    "Running": {
+        "mark": "grow_at",
+        "ripe": "publish_at",
+        "sched": "scheduled",
+        "tables_by_group": "tables",
+    },
 }
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {
+    "Chain": {
+        "low": Removed(instead=lambda low: {"low_by_group": [low]}),
+        "sealed": Removed(instead=lambda sealed: {"sealed_by_group": [sealed]}),
+    },
     "EngineConfig": {
         "max_repeat": _only(1, "max_repeat above 1"),
         "thresholds": Removed(instead=_freed_run),
+        "window": Removed(instead=_groups),
     },
     "EngineState": {"searches": _only({"map": []}, "beam search")},
     "Executed": {
@@ -93,10 +117,16 @@ REMOVED: Final[dict[str, dict[str, Removed]]] = {
     },
     "Line": {"full": Removed()},
     "Plan": {"repeat": _only(1, "max_repeat above 1")},
+    "PrefixIndex": {"nodes": Removed(instead=_nodes)},
     "Request": {"beams": _only(None, "beam search")},
     "RowSampling": {
         "candidates": _only(0, "beam search"),
         "scores": _only(False, "scores of tokens"),
+    },
+    "Running": {
+        "tables": Removed(
+            instead=lambda tables: {"tables_by_group": [[table] for table in tables]}
+        )
     },
 }
 

@@ -26,6 +26,7 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import current_load
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow_for_drafts
@@ -268,6 +269,6 @@ def _in_tables(work: Work, drafters: Drafters) -> Drafters:
     tables, size = work.state.running.tables, work.config.block_size
     numbers = list(drafters.most)
     for place in tight:
-        room = len(tables[at[place]]) * size - scheduled[place] - 1
+        room = table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1
         numbers[place] = max(0, min(numbers[place], room))
     return drafters.with_numbers(tuple(numbers))

@@ -5,6 +5,8 @@ They are built from the engine's inputs and outputs only (events, commands, reas
 never from its state; so that the state can be compared with them.
 """
 
+from collections.abc import Iterable, Sized
+
 from attrs import define, field, frozen
 
 from minfer.blocks.window import outside
@@ -14,8 +16,9 @@ from minfer.records.drafting import Proposed
 from minfer.records.messages import Discarded, Finished
 from minfer.records.plan import Plan
 from minfer.records.request import Request
-from minfer.records.sequence import SampleId
+from minfer.records.sequence import Running, SampleId
 
+SeatTables = tuple[tuple[int, ...], ...]
 NOT_SEEN = -1  # the generation of a restarted seat that is in no plan yet
 
 
@@ -29,7 +32,7 @@ class Seat:
     base: int  # tokens known when it began
     scheduled: int  # positions that are computed, or will be by plans in flight
     kv: int  # positions whose KV is computed
-    table: tuple[int, ...]  # blocks, as the device knows them
+    tables: SeatTables  # by group: pages, as the device knows them
     opened: bool = False  # an `Open` was sent to the device
 
 
@@ -62,11 +65,11 @@ class SampleAccount:
 
 @frozen(eq=False)
 class PlanInFlight:
-    """A plan in flight: the seats of its rows, and the blocks that each may touch."""
+    """A plan in flight: the seats of its rows, and the pages that each may touch."""
 
     plan: Plan
     seats: tuple[Seat, ...]
-    blocks: tuple[frozenset[int], ...]
+    pages: tuple[frozenset[int], ...]
 
 
 @define
@@ -93,5 +96,20 @@ def account(
 
 
 def touched(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:
-    """The blocks that a row may read or write in a plan that starts at `start`."""
-    return frozenset(seat.table[outside(start, config.window, config.block_size) :])
+    """The pages that a row may read or write in a plan that starts at `start`."""
+    found = set[int]()
+    for table, group in zip(seat.tables, config.groups, strict=False):
+        low = outside(start, group.window, config.block_size)
+        found.update(table[low * group.pages :])
+    return frozenset(found)
+
+
+def capacity(config: EngineConfig, tables: Iterable[Sized]) -> int:
+    """How many positions all tables of a row have room for."""
+    each = zip(tables, config.groups, strict=True)
+    return config.block_size * min(len(table) // group.pages for table, group in each)
+
+
+def tables_of(run: Running, i: int) -> SeatTables:
+    """The tables of the sequence at `i`."""
+    return tuple(tuple(table) for table in run.tables[i])

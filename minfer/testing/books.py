@@ -25,7 +25,9 @@ from minfer.testing.accounts import (
     PlanInFlight,
     SampleAccount,
     Seat,
+    SeatTables,
     account,
+    tables_of,
     touched,
 )
 from minfer.testing.invariants import InvariantError
@@ -85,7 +87,7 @@ class Books:
                 base=run.base[i],
                 scheduled=run.scheduled[i],
                 kv=committed(config, state, i),
-                table=tuple(run.tables[i]),
+                tables=tables_of(run, i),
                 opened=run.scheduled[i] > run.starts[i],
             )
             books.seats[gen] = one.seat
@@ -156,8 +158,17 @@ class Books:
             base=len(one.known),
             scheduled=kv,
             kv=kv,
-            table=old.table,
+            tables=self._kept_tables(one, old),
         )
+
+    def _kept_tables(self, one: SampleAccount, old: Seat) -> SeatTables:
+        """The tables after a restart: blocks that were released behind a window would be
+        missing if all is recomputed.
+        """
+        if not (one.request.begins_anew and self.config.by_chunk):
+            return old.tables
+        each = zip(old.tables, self.config.groups, strict=True)
+        return tuple(() if group.window else table for table, group in each)
 
     def seen(self, seat: Seat, gen: int) -> None:
         """Record the new generation of a restarted seat."""
@@ -173,11 +184,11 @@ class Books:
             seat = self.seats.get(gen)
             if seat is None:
                 seat = Seat(
-                    unknown, gen, row=NOT_SEEN, base=0, scheduled=0, kv=0, table=()
+                    unknown, gen, row=NOT_SEEN, base=0, scheduled=0, kv=0, tables=()
                 )
             seats.append(seat)
-        blocks = [
+        pages = [
             touched(self.config, seat, start)
             for seat, start in zip(seats, plan.starts, strict=True)
         ]
-        return PlanInFlight(plan, tuple(seats), tuple(blocks))
+        return PlanInFlight(plan, tuple(seats), tuple(pages))

@@ -8,8 +8,9 @@ reader.
 
 from attrs import define, field, frozen
 
-from minfer.blocks.keys import Key, block_keys, tail_keys
-from minfer.blocks.prefix import every_node
+from minfer.blocks.keys import Key, Keys, block_keys, group_key, tail_keys
+from minfer.blocks.prefix import Pages, every_node
+from minfer.records.config import CacheGroup
 from minfer.records.state import EngineState
 from minfer.testing.accounts import Seat
 from minfer.testing.books import Books
@@ -30,7 +31,7 @@ class Contents:
     """The content of all published blocks."""
 
     whole: bool  # the run was followed from its beginning
-    blocks: dict[int, CachedContent] = field(factory=dict)
+    blocks: dict[Pages, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
         """Learn the tokens of newly published blocks; compare those of blocks that are
@@ -39,7 +40,7 @@ class Contents:
         Raises InvariantError.
         """
         blocks, nodes = self.blocks, every_node(after.blocks.prefix)
-        holds = {node.block: key for key, node in nodes.items()}
+        holds = {node.pages: key for key, node in nodes.items()}
         if len(blocks) > 4 * books.config.num_blocks:
             raise InvariantError("cache truth", "more is published than there are blocks")
         new = {
@@ -55,47 +56,61 @@ class Contents:
             require(computed, "publish after write", f"{new} was not computed")
         self._compare(books, after)
 
-    def _learn(self, books: Books, new: dict[int, Key]) -> None:
+    def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
         """Find the tokens of new blocks; removes those it found from `new`."""
         running = [one.seat for one in books.accounts.values() if one.seat is not None]
         for seat in (*running, *books.left):
             self._written(books, seat, new)
 
-    def _written(self, books: Books, seat: Seat, new: dict[int, Key]) -> None:
+    def _written(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
         """Learn what a sequence has computed into new blocks."""
-        size, windowed = books.config.block_size, books.config.window
-        root, known = seat.account.request.root, seat.account.known
-        for k, block in enumerate(seat.table[: seat.kv // size]):
-            if block in new:
-                tokens = known[: (k + 1) * size]
+        size, request = books.config.block_size, seat.account.request
+        root, known = request.root, seat.account.known
+        keys: Keys = ()
+        for g, group in enumerate(books.config.groups):
+            for k, pages in enumerate(bundled(seat, g, group)[: seat.kv // size]):
+                if pages not in new:
+                    continue
                 # Outside a window the entries of a table may be blocks of others by now.
-                if not windowed or new[block] == block_keys(root, tokens, size)[-1]:
-                    self.blocks[block] = CachedContent(new.pop(block), root, tokens)
-        self._tail(seat, new, size)
+                keys = keys or block_keys(root, known, size)
+                if new[pages] == group_key(keys[k], g):
+                    found = CachedContent(new.pop(pages), root, known[: (k + 1) * size])
+                    self.blocks[pages] = found
+            self._tail(seat, new, size, g, group)
 
-    def _tail(self, seat: Seat, new: dict[int, Key], size: int) -> None:
+    def _tail(
+        self, seat: Seat, new: dict[Pages, Key], size: int, g: int, group: CacheGroup
+    ) -> None:
         """Learn what a sequence has computed of the partial last block of its prompt."""
         request, full = seat.account.request, seat.kv // size
         if request.tails is None or seat.kv != len(request.prompt):
             return
-        block = seat.table[full] if full < len(seat.table) else -1
+        pages = tuple(seat.tables[g][full * group.pages : (full + 1) * group.pages])
         keys = block_keys(request.root, request.prompt, size)
         _, key = tail_keys(request.root, keys, request.prompt, size)
-        if key and new.get(block) == key:
-            found = CachedContent(new.pop(block), request.root, request.prompt)
-            self.blocks[block] = found
+        if key and new.get(pages) == group_key(key, g):
+            found = CachedContent(new.pop(pages), request.root, request.prompt)
+            self.blocks[pages] = found
 
     def _compare(self, books: Books, after: EngineState) -> None:
         """Check that every reader of a block has the tokens of its content."""
         run, size = after.running, books.config.block_size
-        for i, table in enumerate(run.tables):
-            one, chain = books.accounts[run.ids[i]], run.chains[i]
-            for k, block in enumerate(table[chain.low : chain.sealed], chain.low):
-                found = self.blocks.get(block)
-                if found is None:
-                    continue
-                mine = one.request.root, one.known[: (k + 1) * size]
-                if (found.root, found.tokens) != mine:
-                    raise InvariantError(
-                        "shared content", f"{one.id} reads {found} at block {k}"
-                    )
+        for i, chain in enumerate(run.chains):
+            one = books.accounts[run.ids[i]]
+            for g, group in enumerate(books.config.groups):
+                for k in range(chain.low[g], chain.sealed[g]):
+                    table, at = run.tables[i][g], k * group.pages
+                    found = self.blocks.get(table[at : at + group.pages])
+                    if found is None:
+                        continue
+                    mine = one.request.root, one.known[: (k + 1) * size]
+                    if (found.root, found.tokens) != mine:
+                        raise InvariantError(
+                            "shared content", f"{one.id} reads {found} at block {k}"
+                        )
+
+
+def bundled(seat: Seat, g: int, group: CacheGroup) -> list[Pages]:
+    """The blocks of a row's table in group `g`."""
+    table, pages = seat.tables[g], group.pages
+    return [table[at : at + pages] for at in range(0, len(table), pages)]

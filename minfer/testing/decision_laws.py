@@ -16,7 +16,7 @@ from minfer.records.messages import Admitted, Execute, Missed, Preempted
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
-from minfer.testing.accounts import NOT_SEEN, SampleAccount, Seat
+from minfer.testing.accounts import NOT_SEEN, SampleAccount, Seat, tables_of
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.plan_laws import Planning, check_plan
@@ -37,6 +37,7 @@ def read_decisions(
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
     planning = Planning(None if budgets is None else list(budgets), held_back)
+    planning.preempts = any(isinstance(one, Preempted) for one in turn.reasons)
     reader = _Reader(books, before, turn, plans, planning)
     for number, reason in enumerate(turn.reasons):
         if isinstance(reason, Admitted):
@@ -87,7 +88,7 @@ class _Reader:
             base=len(one.known),
             scheduled=got.hit + got.copied,
             kv=got.hit,
-            table=next(opened.tables[0] for opened in plan.opens if opened.index == at),
+            tables=next(opened.tables for opened in plan.opens if opened.index == at),
         )
         books.seats[one.seat.gen] = one.seat
         self.planning.newcomers[one.id] = got
@@ -110,7 +111,7 @@ class _Reader:
             base=len(one.known),
             scheduled=got.hit,
             kv=got.hit,
-            table=() if at is None else tuple(run.tables[at]),
+            tables=() if at is None else tables_of(run, at),
         )
         self.planning.sitting.add(one.id)
         self.planning.admitted.append(one.id)

@@ -14,7 +14,7 @@ from minfer.records.plan import Plan
 from minfer.records.policy import Policy
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import EngineState
-from minfer.testing.accounts import SampleAccount, Seat
+from minfer.testing.accounts import SampleAccount, Seat, capacity
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 
@@ -165,15 +165,18 @@ def _expected_drafts(
     filled = {fill.index for fill in plan.fills}
     seats = {at: here[at] for at in sorted(here.keys() - filled)}
     for at, due in _shared(config, how, seats, room).items():
-        seat, size = here[at], config.block_size
+        seat = here[at]
         one = seat.account
-        ends = len(seat.table) * size - seat.scheduled - 1
+        ends = capacity(config, seat.tables) - seat.scheduled - 1
         has = len(range(1, plan.counts[at]))
         require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
         if ends < due:
-            lacks += -(-(seat.scheduled + due + 1) // size) - len(seat.table)
-    plenty = lacks and lacks + len(after.running) <= after.blocks.available
-    require(not plenty, "drafts", f"{lacks} blocks are not taken, though there are")
+            blocks = -(-(seat.scheduled + due + 1) // config.block_size)
+            for table, group in zip(seat.tables, config.groups, strict=True):
+                lacks += max(0, blocks * group.pages - len(table))
+    others = len(after.running) * sum(group.pages for group in config.groups)
+    plenty = lacks and lacks + others <= after.blocks.available
+    require(not plenty, "drafts", f"{lacks} pages are not taken, though there are")
 
 
 def _shared(

@@ -35,6 +35,7 @@ from minfer.records.state import Transition
 from minfer.testing.accounts import SampleAccount, TurnReport, account
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
+from minfer.testing.needs import pages_at_once
 from minfer.testing.result_laws import good
 
 
@@ -49,8 +50,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
         whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
     whole = whole and (request.tails is None or request.max_tokens <= 1)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
-    blocks = -(-(most - 1) // size)
-    fits = blocks <= config.num_blocks
+    fits = pages_at_once(config, -(-(most - 1) // size)) <= config.num_blocks
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
     named = all(0 <= token < config.vocab_size for token in tokens)

@@ -7,7 +7,7 @@ What must hold of turns and of whole runs is in `minfer.testing.ledger`, which c
 from collections import Counter
 from itertools import chain
 
-from minfer.blocks.keys import Key, extend_keys
+from minfer.blocks.keys import Key, extend_keys, group_key
 from minfer.blocks.prefix import ROOT, every_node, node_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
@@ -41,8 +41,8 @@ def holds(config: EngineConfig) -> bool:
 
 def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
-    _partition(state)
-    _forest(state, config.window)
+    _partition(config, state)
+    _forest(config, state)
     _columns(config, state)
     for i in range(len(state.running)):
         _sequence(config, state, i)
@@ -52,8 +52,8 @@ def check(config: EngineConfig, state: EngineState) -> None:
         _quiescence(state)
 
 
-def free_blocks(state: EngineState) -> list[int]:
-    """All free blocks, as the pool lists them."""
+def free_pages(state: EngineState) -> list[int]:
+    """All free pages, as the pool lists them."""
     pool = state.blocks.pool
     return [
         *range(pool.fresh, pool.total),
@@ -62,9 +62,12 @@ def free_blocks(state: EngineState) -> list[int]:
     ]
 
 
-def private_blocks(run: Running, i: int) -> tuple[int, ...]:
-    """Blocks that only the sequence at `i` uses."""
-    return run.tables[i][run.chains[i].sealed :]
+def private_pages(config: EngineConfig, run: Running, i: int) -> list[int]:
+    """Pages that only the sequence at `i` uses."""
+    each = zip(run.tables[i], run.chains[i].sealed, config.groups, strict=True)
+    return [
+        page for table, sealed, group in each for page in table[sealed * group.pages :]
+    ]
 
 
 def _quiescence(state: EngineState) -> None:
@@ -77,28 +80,27 @@ def _quiescence(state: EngineState) -> None:
     require(idle and not state.blocks.live, "quiescence", "something is left over")
 
 
-def _partition(state: EngineState) -> None:
-    """Check that every block is free, private to one owner, or published; and in one
+def _partition(config: EngineConfig, state: EngineState) -> None:
+    """Check that every page is free, private to one owner, or published; and in one
     place only.
     """
     pool = state.blocks.pool
     run = state.running
-    free = free_blocks(state)
-    private = [private_blocks(run, i) for i in range(len(run))] + [
-        f.private for f in state.fences
-    ]
-    published = [node.block for node in every_node(state.blocks.prefix).values()]
-    places = Counter([*free, *chain(*private), *published])
-    require(max(places.values(), default=1) == 1, "partition", "a block is in two places")
+    free = free_pages(state)
+    private = [private_pages(config, run, i) for i in range(len(run))]
+    private += [[*fence.private] for fence in state.fences]
+    published = [node.pages for node in every_node(state.blocks.prefix).values()]
+    places = Counter([*free, *chain(*private), *chain(*published)])
+    require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
     require(
         set(places) == set(range(pool.total)),
         "partition",
-        "a block is lost or invented",
+        "a page is lost or invented",
     )
     require(len(free) == pool.free, "partition", f"{len(free)} free, counted {pool.free}")
 
 
-def _forest(state: EngineState, window: int) -> None:
+def _forest(config: EngineConfig, state: EngineState) -> None:
     """Check that published blocks form a forest with true counts, whose idle leaves can
     be evicted.
     """
@@ -107,7 +109,8 @@ def _forest(state: EngineState, window: int) -> None:
     parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users, run = Counter[Key](), state.running
-    stands = [held_keys(own, window) for own in run.chains]
+    groups = range(len(config.groups))
+    stands = [held_keys(config, own, g) for own in run.chains for g in groups]
     for key in chain(*stands, *(fence.published for fence in state.fences)):
         while key != ROOT:
             require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
@@ -122,7 +125,10 @@ def _forest(state: EngineState, window: int) -> None:
         listed = prefix.idle.get(node.last_use) == key
         is_leaf = not node.users and not node.children
         require(listed == is_leaf, "evictable", "idle leaves are not as listed")
-    require(prefix.live == len(users), "refcount", "live blocks are miscounted")
+    live = sum(len(nodes[key].pages) for key in users)
+    require(prefix.live == live, "refcount", "live pages are miscounted")
+    cached = sum(len(node.pages) for node in nodes.values())
+    require(prefix.cached == cached, "cache truth", "cached pages are miscounted")
     require(
         prefix.words == words_of(prefix.idle),
         "evictable",
@@ -168,14 +174,15 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     tokens, done = run.tokens(i, size), committed(config, state, i)
     require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
     _known(run, i, tokens)
-    last, scheduled, table = run.last[i], run.scheduled[i], run.tables[i]
+    last, scheduled = run.last[i], run.scheduled[i]
     right = 0 <= done < run.known[i] <= last + 1
     require(right, "coverage", f"{done} of {run.known[i]}")
     require(done <= scheduled <= last, "coverage", "more is planned than may be")
-    holds = scheduled <= len(table) * size
+    holds = scheduled <= _capacity(config, run, i)
     require(holds, "coverage", "more is planned than the table holds")
+    _windows(config, run, i, done)
     _published(config, state, i, tokens, done)
-    _marks(run, i, size)
+    _marks(config, run, i)
     _ahead(state, i)
 
 
@@ -196,32 +203,62 @@ def _published(
     its `tokens`, of which `done` have KV.
     """
     run, size, prefix = state.running, config.block_size, state.blocks.prefix
-    own, table, past = run.chains[i], run.tables[i], len(run.seqs[i].history)
-    low = min(outside(done, config.window, size), own.sealed)
-    require(own.low <= low, "window", f"{own.low} given back at {done}")
-    apart = len(set(table[own.low :])) == len(table) - own.low
-    require(apart, "self-alias", table)
-    computed = own.sealed * size <= done
+    own, past = run.chains[i], len(run.seqs[i].history)
+    computed = max(own.sealed) * size <= done
     require(computed, "publish after write", f"{own.sealed} blocks at {done}")
     anew = run.seqs[i].request.begins_anew
-    require(not (anew and own.sealed), "computed anew", "others read what it may rewrite")
+    held = anew and own.sealed != own.low
+    require(not held, "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
     require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
-    cached = slice(own.low, own.sealed)
-    for block, key in zip(table[cached], own.keys[cached], strict=True):
-        node = node_of(prefix, key)
-        same = node is not None and node.block == block
-        require(same, "aliasing", f"{block} is of another prefix")
-    stands = own.keys[own.sealed - 1] if own.sealed and not config.window else ROOT
+    stands = ROOT
+    for g, group in enumerate(config.groups):
+        table, pages = run.tables[i][g], group.pages
+        for block in range(own.low[g], own.sealed[g]):
+            node = node_of(prefix, group_key(keys[block], g))
+            mine = table[block * pages : (block + 1) * pages]
+            same = node is not None and node.pages == mine
+            require(same, "aliasing", f"{mine} is of another prefix")
+        if own.sealed[g] and not group.window:
+            stands = group_key(keys[own.sealed[g] - 1], g)
     require(own.leaf == stands, "leaf", own.leaf.hex())
 
 
-def _marks(run: Running, i: int, size: int) -> None:
+def _windows(config: EngineConfig, run: Running, i: int, done: int) -> None:
+    """Check that blocks are released behind windows alone, `done` positions having KV;
+    and that where blocks are taken chunk by chunk, it has not many more than it reads.
+    """
+    own, size, every = run.chains[i], config.block_size, list[int]()
+    how = config.speculation
+    ahead = config.max_num_batched_tokens * 5 // 4
+    ahead = max(ahead, (1 + (how.drafts if how else 0)) * (config.depth + 1))
+    for g, group in enumerate(config.groups):
+        table, low, pages = run.tables[i][g], own.low[g], group.pages
+        most = min(outside(done, group.window, size), own.sealed[g])
+        require(low <= most, "window", f"{low} given back at {done}")
+        every += table[low * pages :]
+        require(len(table) % pages == 0, "window", f"part of a block: {table}")
+        if group.window and config.by_chunk:
+            behind = outside(done - 2 * size, group.window, size)
+            ends = done + ahead + 2 * size
+            right = behind <= low and len(table) // pages * size <= ends
+            require(right, "window", f"{low} to {len(table) // pages} held at {done}")
+    require(len(set(every)) == len(every), "self-alias", every)
+
+
+def _capacity(config: EngineConfig, run: Running, i: int) -> int:
+    """The positions that the tables of the sequence at `i` have room for."""
+    each = zip(run.tables[i], config.groups, strict=True)
+    return config.block_size * min(len(table) // group.pages for table, group in each)
+
+
+def _marks(config: EngineConfig, run: Running, i: int) -> None:
     """Check the marks that find due work by one comparison: they must never be too
     late.
     """
-    grows = min(run.last[i], len(run.tables[i]) * size)
+    size = config.block_size
+    grows = min(run.last[i], _capacity(config, run, i))
     require(run.grow_at[i] <= grows, "grow_at", f"{run.grow_at[i]} is past {grows}")
     sealable = max(len(run.chains[i].keys), run.base[i] // size)
     fills = min(run.last[i], (sealable + 1) * size) + 1

@@ -18,7 +18,7 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from minfer.records.acceptance import Costs
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Submit
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
@@ -35,6 +35,16 @@ _paces = st.sampled_from((1.0, 0.1, 10.0))
 # A few, so that a story has few choices: as many drafts as possible, or as profitable.
 _FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
 _PAYING: Final = Speculation(drafter=HOST, drafts=4, costs=Costs(((5, 1.0), (80, 1.5))))
+# One full one, windowed ones, and both, in bundles of pages.
+GROUPS: Final = (
+    (CacheGroup(),),
+    (CacheGroup(),),
+    (CacheGroup(window=6),),
+    (CacheGroup(), CacheGroup(window=6)),
+    (CacheGroup(), CacheGroup(window=5, pages=2)),
+    (CacheGroup(window=6, pages=3), CacheGroup()),
+    (CacheGroup(window=3), CacheGroup(pages=2), CacheGroup(window=9)),
+)
 _speculations = st.sampled_from(
     (
         *(None,) * 5,
@@ -86,11 +96,15 @@ def traces(draw: st.DrawFn, most: int = 20) -> Trace:
 @st.composite
 def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
     """Engines under `policy` with few rows, few blocks and a small budget; some of them
-    speculate.
+    speculate, and some have several groups of layers.
     """
+    groups = draw(st.sampled_from(GROUPS))
+    how = draw(_speculations)
+    if len(groups) > 1 and how is not None:  # no draft model
+        how = evolve(how, drafter=HOST)
     return EngineConfig(
         policy=policy,
-        num_blocks=draw(st.integers(6, 14)),
+        num_blocks=draw(st.integers(6, 14)) * sum(group.pages for group in groups),
         max_num_seqs=draw(st.integers(1, 4)),
         block_size=draw(st.sampled_from((4, 2, 3))),
         max_model_len=32,
@@ -98,8 +112,8 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         max_num_batched_tokens=draw(st.sampled_from((64, 4, 6, 16))),
         depth=draw(st.integers(1, 3)),
         watermark=draw(st.sampled_from((0, 1))),
-        window=draw(st.sampled_from((0, 0, 6))),
-        speculation=draw(_speculations),
+        groups=groups,
+        speculation=how,
     )
 
 

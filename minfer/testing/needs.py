@@ -1,26 +1,73 @@
-"""The specification of the blocks that an admission takes: computed block by block, in
-the plainest way.
+"""The specification of the pages that an admission takes: computed block by block, in the
+plainest way.
 """
 
-from minfer.blocks.prefix import Node, node_of
+from minfer.blocks.keys import Key, group_key
+from minfer.blocks.prefix import node_of
 from minfer.blocks.window import outside
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 
 
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
-    """Blocks that the admission of `seq` takes, of those that are available."""
+    """Pages that the admission of `seq` takes, of those that are available."""
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size if _may_read(seq) else 0
-    cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
-    hit = _hit(config, cached, full)
-    low = outside(hit * size, config.window, size)
-    idle = sum(node is not None and not node.users for node in cached[low:hit])
+    hit = longest_hit(config, after, seq.keys, full)
+    pages = pages_at_once(config, -(-known // size))
+    for g, group in enumerate(config.groups):
+        reads = read_blocks(config, group, hit)
+        first = 0 if config.reserve_windows else reads.start
+        saved = hit - first
+        for block in reads:
+            node = node_of(after.blocks.prefix, group_key(seq.keys[block], g))
+            saved -= node is not None and not node.users
+        pages -= saved * group.pages
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
     next_block = known % size == 0 and known + 1 < ends and seq.request.max_tokens > 0
-    spare = max(config.watermark, next_block) if len(after.running) else 0
-    return -(-known // size) - hit + idle + spare
+    if not len(after.running):
+        return pages
+    return pages + max(
+        config.watermark, next_block * sum(group.pages for group in config.groups)
+    )
+
+
+def pages_at_once(config: EngineConfig, blocks: int) -> int:
+    """Pages that a sequence of so many blocks holds at once at least: where a group has a
+    window, the most blocks that a query and those before it in the window lie in.
+    """
+    total, size = 0, config.block_size
+    for group in config.groups:
+        most = blocks
+        if group.window and not config.reserve_windows:
+            positions = range(group.window - 1, group.window - 1 + size)
+            spans = [at // size - (at - group.window + 1) // size + 1 for at in positions]
+            most = min(blocks, max(spans))
+        total += most * group.pages
+    return total
+
+
+def read_blocks(config: EngineConfig, group: CacheGroup, hit: int) -> range:
+    """The blocks of a hit of `hit` blocks that the next query reads in a group."""
+    return range(outside(hit * config.block_size, group.window, config.block_size), hit)
+
+
+def longest_hit(
+    config: EngineConfig, after: EngineState, keys: tuple[Key, ...], full: int
+) -> int:
+    """The most blocks, of `full` ones, that need not be computed: in each group, all that
+    the next query reads are cached.
+    """
+    nodes = after.blocks.prefix.nodes
+    for hit in range(full, 0, -1):
+        if all(
+            group_key(keys[block], g) in nodes
+            for g, group in enumerate(config.groups)
+            for block in read_blocks(config, group, hit)
+        ):
+            return hit
+    return 0
 
 
 def _may_read(seq: Sequence) -> bool:
@@ -30,16 +77,3 @@ def _may_read(seq: Sequence) -> bool:
     request = seq.request
     wanted = request.reads_cache or seq.sample > 0
     return wanted or len(seq.history) > len(request.prompt)
-
-
-def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
-    """Leading blocks, of `full` ones, that need not be computed: all are cached or, with
-    a window, those that the next tokens attend to.
-    """
-    if not config.window:
-        return cached.index(None) if None in cached else full
-    for hit in range(full, 0, -1):
-        low = outside(hit * config.block_size, config.window, config.block_size)
-        if None not in cached[low:hit]:
-            return hit
-    return 0

@@ -5,24 +5,28 @@ inputs that only the host knows; within the budget; and its tables and copies ar
 a device needs to know.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
+from collections.abc import Collection, Mapping
 
 from attrs import define, field
 
-from minfer.blocks.prefix import node_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
-from minfer.records.plan import Copy, Plan
+from minfer.records.plan import Plan
 from minfer.records.request import row_sampling
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.testing.accounts import SampleAccount, Seat, touched
+from minfer.testing.accounts import Seat, capacity
 from minfer.testing.books import Books
+from minfer.testing.copy_laws import check_copies
 from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.skipped_rows import is_paused, most_ahead, skips_step, suspects
+from minfer.testing.skipped_rows import (
+    is_paused,
+    most_ahead,
+    most_in_flight,
+    skips_step,
+    suspects,
+)
 
 
 @define
@@ -32,6 +36,7 @@ class Planning:
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
     held_back: Collection[str] | None = None  # clients deferred in this turn
+    preempts: bool = False  # whether the turn preempts any sample, in any of its plans
     # admitted, by the next plan
     newcomers: dict[SampleId, Admitted] = field(factory=dict)
     lately: set[SampleId] = field(factory=set)  # admitted by the last plan
@@ -78,9 +83,9 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     preempted = bool(planning.preempted)
     planning.used = row_cost(config, plan, here)
     check_drafts(books, plan, here, after, budget, preempted=preempted)
-    _copies(books, plan, here, planning, after)
+    check_copies(books, plan, here, planning.newcomers, after)
     _members(books, plan, here, after, planning)
-    _budget(config, plan, here, planning)
+    _budget(config, plan, here, planning, after)
 
 
 def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
@@ -124,10 +129,10 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
         anew = not account.request.begins_anew or plan.starts[at] == 0
         require(anew, "open", f"row {plan.rows[at]} does not compute its whole prompt")
-        (table,) = one.tables
-        kept = table[: len(seat.table)] == seat.table
-        require(kept, "device table", "a row is opened with a table that lost blocks")
-        seat.table, seat.opened = table, True
+        for table, mine in zip(one.tables, seat.tables, strict=True):
+            kept = table[: len(mine)] == mine
+            require(kept, "device table", "a row is opened with a table that lost blocks")
+        seat.tables, seat.opened = one.tables, True
 
 
 def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
@@ -139,9 +144,11 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
         if seat is None or grow.row in opened or not grow.blocks:
             why = "of a row that is not there, or of nothing"
             raise InvariantError("grow", f"{grow}: {why}")
-        ends = grow.at == len(seat.table)
-        require(ends, "grow", f"{grow}: not at the end of {seat.table}")
-        seat.table += grow.blocks
+        tables = [*seat.tables]
+        ends = grow.at == len(tables[grow.group])
+        require(ends, "grow", f"{grow}: not at the end of {tables[grow.group]}")
+        tables[grow.group] += grow.blocks
+        seat.tables = tuple(tables)
 
 
 def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
@@ -173,7 +180,7 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
         end = start + max(count, most)
-        fits = end <= min(seat.account.last, len(seat.table) * config.block_size)
+        fits = end <= min(seat.account.last, capacity(config, seat.tables))
         require(fits, "coverage", f"a row goes on to {end}, past its end or its table's")
 
 
@@ -217,69 +224,6 @@ def _decodes(plan: Plan, here: Mapping[int, Seat]) -> None:
             require(most == 1, "decode", f"{seat.account.id} may yield {most} tokens")
 
 
-def _copies(
-    books: Books,
-    plan: Plan,
-    here: Mapping[int, Seat],
-    planning: Planning,
-    after: EngineState,
-) -> None:
-    """Check that a newcomer's copy is of a sibling's computed partial block, or of a
-    published one, into a block of its own; and that there are no other copies.
-    """
-    left = list(plan.copies)
-    for at, seat in here.items():
-        got = planning.newcomers.get(seat.account.id)
-        if got is not None and got.copied:
-            left.remove(_copy(books, left, seat, got, plan.starts[at], after))
-    require(not left, "copy", f"{left} of no planned row")
-    standing = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
-    targets = Counter(chain.from_iterable(standing))
-    for copy in plan.copies:
-        require(targets[copy.target] == 1, "copy", f"others have block {copy.target}")
-
-
-def _copy(
-    books: Books,
-    copies: list[Copy],
-    seat: Seat,
-    got: Admitted,
-    start: int,
-    after: EngineState,
-) -> Copy:
-    """The one of `copies` that is for a newcomer that starts at `start`."""
-    one, size = seat.account, books.config.block_size
-    ends = start == got.hit + got.copied == len(one.request.prompt) - 1
-    require(ends and got.copied < size, "copy", f"{got}: it starts at {start}")
-    at = start // size  # the block in which it starts, whose first positions are copied
-    mine = next((c for c in copies if c.target == seat.table[at]), None)
-    if mine is None:
-        raise InvariantError("copy", f"{one.id} has KV up to {start}, but from where?")
-    right = mine == Copy(mine.source, mine.target, got.copied)
-    if one.request.tails is not None:
-        node = node_of(after.blocks.prefix, one.request.tails[0])
-        # It may have been evicted since.
-        found = node is None or node.block == mine.source
-        kept = got.hit == at * size and found
-        require(right and kept, "copy", f"{mine}: not the tail of its prompt")
-        return mine
-    sources = {
-        other.table[at]
-        for other in _seats(books.running)
-        if other is not seat
-        and other.account.request.id == one.request.id
-        and other.kv >= start
-        and len(other.table) > at
-    }
-    same = mine.source in sources and right
-    require(same, "copy", f"{mine}: not the tail of a sibling's prompt")
-    return mine
-
-
-def _seats(running: Iterable[SampleAccount]) -> list[Seat]:
-    return [one.seat for one in running if one.seat is not None]
-
-
 def _members(
     books: Books,
     plan: Plan,
@@ -305,8 +249,32 @@ def _members(
                 planning.starved.append(one.id)
 
 
+def _is_bounded(
+    config: EngineConfig, seat: Seat, end: int, after: EngineState, *, preempts: bool
+) -> bool:
+    """Whether a prefill chunk could not go on after `end`: it has as many tokens in
+    flight as it may, or its tables end, and pages are not plenty, or were not before the
+    turn `preempts`.
+    """
+    if end >= most_in_flight(config, seat):
+        return True
+    others = len(after.running) - 1
+    each = zip(seat.tables, config.groups, strict=True)
+    blocks = end // config.block_size
+    lacks = sum(
+        group.pages for table, group in each if len(table) <= blocks * group.pages
+    )
+    block_pages = sum(group.pages for group in config.groups)
+    short = preempts or after.blocks.available < lacks + others * block_pages
+    return config.by_chunk and end == capacity(config, seat.tables) and short
+
+
 def _budget(
-    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], planning: Planning
+    config: EngineConfig,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    planning: Planning,
+    after: EngineState,
 ) -> None:
     """Check that a forward takes no more tokens than the policy allows, except one for
     each running row.
@@ -325,6 +293,13 @@ def _budget(
         token_cost(config, one)
         for at, one in here.items()
         if plan.starts[at] + plan.counts[at] < one.base - one.account.paused
+        and not _is_bounded(
+            config,
+            one,
+            plan.starts[at] + plan.counts[at],
+            after,
+            preempts=planning.preempts,
+        )
     ]
     if short and not planning.preempted:
         drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)

@@ -14,6 +14,7 @@ from typing import Final
 from minfer.blocks.keys import Key
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Node, PrefixIndex, every_node
+from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
 from minfer.planning.admit import current_load
 from minfer.records.config import EngineConfig
@@ -47,7 +48,7 @@ def check_queue(
     alone = bool(suspects(config, books.running))
     if room and not alone:
         _left_out(books, after, planning)
-    _starved(after, planning)
+    _starved(config, after, planning)
     if (room or planning.plans) and after.waiting and not alone:
         _first(books, turn, planning, tried=room)
     _news(before, turn)
@@ -195,19 +196,42 @@ def _all_rest(books: Books) -> bool:
     return all(one.paused and is_paused(books.config, one, seat) for one, seat in every)
 
 
-def _starved(after: EngineState, planning: Planning) -> None:
+def _starved(config: EngineConfig, after: EngineState, planning: Planning) -> None:
     """Check that a row waits for a block only while none is available, and one is
     coming.
     """
     starved = planning.starved
     if starved and not planning.preempted:
-        none = not after.blocks.available
+        run = after.running
+        places = [run.ids.index(name) for name in starved if name in run.ids]
+        due = [_pages_of_next(config, after, i) for i in sorted(places)[:1]]
+        none = after.blocks.available < min(due, default=1)
         require(none, "left out", f"{starved} could have a block")
         alone = len(after.running) == 1
         # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
-        coming = bool(after.fences or alone or results)
+        coming = after.fences or alone or results or _leave_windows(config, after)
         require(coming, "left out", f"{starved} wait, and no block is coming")
+
+
+def _pages_of_next(config: EngineConfig, after: EngineState, i: int) -> int:
+    """The pages of one more block in each group whose table ends where others do, or
+    before.
+    """
+    each = [*zip(after.running.tables[i], config.groups, strict=True)]
+    blocks = min(len(table) // group.pages for table, group in each)
+    lacks = (group.pages for table, group in each if len(table) == blocks * group.pages)
+    return sum(lacks)
+
+
+def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
+    """Whether blocks leave windows once the steps in flight are over."""
+    run, size = after.running, config.block_size
+    return bool(config.by_chunk and after.inflight) and any(
+        outside(run.scheduled[i], group.window, size) > run.chains[i].low[g]
+        for i in range(len(run))
+        for g, group in enumerate(config.groups)
+    )
 
 
 def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
@@ -257,7 +281,8 @@ def _held_for_copies(after: EngineState, planning: Planning) -> int:
         return 0
     sources = {copy.source for copy in plan.copies}
     nodes = every_node(after.blocks.prefix).values()
-    return sum(node.block in sources and not node.users for node in nodes)
+    copied = (node for node in nodes if not sources.isdisjoint(node.pages))
+    return sum(len(node.pages) for node in copied if not node.users)
 
 
 def _cause(
@@ -364,8 +389,8 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
             continue
         if were[key].users and not were[key].children:
             late = last_use >= before.next_use
-            block = nodes[key].block
-            old = f"block {block} was in use, and has the old last use {last_use}"
+            pages = nodes[key].pages
+            old = f"block {pages} was in use, and has the old last use {last_use}"
             require(late, "eviction", old)
 
 
@@ -384,7 +409,7 @@ def _last_uses(prefix: PrefixIndex, nodes: dict[Key, Node]) -> dict[Key, int]:
 def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
     """Whether the same block has this content as before."""
     same = key in were and key in nodes
-    return same and were[key].block == nodes[key].block
+    return same and were[key].pages == nodes[key].pages
 
 
 def _news(before: EngineState, turn: Transition) -> None:

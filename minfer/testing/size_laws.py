@@ -87,7 +87,9 @@ def check_sizes(config: EngineConfig, before: EngineState, after: EngineState) -
 def _tables(config: EngineConfig, after: EngineState) -> None:
     """Check that a sequence has no more blocks and keys than its last token needs."""
     run, size = after.running, config.block_size
-    for last, table, chain in zip(run.last, run.tables, run.chains, strict=True):
+    for last, tables, chain in zip(run.last, run.tables, run.chains, strict=True):
         most = -(-(last + 1) // size)
-        right = max(len(table), len(chain.keys), len(chain.chunks)) <= most
-        require(right, "size", f"a sequence of {last + 1} tokens has {len(table)} blocks")
+        each = zip(tables, config.groups, strict=True)
+        blocks = max(-(-len(table) // group.pages) for table, group in each)
+        right = max(blocks, len(chain.keys), len(chain.chunks)) <= most
+        require(right, "size", f"a sequence of {last + 1} tokens has {blocks} blocks")

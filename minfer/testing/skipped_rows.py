@@ -3,10 +3,11 @@ step.
 """
 
 from collections.abc import Collection
+from math import inf
 
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState
-from minfer.testing.accounts import SampleAccount, Seat
+from minfer.testing.accounts import SampleAccount, Seat, capacity
 
 
 def suspects(
@@ -41,7 +42,8 @@ def is_paused(config: EngineConfig, one: SampleAccount, seat: Seat) -> bool:
 
 def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it waits for a
-    token in flight, or for its mask); nothing if it could run.
+    token in flight, or for its mask), "window" (it has as many prefill tokens in flight
+    as it may); nothing if it could run.
     """
     seat = one.seat
     if seat is None or seat.scheduled >= one.last:
@@ -50,8 +52,18 @@ def skips_step(config: EngineConfig, one: SampleAccount, after: EngineState) -> 
         return "host"
     if one.paused and is_paused(config, one, seat):
         return "host"
+    if seat.scheduled < seat.base and seat.scheduled >= most_in_flight(config, seat):
+        return "window"
     run = after.running
-    table = len(seat.table)
+    ends = capacity(config, seat.tables)
     if not seat.opened and one.id in run.ids:  # its growth since is in no plan
-        table = len(run.tables[run.ids.index(one.id)])
-    return "blocks" if seat.scheduled >= table * config.block_size else ""
+        ends = capacity(config, run.tables[run.ids.index(one.id)])
+    return "blocks" if seat.scheduled >= ends else ""
+
+
+def most_in_flight(config: EngineConfig, seat: Seat) -> float:
+    """How far a prompt may be planned: where blocks of a window are taken chunk by chunk,
+    a budget and a quarter further than it has KV.
+    """
+    budget = config.max_num_batched_tokens
+    return seat.kv + budget + budget // 4 if config.by_chunk else inf

@@ -5,10 +5,16 @@ from collections.abc import Iterable
 
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.transitions import Stage, waiting_stage
+from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState
-from minfer.testing.accounts import PlanInFlight, SampleAccount
+from minfer.testing.accounts import PlanInFlight, SampleAccount, Seat, tables_of
 from minfer.testing.books import NEVER, Books, Leaving
-from minfer.testing.invariants import InvariantError, free_blocks, require
+from minfer.testing.invariants import (
+    InvariantError,
+    free_pages,
+    private_pages,
+    require,
+)
 
 
 def check_state(books: Books, after: EngineState) -> None:
@@ -35,7 +41,7 @@ def check_state(books: Books, after: EngineState) -> None:
     needless = drafting.learnt and not (how is not None and how.adaptive)
     require(not needless, "drafts", "records that no number of drafts depends on")
     books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
-    check_flights(books.flights, after, books.config.block_size)
+    check_flights(books.config, books.flights, after)
 
 
 def _line(books: Books, after: EngineState) -> None:
@@ -77,13 +83,12 @@ def _running(books: Books, after: EngineState, i: int) -> None:
     )
     kv = committed(config, after, i)
     require(kv == seat.kv, "committed", f"{one.id} has KV of {seat.kv}, not of {kv}")
-    table = tuple(run.tables[i])
-    if seat.opened:
-        same = table == seat.table
-        require(same, "device table", f"{one.id}: {seat.table}, not {table}")
-    else:
-        kept = table[: len(seat.table)] == seat.table
-        require(kept, "device table", f"{one.id} lost blocks")
+    for table, mine in zip(tables_of(run, i), seat.tables, strict=True):
+        if seat.opened:
+            require(table == mine, "device table", f"{one.id}: {mine}, not {table}")
+        else:
+            kept = table[: len(mine)] == mine
+            require(kept, "device table", f"{one.id} lost blocks")
 
 
 def _tokens(one: SampleAccount, after: EngineState, i: int, block_size: int) -> None:
@@ -98,17 +103,19 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     that computed them is over; or their content can be found in other blocks, or could be
     until a sequence left in this turn. With a window they may be released at any time.
     """
-    if books.config.window or books.left:
+    groups = books.config.groups
+    if any(group.window for group in groups) or books.left:
         return
     run, size = after.running, books.config.block_size
     cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
     for i, gen in enumerate(run.gens):
         own, due = run.chains[i], books.filled.get(gen, 0) // size
-        if own.sealed >= due or run.seqs[i].request.begins_anew:
+        (sealed,) = own.sealed
+        if sealed >= due or run.seqs[i].request.begins_anew:
             continue
-        twin = [*own.keys[own.sealed : own.sealed + 1]]
+        twin = [*own.keys[sealed : sealed + 1]]
         found = any(key in nodes for key in twin for nodes in cached)
-        short = f"{run.ids[i]} has published {own.sealed} of {due} blocks"
+        short = f"{run.ids[i]} has published {sealed} of {due} blocks"
         require(found, "publish in time", short)
 
 
@@ -129,25 +136,39 @@ def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
     return kept
 
 
-def check_flights(flights: Iterable[PlanInFlight], after: EngineState, size: int) -> None:
-    """Raise InvariantError if blocks of a plan in flight belong to another sample, or
+def check_flights(
+    config: EngineConfig, flights: Iterable[PlanInFlight], after: EngineState
+) -> None:
+    """Raise InvariantError if pages of a plan in flight belong to another sample, or
     those to be written can be found already.
     """
-    run, free = after.running, set(free_blocks(after))
-    owner: dict[int, int] = {}  # block -> the generation that has it as its own
+    run, free = after.running, set(free_pages(after))
+    owner: dict[int, int] = {}  # page -> the generation that has it as its own
     for i, gen in enumerate(run.gens):
-        owner.update(dict.fromkeys(run.tables[i][run.chains[i].sealed :], gen))
+        owner.update(dict.fromkeys(private_pages(config, run, i), gen))
     for flight in flights:
         plan = flight.plan
         for at, seat in enumerate(flight.seats):
-            gen, blocks = plan.gens[at], flight.blocks[at]
-            if not free.isdisjoint(blocks):
-                raise InvariantError("fence", f"{blocks & free} are free, and in flight")
-            if not all(owner.get(block, gen) == gen for block in blocks):
+            gen, pages = plan.gens[at], flight.pages[at]
+            if not free.isdisjoint(pages):
+                raise InvariantError("fence", f"{pages & free} are free, and in flight")
+            if not all(owner.get(page, gen) == gen for page in pages):
                 raise InvariantError("fence", f"blocks of step {plan.step} changed hands")
             if seat.account.seat is seat:
                 start = plan.starts[at]
-                end = start + max(plan.counts[at], plan.most[at])
-                written = seat.table[start // size : -(-end // size)]
-                if not all(owner.get(block) == gen for block in written):
+                written = _written(
+                    config, seat, start, start + max(plan.counts[at], plan.most[at])
+                )
+                if not all(owner.get(page) == gen for page in written):
                     raise InvariantError("exclusive tail", f"others may read {written}")
+
+
+def _written(config: EngineConfig, seat: Seat, start: int, end: int) -> list[int]:
+    """The pages of a row that hold positions from `start` to `end`."""
+    first, last = start // config.block_size, -(-end // config.block_size)
+    each = zip(seat.tables, config.groups, strict=True)
+    return [
+        page
+        for table, group in each
+        for page in table[first * group.pages : last * group.pages]
+    ]

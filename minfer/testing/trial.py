@@ -110,7 +110,7 @@ class Trial:
             **{name: partial(self._ask, name) for name in _QUESTIONS}
         )
         self._watched = evolve(self.config, policy=watch)
-        self._oracle = Oracle(self.config.block_size, VOCAB, self.config.window)
+        self._oracle = Oracle(self.config.block_size, VOCAB, self.config.groups)
         self.state = initial(self._watched)
         self._ledger = Ledger(self.config, self.state)
         # without events: so there is a turn to show, whatever happens next

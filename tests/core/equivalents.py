@@ -26,40 +26,36 @@ EQUIVALENT: Final[dict[str, str]] = {
         "the output are: that one is the output's first."
     ),
     (
-        "planning/admit.py | _shortage | comparison | blocks_if_uncached(config, seq, alone=alone) <= room "
-        "-> blocks_if_uncached(config, seq, alone=alone) < room"
+        "planning/admit.py | _shortage | comparison | pages_if_uncached(config, seq, alone=alone) <= room "
+        "-> pages_if_uncached(config, seq, alone=alone) < room"
     ): (
         "A shortcut: what is needed is never more than what would be needed with nothing "
         "cached, so that the exact number, then asked for, says the same."
     ),
-    "planning/prefix_hit.py | _blocks_of_chain | comparison | len(table) > hit -> len(table) >= hit": (
+    "planning/prefix_hit.py | _pages_of_chain | comparison | len(tables[g]) > end -> len(tables[g]) >= end": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a table that ends with the last of them gives the same."
     ),
     (
-        "planning/prefix_hit.py | _blocks_of_chain | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"
+        "planning/prefix_hit.py | _pages_of_chain | negation | -thresholds.NEIGHBOURS -> thresholds.NEIGHBOURS"
     ): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),
-    "planning/prefix_hit.py | _blocks_of_chain | condition | if len(table) > hit and table[hit - 1] == last -> "
+    "planning/prefix_hit.py | _pages_of_chain | condition | if len(tables[g]) > end and tables[g][end - 1] == last -> "
     "if False": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
-    "planning/prefix_hit.py | _blocks_of_chain | offset | 1 -> 0 | 1": (
+    "planning/prefix_hit.py | _pages_of_chain | offset | 1 -> 0 | 2": (
         "A neighbour's table is a shortcut: a published block has one place in every "
         "table that holds it, so that it is not found one place behind, and the blocks "
         "are looked up one by one."
     ),
-    "planning/prefix_hit.py | _blocks_of_chain | swap | hit - 1 -> 1 - hit": (
+    "planning/prefix_hit.py | _pages_of_chain | swap | end - 1 -> 1 - end": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a published block has one place in every table that holds it, so that a "
         "table in which it is found anywhere has the same path before it."
-    ),
-    "blocks/window.py | lookup_window | comparison | found >= 0 -> found > 0": (
-        "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
-        "then counted."
     ),
     "committing/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
@@ -98,11 +94,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Submit) -> for event in events"
     ): ("For the type checker: only events of one kind are folded together."),
     (
-        "planning/grow.py | _extend | condition | taken.blocks if taken else () -> taken.blocks"
-    ): ("For the type checker: the caller has counted that there are as many blocks."),
-    (
-        "planning/grow.py | _take_block | condition | taken.blocks if taken else () -> taken.blocks"
-    ): ("For the type checker: the caller has counted that there is one."),
+        "planning/grow.py | _take | condition | taken.pages if taken else () -> taken.pages"
+    ): ("For the type checker: the caller has counted that there are as many."),
     (
         "lifecycle/committed.py | all_committed | condition | reversed(state.inflight) if rest "
         "else () -> reversed(state.inflight)"
@@ -114,11 +107,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain is equal."
     ),
-    "lifecycle/retire.py | _publish_tail | offset | 0 -> -1": (
-        "Without a window a sequence holds a single node: the first is the last."
-    ),
     (
-        "lifecycle/retire.py | release_sequence | comparison | upto <= chain.sealed -> upto < chain.sealed"
+        "lifecycle/retire.py | release_sequence | comparison | upto > min(chain.sealed) -> upto >= min(chain.sealed)"
     ): ("A shortcut: where all is published, there is nothing to name or to publish."),
     "values/log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
@@ -138,7 +128,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
     (
-        "blocks/prefix.py | lookup | condition | if not keys or keys[0] not in prefix.nodes -> "
+        "blocks/prefix.py | lookup | condition | if not keys or group_key(keys[0], group) not in nodes -> "
         "if False"
     ): (
         "A shortcut: chains have no gaps, so that where the first key is not cached, the "

@@ -16,6 +16,7 @@ from typing import Final
 
 from attrs import define, evolve, field, frozen
 
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     DEVICE,
@@ -78,7 +79,9 @@ class Mover:
     def _touched(plan: Plan, oracle: Oracle) -> set[int]:
         """Blocks that a plan's rows may read or write, or that it copies."""
         opened = {plan.rows[one.index] for one in plan.opens}
-        tables = [oracle.rows[row].table for row in set(plan.rows) - opened]
+        tables = [
+            table for row in set(plan.rows) - opened for table in oracle.rows[row].tables
+        ]
         tables += [list(table) for one in plan.opens for table in one.tables]
         tables += [list(grow.blocks) for grow in plan.grows]
         tables += [[copy.source, copy.target] for copy in plan.copies]
@@ -96,8 +99,14 @@ class Habits:
 class Busy(Oracle):
     """An oracle with habits. It counts what came of them in `seen`."""
 
-    def __init__(self, habits: Habits, block_size: int, vocab: int, window: int) -> None:
-        super().__init__(block_size, vocab, window)
+    def __init__(
+        self,
+        habits: Habits,
+        block_size: int,
+        vocab: int,
+        groups: tuple[CacheGroup, ...],
+    ) -> None:
+        super().__init__(block_size, vocab, groups)
         self.habits = habits
         self.seen = Counter[str]()
 

@@ -3,10 +3,10 @@ good.
 
 Whatever is rebuilt has to decide as it did: `test_kept` replays them, digests of states
 included. There are swarm worlds and storms (tests/core/recorded.py), between them with
-cancels, preemptions, several samples, windows, failed steps, displaced sequences and
-every policy. Those of format 2 were written by the engine of that format, and are
-replayed by their decisions alone. In `REFUSED` is one that has what minfer does not
-support any more.
+cancels, preemptions, several samples, windows, several groups of layers, failed steps,
+displaced sequences and every policy. Those of format 2 were written by the engine of that
+format, and are replayed by their decisions alone. In `REFUSED` is one that has what
+minfer does not support any more.
 
 `python -m tests.core.kept` writes those of today's format anew. That is due only where
 decisions are meant to change.
@@ -25,7 +25,7 @@ from tests.core.recorded import recorded, storm
 FOLDER: Final = Path(__file__).parent / "journals"
 REFUSED: Final = FOLDER / "refused" / "format3-world-2.journal"  # its max_repeat is 2
 # Seeds of those in today's format; a seed is another world than it was for older ones.
-WORLDS: Final = (14, 29, 33, 36, 48, 57)
+WORLDS: Final = (14, 29, 33, 36, 48, 57, 73, 76, 80, 104)
 STORMS: Final = (10, 12, 15, 37)
 TURNS: Final = 80
 
@@ -46,7 +46,8 @@ def content() -> Counter[str]:
     for path in kept():
         journal = read(path)
         seen[type(journal.config.policy).__name__] += 1
-        seen["window"] += journal.config.window > 0
+        seen["several groups"] += len(journal.config.groups) > 1
+        seen["window"] += any(one.window for one in journal.config.groups)
         for turn in journal.turns():
             seen["turns"] += 1
             seen["cancels"] += sum(isinstance(one, Cancel) for one in turn.events)

@@ -21,6 +21,7 @@ from minfer.records.messages import (
     Preempted,
     Propose,
     Submit,
+    WindowMissed,
 )
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Transition
@@ -41,6 +42,8 @@ RARE = (
     "evicted",
     "copied",
     "slid",
+    "several groups",
+    "hit shortened by a window",
     "voided",
     "blamed",
     "clients forgotten",
@@ -84,11 +87,14 @@ def taken(
     seen["line in buckets"] = len(after.waiting.buckets) > 1
     seen["line of more than 128"] = len(after.waiting) > 128
     seen["more than 64 running"] = len(run) > 64
-    seen["log in two levels"] = any(table.old for table in run.tables)
+    seen["log in two levels"] = any(
+        table.old for tables in run.tables for table in tables
+    )
     seen["runs of freed blocks"] = len(after.blocks.pool.freed) > 0
     was, now = before.blocks.prefix.nodes, after.blocks.prefix.nodes
     seen["evicted"] = was is not now and any(key not in now for key in was)
-    seen["slid"] = config.window > 0 and any(chain.low for chain in run.chains)
+    seen["slid"] = any(any(chain.low) for chain in run.chains)
+    seen["several groups"] = len(config.groups) > 1
     seen["vocabulary above 65,536"] = config.vocab_size > 65_536
     seen["pool of hundreds"] = config.num_blocks >= 200
     _results(before, events, seen)
@@ -138,6 +144,8 @@ def _decisions(
                 admitted.append(reason)
                 seen["copied"] += reason.copied > 0
                 seen["resumed"] += reason.known > reason.prompt > 0
+            case WindowMissed():
+                seen["hit shortened by a window"] += 1
             case Preempted():
                 seen["preempted"] += 1
                 seen["displaced"] += reason.by in waiting
@@ -158,16 +166,18 @@ def _decisions(
     for got in admitted:
         blocks = got.hit // config.block_size
         seen["hit of more than 32 blocks"] += blocks > 32
-        if blocks >= thresholds.LONG_PREFIX and not config.window:
-            seen["prefix of a neighbour"] += _neighbour(after.running, got, blocks)
+        for g, group in enumerate(config.groups):
+            if blocks >= thresholds.LONG_PREFIX and not group.window:
+                pages = blocks * group.pages
+                seen["prefix of a neighbour"] += _neighbour(after.running, got, g, pages)
 
 
-def _neighbour(run: Running, got: Admitted, blocks: int) -> bool:
+def _neighbour(run: Running, got: Admitted, g: int, pages: int) -> bool:
     """Whether another running sample has the same table as far as a newcomer's hit."""
     name = (got.id, got.sample)
     if name not in run.ids:
         return False
-    mine = run.tables[run.ids.index(name)][:blocks]
+    mine = run.tables[run.ids.index(name)][g][:pages]
     few = thresholds.NEIGHBOURS
     near = zip(run.ids[-few - 1 :], run.tables[-few - 1 :], strict=True)
-    return any(other != name and table[:blocks] == mine for other, table in near)
+    return any(other != name and tables[g][:pages] == mine for other, tables in near)

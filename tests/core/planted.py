@@ -93,13 +93,15 @@ BUGS: Final = (
         (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
-            "taken = change.take(-(-known // size) - hit.blocks)"
+            "tables = _take_tables("
+            "config, change, hit, known, most, len(state.running) + others)"
         ),
         (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
-            "taken = change.take(-(-known // size) - hit.blocks)\n"
+            "tables = _take_tables("
+            "config, change, hit, known, most, len(state.running) + others)\n"
             "change.prefix.hold(hit.leaf)"
         ),
     ),
@@ -116,8 +118,8 @@ BUGS: Final = (
         "v#41400, s#36475: what a cancelled step was going to write is published",
         "lifecycle/retire.py",
         "retire",
-        "sure // config.block_size",
-        "run.scheduled[i] // config.block_size",
+        "release_sequence(config, change, run, i, sure)",
+        "release_sequence(config, change, run, i, run.scheduled[i])",
     ),
     Bug(
         "last sampled token counted as KV",
@@ -142,8 +144,8 @@ BUGS: Final = (
         "freed",
         "lifecycle/retire.py",
         "release_sequence",
-        "Released((leaf,), twins + rest)",
-        "Released((leaf,), rest)",
+        "private += flattened(twins)",
+        "()",
     ),
     Bug(
         "leaf of a fenced sequence is never let go",
@@ -158,8 +160,8 @@ BUGS: Final = (
         "sglang-jax #982: blocks just given to the cache are freed as well",
         "lifecycle/retire.py",
         "release_sequence",
-        "Released((leaf,), twins + rest)",
-        "Released((leaf,), twins + table[new.start :])",
+        "private += flattened(twins)",
+        "private += table[have * pages : end * pages]",
     ),
     Bug(
         "rank lost on preemption",
@@ -232,7 +234,7 @@ BUGS: Final = (
         "copied",
         "lifecycle/committed.py",
         "all_committed",
-        "run.chains[i].sealed * config.block_size if into else start",
+        "block * size if into else start",
         "start",
     ),
     Bug(
@@ -281,7 +283,7 @@ BUGS: Final = (
         "v#45388: sequences that each hold a part of what they need wait for each other",
         "planning/grow.py",
         "_grow_or_preempt",
-        "state.fences or len(run) == 1",
+        "state.fences or len(run) == 1 or window_blocks_coming(config, state)",
         "state.fences or len(run) >= 1",
     ),
     Bug(
@@ -290,8 +292,8 @@ BUGS: Final = (
         "preempted too",
         "planning/grow.py",
         "_grow_or_preempt",
-        "state.fences or len(run) == 1",
-        "len(run) == 1",
+        "state.fences or len(run) == 1 or window_blocks_coming(config, state)",
+        "len(run) == 1 or window_blocks_coming(config, state)",
     ),
     Bug(
         "first in rank preempted",
@@ -450,9 +452,9 @@ BUGS: Final = (
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "planning/prefix_hit.py",
-        "blocks_if_uncached",
-        "0 if alone else max(config.watermark, one_more)",
-        "max(config.watermark, one_more)",
+        "pages_if_uncached",
+        "0 if alone else max(config.watermark, one_more * config.block_pages)",
+        "max(config.watermark, one_more * config.block_pages)",
     ),
     Bug(
         "context limit off by one",
@@ -565,9 +567,9 @@ BUGS: Final = (
         "any engine: blocks that the next query still reads are taken for out of the "
         "window",
         "lifecycle/publish.py",
-        "_publish_window",
-        "low = outside(position, config.window, config.block_size)",
-        "low = outside(position + config.block_size, config.window, config.block_size)",
+        "_publish_groups",
+        "committed(config, state, i)",
+        "committed(config, state, i) + config.block_size",
     ),
     Bug(
         "hit without its window",
@@ -582,16 +584,88 @@ BUGS: Final = (
         "any engine: what left the window is let go again at each block",
         "lifecycle/publish.py",
         "_publish_window",
-        "chain.keys[chain.low : min(low, sealed)]",
-        "chain.keys[: min(low, sealed)]",
+        "keys[low : min(gone, sealed)]",
+        "keys[: min(gone, sealed)]",
     ),
     Bug(
         "private block behind the window leaks",
         "any engine: what was never published is forgotten when it leaves the window",
         "lifecycle/publish.py",
         "_publish_window",
-        "change.pool.give(table[max(chain.low, sealed) : low])",
+        "change.pool.give(table[max(low, sealed) * pages : gone * pages])",
         "()",
+    ),
+    Bug(
+        "window slides with what is planned",
+        "a kind: blocks are released behind steps in flight, which may fail or be cut",
+        "lifecycle/publish.py",
+        "_publish_groups",
+        "committed(config, state, i)",
+        "state.running.scheduled[i]",
+    ),
+    Bug(
+        "hit of one group is not the hit of all",
+        "a kind: one window shortens a hit, and what another reads then is not looked at",
+        "planning/prefix_hit.py",
+        "find_hit",
+        "hit != before",
+        "before < 0",
+    ),
+    Bug(
+        "group left out of the key",
+        "a kind: layers of one group find the KV of another's under the same content",
+        "blocks/keys.py",
+        "group_keys",
+        "tuple([bytes((group,)) + key for key in keys]) if group else keys",
+        "keys",
+    ),
+    Bug(
+        "one page of a bundle is published",
+        "a kind: of a block of several pages the first is kept, and the others are lost",
+        "lifecycle/publish.py",
+        "_publish_window",
+        "table[sealed * pages : (sealed + 1) * pages]",
+        "table[sealed * pages : sealed * pages + 1]",
+    ),
+    Bug(
+        "tail of one group is copied",
+        "a kind: a fork copies the partial block of the first layers alone",
+        "planning/admit.py",
+        "_sibling_tail",
+        "zip(sources, targets, strict=True)",
+        "[*zip(sources, targets, strict=True)][:1]",
+    ),
+    Bug(
+        "table of another group grows",
+        "a kind: pages go to the table of the first layers",
+        "planning/grow.py",
+        "_extend_tables",
+        "Grow(run.rows[i], at, some, g)",
+        "Grow(run.rows[i], at, some)",
+    ),
+    Bug(
+        "a window holds the chunks of all steps in flight",
+        "a kind: what a window saves is lost to running ahead",
+        "schedule.py",
+        "_bound_prefill",
+        "done[i] + budget + budget // 4 - run.scheduled[i]",
+        "done[i] + config.depth * budget - run.scheduled[i]",
+    ),
+    Bug(
+        "computed anew without what left the window",
+        "a kind: a restart from the beginning reads blocks that were released",
+        "lifecycle/preempt.py",
+        "restart",
+        "anew and config.by_chunk",
+        "False",
+    ),
+    Bug(
+        "one block of a window is enough",
+        "a kind: a sequence is admitted that can never have its whole window",
+        "records/config.py",
+        "CacheGroup.most_blocks",
+        "min(blocks, -(-(self.window - 1) // block_size) + 1)",
+        "min(blocks, 1)",
     ),
     Bug(
         "mean of what the cache left to be computed",
@@ -606,8 +680,8 @@ BUGS: Final = (
         "a kind: a row that begins again rewrites blocks that others read",
         "committing/commit.py",
         "_publishable",
-        "i not in ends and not run.seqs[i].request.begins_anew",
-        "i not in ends",
+        "not run.seqs[i].request.begins_anew",
+        "True",
     ),
     Bug(
         "pooled prompt ends with its first chunk",
@@ -669,8 +743,8 @@ BUGS: Final = (
         "a kind: the KV of drafts is written where a table has no block",
         "speculate/plan_drafts.py",
         "_in_tables",
-        "len(tables[at[place]]) * size - scheduled[place] - 1",
-        "len(tables[at[place]]) * size - scheduled[place]",
+        "table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1",
+        "table_blocks(work.config, tables[at[place]]) * size - scheduled[place]",
     ),
     Bug(
         "drafts where tables end soon",
@@ -822,8 +896,8 @@ BUGS: Final = (
         "a kind: drafts are cut at each block's end, though blocks are free",
         "planning/grow.py",
         "grow_for_drafts",
-        "wants and sum(wants.values()) + len(run) <= state.blocks.available",
-        "wants and sum(wants.values()) + len(run) < state.blocks.available",
+        "wants and pages <= left",
+        "wants and pages < left",
     ),
     Bug(
         "what is proposed for strangers",
@@ -860,8 +934,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "blocks/prefix.py",
         "PrefixChange.evict",
-        "last_use > oldest or len(gone) == count",
-        "len(gone) == count",
+        "last_use > oldest or len(gone) >= count",
+        "len(gone) >= count",
         "blocks/test_prefix.py",
     ),
     Bug(
@@ -869,8 +943,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "blocks/prefix.py",
         "PrefixChange.evict",
-        "last_use > oldest or len(gone) == count",
-        "last_use < oldest or len(gone) == count",
+        "last_use > oldest or len(gone) >= count",
+        "last_use < oldest or len(gone) >= count",
         "blocks/test_prefix.py",
     ),
     Bug(
@@ -896,15 +970,15 @@ ESCAPED: Final = (
         _OUTSIDE,
         "planning/grow.py",
         "_grow_or_preempt",
-        "[i - (i > victim) for i in needy if i != victim]",
-        "[i for i in needy if i != victim]",
+        "{i - (i > victim): n for i, n in upto.items() if i != victim}",
+        "{i: n for i, n in upto.items() if i != victim}",
         "planning/test_grow.py",
     ),
     Bug(
         "a window slides by full blocks",
         _OUTSIDE,
         "lifecycle/publish.py",
-        "publish_blocks",
+        "_publish_groups",
         "committed(config, state, i)",
         "count * config.block_size",
         "lifecycle/test_publish.py",
@@ -941,7 +1015,7 @@ ESCAPED: Final = (
         "a kind: what is evicted for a newcomer leaves a trace in each state",
         "blocks/pool.py",
         "PoolChange.give",
-        "self.spare and len(self.spare) + len(blocks) > self.run",
+        "self.spare and len(self.spare) + len(pages) > self.run",
         "len(self.spare) + len(blocks) > self.run",
         "testing/test_size_laws.py",
     ),
@@ -951,8 +1025,8 @@ ESCAPED: Final = (
         "any engine: a tail is copied from a block that its owner has given back",
         "planning/admit.py",
         "_sibling_tail",
-        "run.chains[sibling].low > full",
-        "run.chains[sibling].low > 2 * full + 1",
+        "max(run.chains[sibling].low) > full",
+        "max(run.chains[sibling].low) > 2 * full + 1",
         "planning/test_admit.py",
     ),
     Bug(
@@ -968,9 +1042,9 @@ ESCAPED: Final = (
         "neighbour's table taken unseen",
         _LET,
         "planning/prefix_hit.py",
-        "_blocks_of_chain",
-        "len(table) > hit and table[hit - 1] == last",
-        "len(table) > hit",
+        "_pages_of_chain",
+        "len(tables[g]) > end and tables[g][end - 1] == last",
+        "len(tables[g]) > end",
         "planning/test_admit.py",
     ),
     Bug(
@@ -1108,7 +1182,7 @@ ESCAPED: Final = (
         "a kind: what was summed before a step failed is lost with its row",
         "lifecycle/preempt.py",
         "restart",
-        "{i: 0 for i in spots if run.seqs[i].request.begins_anew}",
+        "dict.fromkeys(anew, 0)",
         "{}",
         "committing/test_pooled.py",
     ),

@@ -82,7 +82,7 @@ def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
     config = tiny_config(rng)
     if rng.random() < 0.1:
         config = evolve(config, policy=Erratic())
-    oracle = Oracle(config.block_size, VOCAB, config.window)
+    oracle = Oracle(config.block_size, VOCAB, config.groups)
     state, log, time = initial(config), list[Turn](), 0.0
     rate = rng.choice((0.3, 1.0, 2.0))
     failing, cancelling = rng.choice((0.0, 0.05, 0.2)), rng.choice((0.05, 0.2, 1.0))

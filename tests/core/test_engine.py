@@ -52,7 +52,7 @@ class Bench:
     def __init__(self, config: EngineConfig = CONFIG) -> None:
         self.config = config
         self.state: EngineState = initial(config)
-        self.oracle = Oracle(config.block_size, VOCAB)
+        self.oracle = Oracle(config.block_size, VOCAB, config.groups)
         self.out: dict[tuple[str, int], tuple[int, ...]] = {}
         self.ended: dict[tuple[str, int], Finished] = {}
         self.clock = 0.0
@@ -92,8 +92,9 @@ class Bench:
         raise AssertionError("not drained")
 
     def right(self, request: Request, sample: int = 0) -> tuple[int, ...]:
-        limit = self.config.max_model_len
-        return tuple(reference(request, sample, self.config.block_size, VOCAB, limit))
+        own = self.config
+        sizes = own.block_size, VOCAB, own.max_model_len, own.groups
+        return tuple(reference(request, sample, *sizes))
 
     def reasons_of(self, kind: type) -> list[Any]:
         return [r for r in self.reasons if isinstance(r, kind)]
@@ -207,7 +208,7 @@ def test_a_long_shared_prefix_is_read_off_a_neighbour() -> None:
     bench.turn(Submit(ask("xx", 3, 20)))
     bench.turn(Submit(second))
     tables = bench.state.running.tables
-    assert tables[3][:40] == tables[1][:40]
+    assert tables[3][0][:40] == tables[1][0][:40]
     assert bench.reasons_of(Admitted)[-1].hit == 40
     bench.drain()
     for request in (first, second):

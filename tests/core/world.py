@@ -20,7 +20,7 @@ from minfer.engine import step
 from minfer.policies.builtin import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policies.fair_seats import FairSeats
 from minfer.records.acceptance import Costs
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
     Cancel,
     Emit,
@@ -42,7 +42,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
 from minfer.records.token_logprobs import unpack_parts
-from minfer.runs.oracle import START, vector_of
+from minfer.runs.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
 from tests.core.executing import Busy, Habits, Mover
@@ -76,35 +76,67 @@ POLICIES: tuple[Policy, ...] = (
 )
 
 
+Groups = tuple[CacheGroup, ...]
+
+
 def reference(
     request: Request,
     sample: int,
     block_size: int,
     vocab: int,
     limit: int,
-    window: int = 0,
+    groups: Groups = ONE_GROUP,
 ) -> list[int]:
     """What a sample must yield, computed alone and without blocks.
 
     `limit` bounds prompt and output together.
     """
-    digests: list[int] = []
     noise = (request.seed, sample) if request.sampling.temperature > 0 else ()
-    tokens, here, out = [*request.prompt, *request.output], START, []
+    tokens, out = [*request.prompt, *request.output], list[int]()
+    alone = Alone(block_size, groups)
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
-        here = here if position % block_size else START
-        seen = hash(tuple(digests[outside(position, window, block_size) :]))
-        here = hash(
-            (here, tokens[position], position, seen)
-        )  # the block's digest, one slot on
-        if (position + 1) % block_size == 0:
-            digests.append(here)
+        alone.read(tokens[position])
         if position + 1 == len(tokens):
-            tokens.append(hash((seen, here, position + 1, *noise)) % vocab)
+            tokens.append(alone.digest(*noise) % vocab)
             out.append(tokens[-1])
             if tokens[-1] in request.stop_ids:
                 break
     return out
+
+
+@define
+class Alone:
+    """What an oracle computes of one sequence, without blocks."""
+
+    block_size: int
+    groups: Groups
+    position: int = 0
+    full: list[list[int]] = field(init=False)  # by group: digests of full blocks
+    here: list[int] = field(init=False)  # by group: of the last block
+    seen: list[int] = field(init=False)  # by group: of what its last token attends to
+
+    def __attrs_post_init__(self) -> None:
+        self.full, self.here, self.seen = [[] for _ in self.groups], [], []
+
+    def read(self, token: int) -> None:
+        """One more input."""
+        size, position = self.block_size, self.position
+        if position % size == 0:
+            self.here = [START + g for g in range(len(self.groups))]
+        each = zip(self.groups, self.full, strict=True)
+        self.seen = [
+            hash(tuple(full[outside(position, group.window, size) :]))
+            for group, full in each
+        ]
+        self.here = [hash((here, token, position, *self.seen)) for here in self.here]
+        self.position += 1
+        if self.position % size == 0:
+            for full, here in zip(self.full, self.here, strict=True):
+                full.append(here)
+
+    def digest(self, *noise: int) -> int:
+        """Of all that the last input attends to."""
+        return hash((*self.seen, *self.here, self.position, *noise))
 
 
 @frozen
@@ -115,28 +147,27 @@ class Seen:
     last: int  # of all that the last one attends to
 
     @classmethod
-    def of(cls, prompt: tuple[int, ...], block_size: int, window: int) -> "Seen":
-        blocks, every = list[int](), list[int]()
-        here = seen = 0
-        for position, token in enumerate(prompt):
-            here = here if position % block_size else START
-            seen = hash(tuple(blocks[outside(position, window, block_size) :]))
-            here = hash((here, token, position, seen))
-            every.append(here)
-            if (position + 1) % block_size == 0:
-                blocks.append(here)
-        return cls(every, hash((seen, here, len(prompt))))
+    def of(cls, prompt: tuple[int, ...], block_size: int, groups: Groups) -> "Seen":
+        alone, every = Alone(block_size, groups), list[int]()
+        for token in prompt:
+            alone.read(token)
+            every.append(sum(alone.here))
+        return cls(every, alone.digest())
 
 
-def pooled_reference(request: Request, block_size: int, window: int = 0) -> bytes:
+def pooled_reference(
+    request: Request, block_size: int, groups: Groups = ONE_GROUP
+) -> bytes:
     """The vector of a prompt."""
-    seen = Seen.of(request.prompt, block_size, window)
+    seen = Seen.of(request.prompt, block_size, groups)
     return vector_of(sum(seen.here) if request.pooling == "mean" else seen.last)
 
 
-def scored_reference(request: Request, block_size: int, window: int = 0) -> list[int]:
+def scored_reference(
+    request: Request, block_size: int, groups: Groups = ONE_GROUP
+) -> list[int]:
     """What the oracle says of the tokens of a prompt, from the second on."""
-    seen = Seen.of(request.prompt, block_size, window)
+    seen = Seen.of(request.prompt, block_size, groups)
     return [digest % 2**30 for digest in seen.here[:-1]]
 
 
@@ -184,8 +215,37 @@ def tiny_config(rng: Random) -> EngineConfig:
                 FairSeats(clients=1, least=1, newcomers=1),
             )
         ),
-        window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
+        groups=(CacheGroup(rng.choice((0, 0, 0, 2, 3, 6, 9, 14))),),
         freed_run=rng.choice((1, 2, 3)) if shrunk else 64,
+    )
+
+
+def several_groups(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with layers of several groups, in a pool of up to as many blocks."""
+    (one,) = config.groups
+    if rng.random() < 0.5:
+        return config
+    window = one.window or rng.choice((2, 3, 6, 9, 14))
+    groups = rng.choice(
+        (
+            (CacheGroup(), CacheGroup(window)),
+            (CacheGroup(), CacheGroup(window, pages=2)),
+            (CacheGroup(window, pages=3), CacheGroup()),
+            (CacheGroup(window), CacheGroup(pages=2), CacheGroup(window + 5)),
+            (CacheGroup(window), CacheGroup(window + 3, pages=2)),
+            (CacheGroup(window, pages=2),),
+        )
+    )
+    pages = sum(group.pages for group in groups)
+    most = config.num_blocks * pages
+    few = min(
+        most,
+        evolve(config, groups=groups).most_pages(
+            -(-config.max_model_len // config.block_size)
+        ),
+    )
+    return evolve(
+        config, groups=groups, num_blocks=rng.choice((most, rng.randint(few, most)))
     )
 
 
@@ -204,7 +264,7 @@ def big_config(rng: Random) -> EngineConfig:
         vocab_size=rng.choice((VOCAB, 2**17, 2**31)),
         depth=rng.choice((1, 2)),
         policy=rng.choice(POLICIES),
-        window=rng.choice((0, 0, 0, 50)),
+        groups=(CacheGroup(rng.choice((0, 0, 0, 50))),),
         freed_run=rng.choice((64, 3)),
     )
 
@@ -232,6 +292,8 @@ def some_speculation(rng: Random) -> Speculation | None:
 def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
     """`config` with drafts, or not; some budgets have room for them."""
     how = some_speculation(rng)
+    if how is not None and len(config.groups) > 1:  # no draft model
+        how = evolve(how, drafter=HOST)
     room = rng.choice((0, how.drafts, 8 * how.drafts)) if how else 0
     budget = config.max_num_batched_tokens + room
     return evolve(config, speculation=how, max_num_batched_tokens=budget)
@@ -285,7 +347,7 @@ class World:
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
         self.held_back = policy.held_back
-        sizes = self.config.block_size, self.config.vocab_size, self.config.window
+        sizes = self.config.block_size, self.config.vocab_size, self.config.groups
         self.oracle = Busy(self.habits, *sizes)
 
     # --- actions ------------------------------------------------------------------------
@@ -690,7 +752,7 @@ class World:
         if request.sampling.prompt_logprobs is None or not once:
             assert not emitted
             return
-        due = scored_reference(request, self.config.block_size, self.config.window)
+        due = scored_reference(request, self.config.block_size, self.config.groups)
         reported = reported_ranks(emitted)
         whole = done.reason in ("stop", "length") and (done.id, 0) not in self.cut
         assert reported == (due if whole else due[: len(reported)])
@@ -702,8 +764,8 @@ class World:
         """It ends with the vector of its prompt, and has it only if it has ended so."""
         assert not out
         assert done.length == 0
-        size, window = self.config.block_size, self.config.window
-        due = pooled_reference(request, size, window) if done.reason == "length" else b""
+        size, groups = self.config.block_size, self.config.groups
+        due = pooled_reference(request, size, groups) if done.reason == "length" else b""
         assert vector == due, f"{done}: {vector!r} is not {due!r}"
         self.paths[f"pooled: {request.pooling}"] += bool(vector)
 
@@ -714,7 +776,7 @@ class World:
     def reference(self, request: Request, sample: int) -> list[int]:
         own = self.config
         size, limit = own.block_size, own.max_model_len
-        return reference(request, sample, size, own.vocab_size, limit, own.window)
+        return reference(request, sample, size, own.vocab_size, limit, own.groups)
 
 
 def run_swarm(seed: int, turns: int) -> World:
@@ -729,6 +791,7 @@ def run_world(seed: int, turns: int) -> World:
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
+    config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
     world = World(config, rng)
     separate = Random(

@@ -145,4 +145,4 @@ def decode_batch(
             tokens.tolist(), positions.tolist(), table, needs, strict=True
         )
     ]
-    return evolve(make_batch(rows, block_size), table=table.int())
+    return evolve(make_batch(rows, block_size), table=table.int()[None])

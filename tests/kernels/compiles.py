@@ -98,8 +98,8 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     """What so many rows launch in a step, or one chunk of so many inputs."""
     at, slots, table, one = ints(tokens), ints(tokens).long(), ints(9, 32), ints(1)
     given = ints(3, tokens) if chunk else None
-    state = RowTensors(at, at, table, 8)
-    inputs = StepInputs(at, at, at, slots)
+    state = RowTensors(at, at, table[None], 8)
+    inputs = StepInputs(at, at, at, slots[None])
     rows.gather(at[: 0 if chunk else tokens], given, state, BLOCK, inputs)
     x, scale, turns, kept = (
         half(tokens, HIDDEN),
@@ -246,7 +246,7 @@ def main(few: bool) -> None:
     shape.shape(half(4, VOCAB), at, at, penalties, kept)
     shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
-    state = RowTensors(at, at, ints(9, 32), 8)
+    state = RowTensors(at, at, ints(1, 9, 32), 8)
     verify_drafts.write_draft_inputs(at, at, ints(3, 4), ints(3, 4), state, ints(3, 12))
     verify_drafts.accept_drafts(at, at, at, state, 0, at, at, at)
 

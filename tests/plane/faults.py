@@ -71,9 +71,10 @@ class Faulty(Oracle):
         loop: VirtualLoop,
         faults: Faults,
         post: Callable[[Executed], None],
-        *sizes: int,
+        block_size: int,
+        vocab: int,
     ) -> None:
-        super().__init__(*sizes)
+        super().__init__(block_size, vocab)
         self.loop, self.faults, self.post, self.rng = loop, faults, post, faults.rng
         self.fates: deque[tuple[float, str]] = (
             deque()

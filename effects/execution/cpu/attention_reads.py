@@ -6,7 +6,7 @@ w up to q. Reads are prepared once for each window; blocks outside it are not re
 are their ids used, as these blocks may have been released.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from minfer.effects.models.batch import Batch, Ints
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
-Windows = tuple[int | None, ...]
+Kind = tuple[int, int | None]  # a block table, and the window of its layers
 
 # padded tokens that take as long as the launches of one more group in each layer
 SPLIT_COST = 512
@@ -62,28 +62,29 @@ class Reads:
 
 
 def plan_reads(
-    batch: Batch, block_size: int, windows: Windows
-) -> Mapping[int | None, Reads]:
-    """Returns what layers read, by window; a window longer than every context limits
-    nothing.
+    batch: Batch, block_size: int, kinds: Sequence[Kind]
+) -> Mapping[Kind, Reads]:
+    """Returns what layers read, by block table and window; a window longer than every
+    context limits nothing.
     """
-    whole = batch.table.numpy()
-    table, contexts = whole[batch.rows.numpy()], batch.contexts.numpy().astype(np.int64)
+    contexts = batch.contexts.numpy().astype(np.int64)
     spans = []
     if (found := batch.chunks) is not None:
         parts = (found.rows, found.starts, found.counts, found.offsets)
         spans = [one for one in zip(*(p.tolist() for p in parts), strict=True) if one[2]]
     longest = max([start + count for _, start, count, _ in spans] + contexts.tolist())
-    limits = {w: longest if w is None else min(w, longest) for w in windows}
+    limits = {(t, w): (t, longest if w is None else min(w, longest)) for t, w in kinds}
     reads = {}
-    for limit in set(limits.values()):
+    for which, limit in set(limits.values()):
+        whole = batch.table[which].numpy()
+        table = whole[batch.rows.numpy()]
         groups = _groups(table, contexts, block_size, limit) if len(contexts) else ()
         chunks = tuple(
             _chunk(whole[row], start, offset, offset + count, block_size, limit)
             for row, start, count, offset in spans
         )
-        reads[limit] = Reads(groups, chunks)
-    return {window: reads[limit] for window, limit in limits.items()}
+        reads[which, limit] = Reads(groups, chunks)
+    return {kind: reads[limit] for kind, limit in limits.items()}
 
 
 def _groups(

@@ -13,6 +13,7 @@ from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import plain
 from minfer.sampling.reference_sampler import RowSampling
@@ -53,12 +54,19 @@ class CpuBackend:
     accept_drafts = staticmethod(plain.accept_drafts)
 
     def make_cache(
-        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+        self,
+        spec: ModelSpec,
+        pages: int,
+        block_size: int,
+        length: int,
+        layout: CacheLayout | None = None,
     ) -> KVCache:
-        """Returns a cache for positions below `length`, with one more block than the
+        """Returns a cache for positions below `length`, with one more page than the
         engine knows of, for the scratch row. MemoryError.
         """
-        return make_cache(spec, blocks + 1, block_size, max_model_len=length)
+        return make_cache(
+            spec, pages + 1, block_size, max_model_len=length, layout=layout
+        )
 
     def make_shaper(self, rows: DeviceRows) -> CpuShaper:
         """Returns the shaper of these rows' logits."""

@@ -23,6 +23,7 @@ from minfer.effects.execution.cpu.attention_reads import (
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead, blocks_of
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.cache_layout import CacheLayout, one_group
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.mla import MLA
@@ -40,10 +41,12 @@ class KVCache:
     """
 
     spec: ModelSpec
-    # [layers, blocks, block_size, *token], a token's shape being `kv_shape` of the layers
+    layout: CacheLayout
+    # [layers of a page, pages, block_size, *token], a token's shape being `kv_shape` of
+    # the layers
     data: Tensor
-    slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, a token's elements]
-    blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * a token's elements]
+    slots: tuple[Tensor, ...]  # of a layer: [pages * block_size, a token's elements]
+    blocks: tuple[Tensor, ...]  # of a layer: [pages, block_size * a token's elements]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rope, Tensor]
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
@@ -70,15 +73,16 @@ class KVCache:
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
+        table = self.layout.places[index].table
         kept, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         rms_norm(kept, weights.norm, out=kept)
         for part in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
             rotate(part, *angles[mla.rope])
         _keep_finite(batch, latent)
         new = latent.to(self.data.dtype)
-        self.slots[index].index_copy_(0, batch.slots, new)
+        self.slots[index].index_copy_(0, batch.slots[table], new)
         read = LatentRead(mla, self.blocks[index], weights, new)
-        return read.attend(by_head, reads[None], len(batch.rows))
+        return read.attend(by_head, reads[table, None], len(batch.rows))
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
@@ -100,11 +104,12 @@ class KVCache:
     def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the cache's dtype."""
         gqa = heads.gqa
-        reads, blocks = self._prepared(batch)[1][gqa.window], self.blocks[index]
+        table, blocks = self.layout.places[index].table, self.blocks[index]
+        reads = self._prepared(batch)[1][table, gqa.window]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
         _keep_finite(batch, new)
-        self.slots[index].index_copy_(0, batch.slots, new.flatten(1))
+        self.slots[index].index_copy_(0, batch.slots[table], new.flatten(1))
         if not reads.chunks and reads.groups[0].rows is None:
             return heads.decode(queries, blocks, reads.groups[0])
         decode_rows = batch.rows.shape[0]
@@ -122,8 +127,9 @@ class KVCache:
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
-            block_size = self.data.shape[2]
-            reads = plan_reads(batch, block_size, tuple(dict.fromkeys(self.spec.windows)))
+            places = zip(self.layout.places, self.spec.windows, strict=True)
+            wanted = dict.fromkeys((place.table, window) for place, window in places)
+            reads = plan_reads(batch, self.data.shape[2], tuple(wanted))
             angles = {
                 rope: table.index_select(0, batch.positions).unbind(1)
                 for rope, table in self.ropes.items()
@@ -178,16 +184,18 @@ def make_cache(
     block_size: int,
     dtype: str | None = None,
     max_model_len: int | None = None,
+    layout: CacheLayout | None = None,
 ) -> KVCache:
-    """Returns a zeroed cache of `blocks` blocks of `block_size` tokens, in the spec's KV
-    dtype when `dtype` is None.
+    """Returns a zeroed cache of `blocks` pages of `block_size` tokens, in the spec's KV
+    dtype when `dtype` is None; without `layout`, all layers are one group.
 
     It is zeroed, as masked slots still enter the products with weight 0. The rotary table
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
     [token] = {group.attention.kv_shape for group in spec.groups}
-    layers = len(spec.layers)
+    layout = one_group(spec) if layout is None else layout
+    layers = layout.layers_a_page
     shape = (layers, blocks, block_size, *token)
     kind = torch_dtype(dtype or spec.kv_dtype)
     # Memory from the kernel's zero pages, touched when written: torch.zeros would fill it
@@ -205,7 +213,15 @@ def make_cache(
     tables = {
         rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
     }
-    return KVCache(spec, data, slots.unbind(0), rows.unbind(0), tables)
+    of_layers = [place.slot for place in layout.places]
+    return KVCache(
+        spec,
+        layout,
+        data,
+        tuple(slots[slot] for slot in of_layers),
+        tuple(rows[slot] for slot in of_layers),
+        tables,
+    )
 
 
 def heads_of(spec: ModelSpec, index: int) -> GQA:

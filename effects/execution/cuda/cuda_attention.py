@@ -20,6 +20,7 @@ from minfer.effects.execution.cpu.paged_attention import (
 )
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
@@ -34,17 +35,18 @@ AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
 
 @frozen(eq=False)
 class CudaCache:
-    """Keys and values in blocks, separate for each layer; one block more than the engine
+    """Keys and values in blocks, separate for each layer; one page more than the engine
     knows of.
 
-    The last block is for padding rows: what they write is never read.
+    The last page is for padding rows: what they write is never read.
     """
 
     spec: ModelSpec
-    # [layers, 2, blocks + 1, block_size, kv_heads, head_dim], keys and values; or, of
-    # latents, [layers, 1, blocks + 1, block_size, latent_dim]
+    layout: CacheLayout
+    # [layers of a page, 2, pages + 1, block_size, kv_heads, head_dim], keys and values;
+    # or, of latents, [layers of a page, 1, pages + 1, block_size, latent_dim]
     data: Tensor
-    layers: tuple[tuple[Tensor, ...], ...]  # of each [blocks + 1, block_size, ...]
+    layers: tuple[tuple[Tensor, ...], ...]  # of each [pages + 1, block_size, ...]
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rope, Tensor]
 
@@ -52,24 +54,25 @@ class CudaCache:
     def make(
         cls,
         spec: ModelSpec,
-        blocks: int,
+        layout: CacheLayout,
+        pages: int,
         block_size: int,
         length: int,
         device: torch.device,
     ) -> "CudaCache":
-        """Returns blocks on a device, for positions up to `length`.
+        """Returns pages on a device, for positions up to `length`.
         torch.OutOfMemoryError.
         """
         [kept] = {group.attention.kv_shape for group in spec.groups}
         parts, *token = kept if len(kept) > 1 else (1, *kept)
-        shape = (len(spec.layers), parts, blocks + 1, block_size, *token)
+        shape = (layout.layers_a_page, parts, pages + 1, block_size, *token)
         data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
         ropes = {
             rope: _angles(rope, dim, length).to(device)
             for rope, dim in rotations(spec).items()
         }
-        layers = tuple(layer.unbind(0) for layer in data.unbind(0))
-        return cls(spec, data, layers, ropes)
+        layers = tuple(data[place.slot].unbind(0) for place in layout.places)
+        return cls(spec, layout, data, layers, ropes)
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
@@ -82,7 +85,7 @@ class CudaCache:
             qkv,
             self.ropes[gqa.rope],
             batch.positions,
-            batch.slots,
+            batch.slots[self.layout.places[index].table],
             keys,
             values,
             gqa.heads,
@@ -102,7 +105,8 @@ class CudaCache:
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, [cache] = latents_of(self.spec, index), self.layers[index]
-        layer = LatentLayer(mla, cache, self.ropes[mla.rope], weights)
+        table = self.layout.places[index].table
+        layer = LatentLayer(mla, cache, table, self.ropes[mla.rope], weights)
         return layer.mix(batch, query, latent)
 
     def attend(
@@ -112,8 +116,9 @@ class CudaCache:
         gqa, qkv = heads_of(self.spec, index), qkv.to(self.data.dtype)
         heads = qkv.view(len(qkv), -1, gqa.head_dim)
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
+        slots = batch.slots[self.layout.places[index].table]
         for cache, new in zip(self.layers[index], new_keys_values, strict=True):
-            cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, batch.slots, new)
+            cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, slots, new)
         return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
     def _read(
@@ -129,6 +134,7 @@ class CudaCache:
         """
         gqa, chunks = heads_of(self.spec, index), batch.chunks
         window, (keys, values) = gqa.window or 0, self.layers[index]
+        table = batch.table[self.layout.places[index].table]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         decode_inputs = len(batch.rows)
@@ -139,7 +145,7 @@ class CudaCache:
                 q[:decode_inputs],
                 keys,
                 values,
-                batch.table,
+                table,
                 batch.rows[: len(drafts.starts)],
                 drafts.starts,
                 drafts.counts,
@@ -159,7 +165,7 @@ class CudaCache:
                 q[ours],
                 keys,
                 values,
-                batch.table,
+                table,
                 batch.rows[ours],
                 batch.contexts[ours],
                 scale,
@@ -178,7 +184,7 @@ class CudaCache:
                 q,
                 keys,
                 values,
-                batch.table,
+                table,
                 *where,
                 scale,
                 window=window,

@@ -9,6 +9,7 @@ from minfer.effects.execution.cuda.cuda_shaper import CudaShaper
 from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
+from minfer.effects.models.cache_layout import CacheLayout, one_group
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import num_splits
@@ -60,10 +61,16 @@ class CudaBackend:
         return self.routes.described()
 
     def make_cache(
-        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+        self,
+        spec: ModelSpec,
+        pages: int,
+        block_size: int,
+        length: int,
+        layout: CacheLayout | None = None,
     ) -> CudaCache:
         """Returns a cache for positions below `length`. torch.OutOfMemoryError."""
-        return CudaCache.make(spec, blocks, block_size, length, self.device)
+        layout = one_group(spec) if layout is None else layout
+        return CudaCache.make(spec, layout, pages, block_size, length, self.device)
 
     def make_shaper(self, rows: DeviceRows) -> CudaShaper:
         """Returns the shaper of these rows' logits. torch.OutOfMemoryError."""

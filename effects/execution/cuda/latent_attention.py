@@ -22,7 +22,8 @@ class LatentLayer:
     """The latents of one layer, and what they are multiplied with."""
 
     mla: MLA
-    cache: Tensor  # [blocks + 1, block_size, latent_dim]
+    cache: Tensor  # [pages + 1, block_size, latent_dim]
+    table: int  # the block table of its pages
     rope: Tensor  # [positions, rope_dim] float32: cosines, then sines
     weights: LatentWeights
 
@@ -39,7 +40,7 @@ class LatentLayer:
             self.weights.norm,
             self.rope,
             batch.positions,
-            batch.slots,
+            batch.slots[self.table],
             self.cache,
             by_head[..., mla.plain_dim :],
             out=absorbed[..., mla.rank :],
@@ -51,7 +52,7 @@ class LatentLayer:
 
     def _attend(self, batch: Batch, q: Tensor) -> Tensor:
         """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
-        mla, chunks, table = self.mla, batch.chunks, batch.table
+        mla, chunks, table = self.mla, batch.chunks, batch.table[self.table]
         out = q.new_empty(len(q), mla.heads, mla.rank)
         decode_inputs = len(batch.rows)
         ours = slice(0, decode_inputs)

@@ -18,6 +18,7 @@ from torch import Tensor
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.plan import Copy, Open
@@ -89,10 +90,15 @@ class Backend(Protocol):
         ...
 
     def make_cache(
-        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+        self,
+        spec: ModelSpec,
+        pages: int,
+        block_size: int,
+        length: int,
+        layout: CacheLayout | None = None,
     ) -> Cache:
-        """Returns a cache for a model, for positions below `length`. Raises MemoryError
-        or torch.OutOfMemoryError.
+        """Returns a cache for a model, for positions below `length`; without `layout`,
+        all layers are one group. Raises MemoryError or torch.OutOfMemoryError.
         """
         ...
 

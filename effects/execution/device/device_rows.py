@@ -5,6 +5,7 @@ value) pairs that are sent with the step's own inputs in one copy.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from minfer.kernels.row_state import Penalties, RowTensors
 from minfer.kernels.sample_reference import SamplingValues
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.plan import Open
 from minfer.records.speculation import REJECTION
 from minfer.sampling.logits import is_shaped
@@ -82,15 +83,17 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
     return np.concatenate([word.view(np.int32) for word in words])
 
 
-def _sizes(count: int, blocks: int, streams: Sequence[str]) -> dict[str, int]:
-    """Returns the words of each of the arena's columns, for so many rows."""
+def _sizes(count: int, pages: int, streams: Sequence[str]) -> dict[str, int]:
+    """Returns the words of each of the arena's columns, for so many rows, each with
+    tables of so many pages.
+    """
     sizes = {
         **dict.fromkeys(streams, 2 * count),
         "last": count,
         "previous": count,
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
-        "table": count * blocks,
+        "table": count * pages,
         "batch": 2 * count + 64,  # with room for padding
         "sampling_split": 2 * aligned(2 * count + 64),
     }
@@ -108,16 +111,21 @@ class DeviceRows:
         device: torch.device,
         *,
         rejects: bool = False,
+        groups: tuple[CacheGroup, ...] = (CacheGroup(),),
     ) -> None:
         """`rows` of the engine; `blocks` of a table. `rejects`: drafts are accepted by
-        rejection sampling.
+        rejection sampling. `groups` of layers: each has a table for each page of a block.
         """
         self.scratch = rows
         self.vocab = vocab
         self.blocks = blocks
         count = rows + 1
         self.streams = STREAMS if rejects else STREAMS[:1]
-        sizes = _sizes(count, blocks, self.streams)
+        self.groups = groups
+        pages = [group.pages for group in groups]
+        self.first_tables = [0, *accumulate(pages)]  # of each group
+        tables = self.first_tables[-1]
+        sizes = _sizes(count, tables * blocks, self.streams)
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.at = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
@@ -149,7 +157,7 @@ class DeviceRows:
             column["presence_penalty"],
         )
         self.requested_logprobs = column["logprobs"]  # as `requested_logprobs` returns it
-        self.table = part["table"][: count * blocks].view(count, blocks)
+        self.table = part["table"][: tables * count * blocks].view(tables, count, blocks)
         self.state = RowTensors(self.last, self.next, self.table, self.scratch)
         self.batch = part["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
@@ -170,13 +178,29 @@ class DeviceRows:
         """Returns an engine's rows, for sequences of up to `length` tokens."""
         how, blocks = config.speculation, -(-length // config.block_size)
         rejects = how is not None and how.rule == REJECTION
-        rows = cls(config.max_num_seqs, blocks, vocab, device, rejects=rejects)
-        rows.table[rows.scratch] = config.num_blocks  # the block that no row owns
+        rows = cls(
+            config.max_num_seqs,
+            blocks,
+            vocab,
+            device,
+            rejects=rejects,
+            groups=config.groups,
+        )
+        rows.table[:, rows.scratch] = config.num_blocks  # the page that no row owns
         return rows
 
-    def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
-        """Set entries of a row's block table from `at` on."""
-        self._set(self.at["table"] + row * self.blocks + at, np.array(blocks, np.int32))
+    def set_table(
+        self, row: int, at: int, pages: tuple[int, ...], group: int = 0
+    ) -> None:
+        """Set entries of a row's block table in a group from page `at` on."""
+        each, first = self.groups[group].pages, self.first_tables[group]
+        values = np.array(pages, np.int32)
+        for page in range(each):
+            # Pages at, at + 1, ... are pages at % each, ... of their blocks.
+            skip = (page - at) % each
+            table = first + page
+            start = (table * (self.scratch + 1) + row) * self.blocks + (at + skip) // each
+            self._set(self.at["table"] + start, values[skip::each])
 
     def set_batch(self, rows: tuple[int, ...], size: int) -> None:
         """Set the decode rows, padded to `size`."""
@@ -223,8 +247,8 @@ class DeviceRows:
         halves = np.array(noise, np.uint64).view(np.int32)
         words = np.concatenate([halves, words_of(sampling, self.vocab)])
         self.changes.append((np.array(places, np.int32), words))
-        (table,) = opened.tables  # layers are of one group here
-        self.set_table(row, 0, table)
+        for group, table in enumerate(opened.tables):
+            self.set_table(row, 0, table, group)
 
     def wants(self, rows: Sequence[int]) -> Wants:
         """Returns what sampling has to do for at least one of these rows."""

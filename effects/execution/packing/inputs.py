@@ -125,5 +125,6 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
         inputs += 4 * (drafts + 2)
     # Two words of each stream, those of sampling values, and the next token and position.
     kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
-    changes = rows.scratch * (rows.blocks + kept) + 3 * draws
+    pages = len(rows.table) * rows.blocks
+    changes = rows.scratch * (pages + kept) + 3 * draws
     return inputs + 2 * changes

@@ -71,7 +71,7 @@ class Feeder:
         # Zeros for a dummy step, as no kernel fills them.
         make = decode_rows.new_zeros if step.dummy else decode_rows.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
-        slots = make(count, dtype=torch.int64)
+        slots = make((len(self.rows.table), count), dtype=torch.int64)
         inputs = StepInputs(tokens, positions, ahead, slots)
         self.backend.gather(decode_rows, extra, self.rows.state, self.block_size, inputs)
         return inputs
@@ -102,8 +102,14 @@ class Feeder:
             splits=splits,
             fused=fused,
             verified=verified,
-            real=decode_inputs.slots < self.padding_from if self.padding_from else None,
+            real=self._real(decode_inputs),
         )
+
+    def _real(self, decode_inputs: StepInputs) -> Tensor | None:
+        """Returns which inputs are not padding, if there are experts."""
+        if not self.padding_from:
+            return None
+        return decode_inputs.slots[0] < self.padding_from
 
 
 def sampled(shape: StepShape, inputs: ForwardWords[Tensor]) -> Tensor | None:

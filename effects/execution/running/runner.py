@@ -59,6 +59,7 @@ from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.cache_layout import layout_for
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.spec import ModelSpec
@@ -128,7 +129,11 @@ class ModelRunner:
         self.model = model_of(spec, weights)
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
-            spec, config.num_blocks, config.block_size, length
+            spec,
+            config.num_blocks,
+            config.block_size,
+            length,
+            layout_for(spec, config.groups),
         )
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
@@ -241,11 +246,12 @@ class ModelRunner:
         for opened in plan.opens:
             self.sampler.open(plan.rows[opened.index], opened)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
-            (table,) = opened.tables  # layers are of one group here
-            for cache in caches:
-                cache.clear(table[full:], part)
+            for group, table in zip(self.config.groups, opened.tables, strict=True):
+                for page in range(group.pages):
+                    for cache in caches:
+                        cache.clear(table[full * group.pages + page :: group.pages], part)
         for grow in plan.grows:
-            rows.set_table(grow.row, grow.at, grow.blocks)
+            rows.set_table(grow.row, grow.at, grow.blocks, grow.group)
             for cache in caches:
                 cache.clear(grow.blocks)
         if plan.copies:
@@ -451,5 +457,5 @@ class ModelRunner:
         wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
             rows, starts, counts, _ = prefill.chunks
-            flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+            flash = FlashWork.of(rows, starts, counts, self.rows.table[0], shape.longest)
         return chunks_of(shape, prefill, flash)

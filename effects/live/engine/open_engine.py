@@ -51,7 +51,7 @@ def open_executor(
         case "oracle":
             from minfer.runs.oracle import Oracle
 
-            return Oracle(setup.config.block_size, vocab_size)
+            return Oracle(setup.config.block_size, vocab_size, setup.config.groups)
         case "dry":
             from minfer.effects.execution.dry_executor import Dry, encoded_passage
 

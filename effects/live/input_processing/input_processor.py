@@ -246,7 +246,7 @@ def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, even without output."""
     config = setup.config
     _check_context(setup, length, output=False)
-    needs = blocks_for(length + 1, config.block_size)
+    needs = config.most_pages(blocks_for(length + 1, config.block_size))
     if needs > config.num_blocks:
         raise TooLongError(
             f"the prompt ({length} tokens) needs {needs} KV blocks of "

@@ -46,6 +46,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Failed": ("step", "error"),
     "Admitted": ("hit", "known", "copied"),
     "Missed": ("block", "blocks"),
+    "WindowMissed": ("group", "block", "cached"),
     "Held": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"),

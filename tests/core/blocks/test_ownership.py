@@ -8,28 +8,28 @@ from hypothesis import given, settings
 
 from minfer.blocks.ownership import NOTHING_EVICTED, Blocks, Transaction, blocks_for
 from minfer.blocks.pool import Pool
-from minfer.blocks.prefix import ROOT, Evicted, blocks_of, lookup
+from minfer.blocks.prefix import ROOT, Evicted, bundles, lookup, pages_of
 
 KEYS = tuple(bytes([i]) for i in range(200))
 
 
 def take(change: Transaction, count: int) -> tuple[int, ...] | None:
     taken = change.take(count)
-    return taken.blocks if taken else None
+    return taken.pages if taken else None
 
 
 def test_taking_blocks_reports_what_is_evicted() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 3)
     assert table is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:3], table)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:3], bundles(table, 1))
     change.prefix.release(leaf)
     first, second = change.take(1), change.take(2)
     assert first is not None
     assert second is not None
-    assert (first.blocks, first.evicted) == ((3,), NOTHING_EVICTED)
+    assert (first.pages, first.evicted) == ((3,), NOTHING_EVICTED)
     assert second.evicted == Evicted((table[2], table[1]), (KEYS[2], KEYS[1]))
-    assert sorted(second.blocks) == [table[1], table[2]]
+    assert sorted(second.pages) == [table[1], table[2]]
     assert change.take(2) is None
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_evicted_while_blocks_are_free() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 2)
     assert table is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], table)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(table, 1))
     change.prefix.release(leaf)
     assert take(change, 2) == (2, 3)
     assert lookup(change.prefix, KEYS[:2]) == 2
@@ -86,7 +86,7 @@ def test_the_pool_against_a_list_in_order_of_use(
             else:
                 gone = order.pop(0)
                 assert got == (named.pop(gone),)
-            assert change.prefix.publish_alone(key, got[0])
+            assert change.prefix.publish_alone(key, got)
             named[key], users[key] = got[0], 1
         elif what == 2 and key in named:
             change.prefix.hold(key)
@@ -101,4 +101,4 @@ def test_the_pool_against_a_list_in_order_of_use(
         assert pool.available == free + len(order)
         assert pool.live == len(+users)
         assert [key for _, key in sorted(pool.prefix.idle.items())] == order
-        assert blocks_of(pool.prefix, order) == tuple(named[key] for key in order)
+        assert pages_of(pool.prefix, order) == tuple(named[key] for key in order)

@@ -6,7 +6,7 @@ from minfer.blocks.pool import Pool
 
 def take(change: Transaction, count: int) -> tuple[int, ...] | None:
     taken = change.take(count)
-    return taken.blocks if taken else None
+    return taken.pages if taken else None
 
 
 def test_taking_and_giving_back() -> None:

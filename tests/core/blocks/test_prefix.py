@@ -6,7 +6,15 @@ from attrs import evolve
 
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.pool import Pool
-from minfer.blocks.prefix import ROOT, blocks_of, live, lookup, node_of
+from minfer.blocks.prefix import (
+    ROOT,
+    bundles,
+    flattened,
+    live,
+    lookup,
+    node_of,
+    pages_of,
+)
 from minfer.values.tickets import words_of
 
 KEYS = tuple(bytes([i]) for i in range(200))
@@ -14,7 +22,7 @@ KEYS = tuple(bytes([i]) for i in range(200))
 
 def take(change: Transaction, count: int) -> tuple[int, ...] | None:
     taken = change.take(count)
-    return taken.blocks if taken else None
+    return taken.pages if taken else None
 
 
 def counts(change: Transaction, key: bytes) -> tuple[int, int]:
@@ -28,8 +36,8 @@ def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 3)
     assert table is not None
-    leaf, twins = change.prefix.publish(ROOT, KEYS[:3], table)
-    assert (leaf, twins) == (KEYS[2], ())
+    leaf, twins = change.prefix.publish(ROOT, KEYS[:3], bundles(table, 1))
+    assert (leaf, [*twins]) == (KEYS[2], [])
     assert change.available == 1
     change.prefix.release(leaf)
     pool = change.done()
@@ -53,12 +61,12 @@ def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
     one, two = take(change, 2), take(change, 3)
     assert one is not None
     assert two is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], one)
-    other, twins = change.prefix.publish(ROOT, KEYS[:3], two)
-    assert twins == two[:2]
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(one, 1))
+    other, twins = change.prefix.publish(ROOT, KEYS[:3], bundles(two, 1))
+    assert flattened(twins) == two[:2]
     assert other == KEYS[2]
-    assert blocks_of(change.prefix, KEYS[:3]) == (*one, two[2])
-    change.pool.give(twins)
+    assert pages_of(change.prefix, KEYS[:3]) == (*one, two[2])
+    change.pool.give(flattened(twins))
     change.prefix.release(leaf)
     assert change.available == 5, "the second holds the whole chain"
     change.prefix.release(other)
@@ -70,7 +78,7 @@ def test_the_longest_unused_goes_first() -> None:
     for key in KEYS[:3]:
         table = take(change, 1)
         assert table is not None
-        change.prefix.publish(ROOT, (key,), table)
+        change.prefix.publish(ROOT, (key,), [table])
     for i in (1, 0, 2):
         change.prefix.release(KEYS[i])
     change.prefix.hold(KEYS[1])
@@ -84,11 +92,11 @@ def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
     change = Transaction(Blocks(Pool(3)))
     chain = take(change, 2)
     assert chain is not None
-    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(chain, 1))
     change.prefix.release(child)
     lone = take(change, 1)
     assert lone is not None
-    change.prefix.publish(ROOT, KEYS[9:10], lone)
+    change.prefix.publish(ROOT, KEYS[9:10], bundles(lone, 1))
     change.prefix.release(KEYS[9])
     change.prefix.hold(KEYS[0])
     change.prefix.release(KEYS[0])
@@ -101,12 +109,12 @@ def test_of_several_that_go_at_once_a_parent_waits_for_what_is_older() -> None:
     change = Transaction(Blocks(Pool(4)))
     chain = take(change, 2)
     assert chain is not None
-    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(chain, 1))
     change.prefix.release(child)
     for key in KEYS[9:11]:
         lone = take(change, 1)
         assert lone is not None
-        change.prefix.publish(ROOT, (key,), lone)
+        change.prefix.publish(ROOT, (key,), [lone])
         change.prefix.release(key)
     change.prefix.hold(KEYS[0])
     change.prefix.release(KEYS[0])
@@ -118,10 +126,10 @@ def test_a_parent_that_was_used_before_its_child_goes_with_it() -> None:
     change = Transaction(Blocks(Pool(4)))
     chain = take(change, 2)
     assert chain is not None
-    child, _ = change.prefix.publish(ROOT, KEYS[:2], chain)
+    child, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(chain, 1))
     lone = take(change, 1)
     assert lone is not None
-    change.prefix.publish(ROOT, KEYS[9:10], lone)
+    change.prefix.publish(ROOT, KEYS[9:10], bundles(lone, 1))
     change.prefix.release(child)
     change.prefix.release(KEYS[9])
     assert change.prefix.evict(2).keys == (KEYS[1], KEYS[0])
@@ -131,7 +139,7 @@ def test_only_the_first_keys_are_looked_up_and_a_gap_ends_a_hit() -> None:
     change = Transaction(Blocks(Pool(8)))
     table = take(change, 5)
     assert table is not None
-    change.prefix.publish(ROOT, KEYS[:5], table)
+    change.prefix.publish(ROOT, KEYS[:5], bundles(table, 1))
     assert [lookup(change.prefix, KEYS[:9], end) for end in (0, 1, 3, 5, 9, None)] == [
         0,
         1,
@@ -148,7 +156,7 @@ def test_a_block_with_users_is_live() -> None:
     change = Transaction(Blocks(Pool(8)))
     table = take(change, 3)
     assert table is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:3], table)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:3], bundles(table, 1))
     assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, True, False]
     change.prefix.hold(KEYS[1])
     change.prefix.release(leaf)
@@ -160,13 +168,13 @@ def test_a_branch_keeps_its_stem_and_counts_change_only_up_to_it() -> None:
     change = Transaction(Blocks(Pool(8)))
     stem = take(change, 2)
     assert stem is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], stem)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(stem, 1))
     leaves = []
     for key in KEYS[2:4]:
         twig = take(change, 1)
         assert twig is not None
         change.prefix.hold(KEYS[1])
-        leaves.append(change.prefix.publish(KEYS[1], (key,), twig)[0])
+        leaves.append(change.prefix.publish(KEYS[1], (key,), [twig])[0])
     change.prefix.release(leaf)
     assert counts(change, KEYS[1]) == (2, 2), "two users, two children"
     assert counts(change, KEYS[0]) == (1, 1)
@@ -185,7 +193,7 @@ def test_a_stem_goes_after_what_was_used_before_it() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 4)
     assert table is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:4], table)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:4], bundles(table, 1))
     change.prefix.release(leaf)
     assert take(change, 3) == (table[3], table[2], table[1])
     assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, KEYS[0])
@@ -199,8 +207,8 @@ def test_a_block_named_by_itself_is_held_and_a_twin_is_not_named() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 2)
     assert table is not None
-    assert change.prefix.publish_alone(KEYS[0], table[0])
-    assert not change.prefix.publish_alone(KEYS[0], table[1])
+    assert change.prefix.publish_alone(KEYS[0], table[0:][:1])
+    assert not change.prefix.publish_alone(KEYS[0], table[1:][:1])
     assert (change.prefix.live, change.available) == (1, 2)
     change.prefix.release(KEYS[0])
     assert (change.prefix.live, change.available) == (0, 3)
@@ -213,7 +221,7 @@ def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
     uses = dict[int, int]()
     for at in range(40):
         assert take(change, 1) == (at,)
-        change.prefix.publish(ROOT, KEYS[at : at + 1], (at,))
+        change.prefix.publish(ROOT, KEYS[at : at + 1], bundles((at,), 1))
         change.prefix.release(KEYS[at])
         uses[at] = at
     for use in range(40, 3000):
@@ -237,7 +245,7 @@ def test_who_leaves_takes_the_next_ticket() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 2)
     assert table is not None
-    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], table)
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], bundles(table, 1))
     for left in range(3):
         assert change.prefix.next_use == left
         change.prefix.release(leaf)

@@ -11,7 +11,7 @@ from minfer.blocks.keys import block_keys
 from minfer.blocks.prefix import NONE, ROOT, PrefixIndex
 from minfer.blocks.window import lookup_window, outside
 from minfer.engine import step
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Submit
 from minfer.records.request import Request
 from minfer.values.checks import ConfigError
@@ -26,7 +26,7 @@ CONFIG = EngineConfig(
     max_num_seqs=4,
     max_num_batched_tokens=16,
     vocab_size=VOCAB,
-    window=10,
+    groups=(CacheGroup(10),),
     depth=2,
 )
 
@@ -63,14 +63,18 @@ def test_a_long_output_keeps_a_window_of_blocks() -> None:
     w.drain()
 
 
-def test_a_long_prompt_gives_back_as_its_chunks_are_done() -> None:
-    w = world()
+@pytest.mark.parametrize(("reserve", "most"), [(False, 8), (True, 25)])
+def test_a_long_prompt_gives_back_as_its_chunks_are_done(
+    reserve: bool, most: int
+) -> None:
+    """It takes blocks chunk by chunk: 3 of the window, and 5 of a chunk and a quarter."""
+    w = world(evolve(CONFIG, reserve_windows=reserve))
     w.submit(ask("r", 100, max_tokens=4))
     used = []
     while not w.ended:
         w.turn()
         used.append(w.state.blocks.pool.total - w.state.blocks.available)
-    assert max(used) == 25
+    assert max(used) == most
     assert used[-2] <= 6
     w.drain()
 
@@ -83,8 +87,8 @@ def test_a_prefix_is_a_hit_when_its_last_window_is_there() -> None:
     (got,) = [r for r in turn.reasons if isinstance(r, Admitted)]
     assert got.hit == 60
     low = outside(60, 10, 4)
-    chain, table = turn.state.running.chains[0], turn.state.running.tables[0]
-    assert (chain.low, chain.sealed) == (low, 15)
+    chain, table = turn.state.running.chains[0], turn.state.running.tables[0][0]
+    assert (chain.low, chain.sealed) == ((low,), (15,))
     held = w.state.blocks.pool.total - turn.state.blocks.available
     assert (
         held <= 16 - low + 1
@@ -98,7 +102,7 @@ def test_hits_end_where_the_window_has_a_gap() -> None:
 
     def hit(*missing: int) -> int:
         there = {
-            key: (block, ROOT, 0, 0, NONE)
+            key: ((block,), ROOT, 0, 0, NONE)
             for key, block in cached.items()
             if block not in missing
         }
@@ -127,7 +131,7 @@ def test_swarms_with_windows(seeds: range) -> None:
     """Enough worlds with a window, preemptions among them."""
     worlds = preempted = 0
     for seed in seeds:
-        if tiny_config(Random(seed)).window:
+        if tiny_config(Random(seed)).by_chunk:
             worlds += 1
             preempted += run_swarm(seed, 30).preempted
     assert worlds > len(seeds) / 5
@@ -136,4 +140,4 @@ def test_swarms_with_windows(seeds: range) -> None:
 
 def test_a_window_of_one_is_none() -> None:
     with pytest.raises(ConfigError, match="window"):
-        evolve(CONFIG, window=1)
+        CacheGroup(1)

@@ -4,6 +4,7 @@ from attrs import evolve
 
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -14,7 +15,7 @@ def test_prompts_publish_as_their_chunks_are_done_and_outputs_as_blocks_fill() -
     sealed = []
     while bench.state.requests:
         sealed.append(
-            (bench.state.running.known[0], bench.state.running.chains[0].sealed)
+            (bench.state.running.known[0], bench.state.running.chains[0].sealed[0])
         )
         bench.turn()
     assert sealed[:2] == [(20, 0), (20, 4)]
@@ -37,7 +38,7 @@ def test_what_a_sequence_does_not_fill_it_has_not_published_and_twins_stay_priva
     )
     bench.turn()
     first, second = bench.state.running.chains
-    assert (first.sealed, second.sealed) == (2, 0)
+    assert (first.sealed, second.sealed) == ((2,), (0,))
     assert bench.state.blocks.live == 2
     bench.turn(Cancel("a"))
     assert bench.state.blocks.live == 0, "the second does not stand on them"
@@ -47,7 +48,7 @@ def test_what_a_sequence_does_not_fill_it_has_not_published_and_twins_stay_priva
 
 def test_a_window_lets_go_of_all_that_is_outside_of_what_is_computed() -> None:
     """Not only of what is outside of the last full block."""
-    config = evolve(CONFIG, window=6, max_num_batched_tokens=11)
+    config = evolve(CONFIG, groups=(CacheGroup(6),), max_num_batched_tokens=11)
     bench = Bench(config)
     bench.give(Submit(ask("a", 30, 20)))
     lows = list[int]()
@@ -55,6 +56,6 @@ def test_a_window_lets_go_of_all_that_is_outside_of_what_is_computed() -> None:
         bench.turn()
         (chain,) = bench.state.running.chains
         done = committed(config, bench.state, 0)
-        assert chain.low == outside(done, 6, 4)
-        lows.append(chain.low)
+        assert chain.low == (outside(done, 6, 4),)
+        lows += chain.low
     assert lows == [1, 4, 6]

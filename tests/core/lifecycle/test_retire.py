@@ -3,7 +3,8 @@
 import pytest
 from attrs import evolve
 
-from minfer.blocks.prefix import blocks_of, lookup
+from minfer.blocks.prefix import lookup, pages_of
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Cancel, Submit
 from minfer.records.request import SamplingParams
 from minfer.records.sequence import Running
@@ -36,7 +37,7 @@ def test_with_plans_in_flight_the_blocks_wait_for_the_last_of_them() -> None:
     bench.give(Submit(ask("a", 9, 20)), Submit(ask("bb", 9, 20)))
     bench.turn()
     last = bench.state.inflight[-1].step
-    (table, _) = bench.state.running.tables
+    ((table,), _) = bench.state.running.tables
     bench.give(Cancel("a"))
     assert [fence.until for fence in bench.state.fences] == [last]
     (fence,) = bench.state.fences
@@ -65,17 +66,17 @@ def test_a_failed_step_opens_all_fences() -> None:
 
 
 def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() -> None:
-    bench = Bench(evolve(CONFIG, window=8, num_blocks=8, max_model_len=32))
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),), num_blocks=8, max_model_len=32))
     bench.give(Submit(ask("a", 13, 1)))
     bench.turn()
     prefix = bench.state.blocks.prefix
-    order = blocks_of(prefix, [key for _, key in sorted(prefix.idle.items())])
+    order = pages_of(prefix, [key for _, key in sorted(prefix.idle.items())])
     assert order == tuple(reversed(bench.plans[0].opens[0].tables[0][:3]))
 
 
 @pytest.mark.parametrize("window", [0, 6])
 def test_cancelled_samples_leave_nothing_behind(window: int) -> None:
-    bench = Bench(evolve(CONFIG, window=window, depth=2))
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(window),), depth=2))
     hot = SamplingParams(temperature=1)
     bench.give(Submit(ask("a", 11, 20, n=3, sampling=hot)))
     for _ in range(9):

@@ -9,7 +9,7 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys, is_tail, root_key, tail_key, tail_keys
 from minfer.engine import step
 from minfer.policies.builtin import POLICIES, policy_named
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import Place
@@ -136,7 +136,7 @@ def some_node(
 def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
     """Trees of prompts under every law, beside other requests, cancels and failures."""
     state, ledger = initial(config), Ledger(config, initial(config))
-    oracle = Oracle(config.block_size, VOCAB, config.window)
+    oracle = Oracle(config.block_size, VOCAB, config.groups)
     trees: list[list[tuple[int, ...]]] = [[(1,)], [(2, 2)]]
     requested, out, log = dict[str, Request](), dict[str, tuple[int, ...]](), list[Turn]()
     places: list[Place | None] = [None]
@@ -170,7 +170,7 @@ def played(config: EngineConfig, rng: Random, turns: int) -> list[Turn]:
     assert not state.requests
     for name, tokens in out.items():
         limit, size = config.max_model_len, config.block_size
-        right = reference(requested[name], 0, size, VOCAB, limit, config.window)
+        right = reference(requested[name], 0, size, VOCAB, limit, config.groups)
         assert tokens == tuple(right)[: len(tokens)], name
     return log
 
@@ -180,20 +180,29 @@ def copied(log: list[Turn]) -> int:
     return sum(one.copied for one in every if isinstance(one, Admitted))
 
 
+GROUPS = (
+    (CacheGroup(),),
+    (CacheGroup(8),),
+    (CacheGroup(), CacheGroup(8, pages=2)),
+    (CacheGroup(9), CacheGroup(pages=2)),
+)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(16))
 def test_trees_of_prompts_keep_every_law_and_lose_no_token(seed: int) -> None:
     rng = Random(seed)
     policies = [policy_named(name) for name in POLICIES]
+    groups = rng.choice(GROUPS)
     config = EngineConfig(
-        num_blocks=rng.choice((12, 20, 60)),
+        num_blocks=rng.choice((12, 20, 60)) * sum(group.pages for group in groups),
         block_size=rng.choice((4, 8)),
         max_model_len=64 if seed % 2 else 40,
         max_num_seqs=rng.choice((2, 8)),
         max_num_batched_tokens=rng.choice((8, 64)),
         vocab_size=VOCAB,
         depth=rng.choice((1, 2, 3)),
-        window=rng.choice((0, 0, 8)),
+        groups=groups,
         policy=policies[seed % len(policies)],
     )
     assert copied(played(config, rng, 100))

@@ -143,7 +143,7 @@ def test_a_load_is_not_paused_once_an_admitted_sequence_runs_in_the_step() -> No
     state = bench.state
     assert current_load(bench.config, state, 1).paused
     work = Work(bench.config, state)
-    work.newcomers.append(Admission(state.running, None, ()))
+    work.newcomers.append(Admission(state.running, (), ()))
     assert not _load(work).paused
     work.skipped.update(state.running.gens)
     assert _load(work).paused

@@ -6,7 +6,8 @@ import pytest
 from attrs import evolve
 
 from minfer.planning.admit import current_load
-from minfer.planning.prefix_hit import blocks_needed
+from minfer.planning.prefix_hit import pages_needed
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import SamplingParams
@@ -61,7 +62,7 @@ def test_a_neighbour_with_another_prefix_does_not_lend_its_table(
         [name for name, _ in bench.state.running.ids],
         bench.state.running.tables,
     )
-    assert tables[ids.index("new")][:2] == tables[ids.index("kin")][:2]
+    assert tables[ids.index("new")][0][:2] == tables[ids.index("kin")][0][:2]
     (*_, got) = bench.reasons_of(Admitted)
     assert (got.id, got.hit) == ("new", 8)
     bench.drain()
@@ -79,7 +80,7 @@ def test_a_neighbours_table_gives_no_more_than_what_is_a_hit(
     bench.give(Submit(ask("a", 0, 20, prompt=prompt(0, 13))))
     bench.turn()
     bench.turn(Submit(ask("b", 0, 20, prompt=(*prompt(0, 8), 1, 2, 3))))
-    first, second = bench.state.running.tables
+    (first,), (second,) = bench.state.running.tables
     assert first[:2] == second[:2]
     assert not set(first[2:]) & set(second[2:])
     bench.drain()
@@ -157,18 +158,19 @@ def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> N
     waiting = Bench(bench.config)
     waiting.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 9), 1, 2))))
     (seq,) = waiting.state.running.seqs
-    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=False) == 1
-    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=True) == 1
+    assert pages_needed(bench.config, bench.state.blocks, seq, alone=False) == 1
+    assert pages_needed(bench.config, bench.state.blocks, seq, alone=True) == 1
     kept = evolve(bench.config, watermark=2)
-    assert blocks_needed(kept, bench.state.blocks, seq, alone=False) == 3
-    assert blocks_needed(kept, bench.state.blocks, seq, alone=True) == 1
+    assert pages_needed(kept, bench.state.blocks, seq, alone=False) == 3
+    assert pages_needed(kept, bench.state.blocks, seq, alone=True) == 1
     bench.drain()
-    assert blocks_needed(bench.config, bench.state.blocks, seq, alone=False) == 3
+    assert pages_needed(bench.config, bench.state.blocks, seq, alone=False) == 3
 
 
 def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     world = World(
-        evolve(CONFIG, window=6, num_blocks=30, max_num_batched_tokens=64), Random(0)
+        evolve(CONFIG, groups=(CacheGroup(6),), num_blocks=30, max_num_batched_tokens=64),
+        Random(0),
     )
     world.submit(ask("a", 0, 20, prompt=prompt(0, 17)))
     world.turn()
@@ -177,9 +179,9 @@ def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     other.give(Submit(ask("b", 0, 3, prompt=(*prompt(0, 17), 1))))
     (seq,) = other.state.running.seqs
     # Position 16 reads blocks 2 and 3; the other, at 17, has let go of 2, which is idle.
-    assert blocks_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 1
+    assert pages_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 1
     world.drain()
-    assert blocks_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
+    assert pages_needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
 
 
 def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> (
@@ -215,22 +217,24 @@ def test_a_prompt_of_whole_blocks_and_one_more_is_forked_without_a_copy() -> Non
 
 
 def test_a_sibling_whose_window_begins_in_its_last_block_lends_it_too() -> None:
-    bench = Bench(evolve(CONFIG, window=2))
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(2),)))
     bench.give(Submit(ask("a", 7, 5, n=2)))
     bench.turn()
-    assert bench.state.running.chains[0].low == 1, "the first block is behind the window"
+    assert bench.state.running.chains[0].low == (1,), (
+        "the first block is behind the window"
+    )
     assert bench.reasons_of(Admitted)[-1].copied == 2
 
 
 def test_a_sibling_whose_window_has_left_that_block_lends_none() -> None:
-    bench = Bench(evolve(CONFIG, window=2, max_num_seqs=2))
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(2),), max_num_seqs=2))
     bench.give(Submit(ask("other", 3, 8)), Submit(ask("a", 7, 12, n=2)))
     while len(bench.reasons_of(Admitted)) < 3:
         bench.turn()
     sibling = next(
         i for i, name in enumerate(bench.state.running.ids) if name == ("a", 0)
     )
-    assert bench.state.running.chains[sibling].low > 1
+    assert bench.state.running.chains[sibling].low[0] > 1
     assert bench.reasons_of(Admitted)[-1].copied == 0
 
 

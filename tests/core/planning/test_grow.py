@@ -67,7 +67,7 @@ def test_tables_that_end_together_grow_a_few_at_a_time() -> None:
         bench.turn()
         most = max(most, len(bench.plans[-1].grows))
     assert most == deferrable_blocks(config, 6) == 2
-    assert {len(table) for table in bench.state.running.tables} == {2}
+    assert {len(table) for (table,) in bench.state.running.tables} == {2}
 
 
 def test_a_row_that_cannot_grow_waits_for_fenced_blocks_and_preempts_none() -> None:
@@ -117,6 +117,11 @@ def three_with(blocks: int) -> tuple[EngineConfig, EngineState]:
     return bench.config, evolve(bench.state, blocks=change.done(), inflight=())
 
 
+def one_more(state: EngineState, *places: int) -> dict[int, int]:
+    """Tables that need a block more, and how many blocks they have then."""
+    return {i: len(state.running.tables[i][0]) + 1 for i in places}
+
+
 def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
     flying = Bench(evolve(CONFIG, num_blocks=12))
     flying.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
@@ -124,7 +129,7 @@ def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
     paused = frozenset({("ccc", 0)})
     state = evolve(state, inflight=flying.state.inflight, paused=paused)
     assert _has_results_in_flight(state, state.running.gens[1])
-    _, _, (reason,) = _grow_or_preempt(config, state, [0], set())
+    _, _, (reason,) = _grow_or_preempt(config, state, one_more(state, 0), set())
     assert isinstance(reason, Preempted)
     assert reason.id == "bb"
 
@@ -132,10 +137,12 @@ def test_beside_a_paused_one_a_victim_that_is_not_short_is_preempted() -> None:
 def test_a_table_that_grew_before_its_sequence_was_preempted_is_not_in_the_plan() -> None:
     config, state = three_with(1)
     _, second, third = state.running.gens
-    after, grown, (reason,) = _grow_or_preempt(config, state, [1, 2], set())
+    after, grown, (reason,) = _grow_or_preempt(
+        config, state, one_more(state, 1, 2), set()
+    )
     assert isinstance(reason, Preempted)
     assert (reason.id, second in after.running.gens) == ("bb", False)
-    assert [*grown] == [third]
+    assert [*grown] == [(third, 0)]
 
 
 def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
@@ -143,12 +150,17 @@ def test_who_needs_a_block_is_found_where_it_is_once_another_gave_way() -> None:
     config, state = three_with(0)
     first, second, third = state.running.gens
     tables = dict(zip(state.running.gens, state.running.tables, strict=True))
-    after, grown, (reason,) = _grow_or_preempt(config, state, [0, 2], set())
+    after, grown, (reason,) = _grow_or_preempt(
+        config, state, one_more(state, 0, 2), set()
+    )
     assert isinstance(reason, Preempted)
     assert (reason.id, after.running.gens) == ("bb", (first, third))
     now = dict(zip(after.running.gens, after.running.tables, strict=True))
-    assert {gen: len(now[gen]) - len(tables[gen]) for gen in now} == {first: 1, third: 1}
-    assert second not in grown
+    assert {gen: len(now[gen][0]) - len(tables[gen][0]) for gen in now} == {
+        first: 1,
+        third: 1,
+    }
+    assert (second, 0) not in grown
 
 
 def test_what_a_table_gets_twice_in_a_step_is_reported_as_one() -> None:
@@ -158,14 +170,14 @@ def test_what_a_table_gets_twice_in_a_step_is_reported_as_one() -> None:
     first, second = ({i: run.scheduled[i] + more for i in range(2)} for more in (3, 7))
     first.pop(1)
     state, grown = grow_for_drafts(config, bench.state, first, {})
-    entries = len(run.tables[0])
+    entries = len(run.tables[0][0])
     assert [(one.at, len(one.blocks)) for one in grown.values()] == [(entries, 2)]
     state, grown = grow_for_drafts(config, state, second, grown)
     for i, gen in enumerate(run.gens):
-        reported, before = grown[gen], len(run.tables[i])
+        reported, before = grown[gen, 0], len(run.tables[i][0])
         assert (reported.row, reported.at) == (run.rows[i], before)
-        assert reported.blocks == state.running.tables[i][before:]
-        assert len(state.running.tables[i]) == -(-second[i] // 2)
+        assert reported.blocks == state.running.tables[i][0][before:]
+        assert len(state.running.tables[i][0]) == -(-second[i] // 2)
 
 
 def test_where_blocks_are_few_nothing_more_is_taken() -> None:
@@ -183,10 +195,10 @@ def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() ->
         bench.give(*(Submit(ask(f"r{n}", 2, 40)) for n in range(6)))
         for _ in range(turns):
             bench.turn()
-        before = [len(table) for table in bench.state.running.tables]
+        before = [len(table) for (table,) in bench.state.running.tables]
         bench.give(bench.oracle.fail("boom", halfway=False))
         plan = bench.plans[-1]
-        both += before != [len(table) for table in bench.state.running.tables]
+        both += before != [len(table) for (table,) in bench.state.running.tables]
         assert len(plan.opens) == 6
         assert not plan.grows
     assert both, "some tables grew in a plan that opened their rows"

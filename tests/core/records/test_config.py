@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from attrs import evolve, field, frozen
 
-from minfer.records.config import EngineConfig
+from minfer.records.config import MOST_GROUPS, CacheGroup, EngineConfig
+from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.values.checks import ConfigError, number
 
 GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
@@ -24,7 +25,6 @@ GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
         ("depth", 1),
         ("max_failures", 1),
         ("max_waiting", 1),
-        ("window", 0),
         ("watermark", 0),
         ("freed_run", 1),
     ],
@@ -40,13 +40,56 @@ def test_the_least_of_each_setting_is_taken_and_less_is_not(
             evolve(GOOD, **wrong)
 
 
-def test_a_step_has_a_token_for_every_row_and_a_window_is_none_or_two() -> None:
+def test_a_step_has_a_token_for_every_row() -> None:
     assert evolve(GOOD, max_num_seqs=8).max_num_seqs == 8
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
         evolve(GOOD, max_num_seqs=9)
-    assert evolve(GOOD, window=2).window == 2
-    with pytest.raises(ConfigError, match="window"):
-        evolve(GOOD, window=1)
+
+
+def test_a_group_has_a_window_or_none_and_pages() -> None:
+    assert CacheGroup() == CacheGroup(0, 1)
+    assert CacheGroup(2, 1).window == 2
+    wrong: list[dict[str, Any]] = [{"window": 1}, {"window": -1}, {"window": 2.0}]
+    for fields in (*wrong, {"pages": 0}):
+        with pytest.raises(ConfigError, match=next(iter(fields))):
+            CacheGroup(**fields)
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ((), "at least one"),
+        ([CacheGroup()], "be a tuple"),
+        ((CacheGroup(), None), "be a tuple"),
+        ((CacheGroup(), CacheGroup(pages=2)), "different windows"),
+        ((CacheGroup(4), CacheGroup(), CacheGroup(4)), "different windows"),
+        (tuple(map(CacheGroup, range(2, MOST_GROUPS + 3))), "at most 16"),
+    ],
+)
+def test_groups_have_different_windows(groups: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"groups must .*{why}"):
+        evolve(GOOD, groups=groups)
+
+
+def test_what_groups_come_to() -> None:
+    one, windows = evolve(GOOD, block_size=4), (CacheGroup(6, pages=2), CacheGroup())
+    several = evolve(one, groups=windows)
+    assert (one.by_chunk, one.block_pages) == (False, 1)
+    assert (several.by_chunk, several.block_pages) == (True, 3)
+    # Positions p - 5 to p are in three blocks at most.
+    assert [several.most_pages(blocks) for blocks in (1, 3, 4)] == [3, 9, 10]
+    kept = evolve(several, reserve_windows=True)
+    assert (kept.by_chunk, kept.most_pages(4)) == (False, 12)
+
+
+def test_a_draft_model_knows_one_group() -> None:
+    groups = CacheGroup(), CacheGroup(8)
+    for drafter, config in ((HOST, evolve(GOOD, groups=groups)), (DEVICE, GOOD)):
+        how = Speculation(drafter=drafter, drafts=2, adaptive=False)
+        assert evolve(config, speculation=how).speculation == how
+    how = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
+    with pytest.raises(ConfigError, match=r"a draft model cannot draft .* use lookups"):
+        evolve(GOOD, groups=groups, speculation=how)
 
 
 def test_a_reserve_leaves_a_block() -> None:

@@ -27,7 +27,10 @@ class Run:
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
-        self.oracle = Oracle(self.config.block_size, 50)
+        self.oracle = self.new_oracle()
+
+    def new_oracle(self) -> Oracle:
+        return Oracle(self.config.block_size, 50, self.config.groups)
 
     def turn(self, *events: Event, took: float = 1.0, fail: str = "") -> None:
         """One turn; the step in flight, if there is one, took so many
@@ -48,7 +51,7 @@ class Run:
 
     def late(self, *events: Event) -> None:
         """A turn in which nothing comes back."""
-        oracle, self.oracle = self.oracle, Oracle(self.config.block_size, 50)
+        oracle, self.oracle = self.oracle, self.new_oracle()
         self.turn(*events)
         oracle.plans.extend(self.oracle.plans)
         self.oracle = oracle

@@ -2,7 +2,7 @@
 
 import attrs
 
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Execute, Submit, Tick
 from minfer.records.plan import Plan
 from minfer.records.request import Request
@@ -48,6 +48,16 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
         ],
         "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0, 0, 3]],
     }
+
+
+def test_tables_of_all_groups_are_facts() -> None:
+    groups = CacheGroup(), CacheGroup(8, pages=2)
+    config = EngineConfig(num_blocks=90, block_size=4, groups=groups)
+    arrives = Submit(Request(id="a", prompt=(1, 2, 3), max_tokens=9))
+    (turn,) = run(config, (Tick(0.0), arrives))
+    first, second = facts(turn.before, turn.transition)["plans"]
+    assert first["opens"] == [[0, "a", 0, [[0, 1]], [[1, 2]]]]
+    assert second == {"grows": [[0, 1, [[3, 1]]], [0, 2, [[4, 2]], 1]]}
 
 
 def test_rows_that_are_in_another_order_are_all_named() -> None:

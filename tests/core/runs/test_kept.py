@@ -40,6 +40,7 @@ def test_kept_journals_have_everything_in_them() -> None:
         "preemptions",
         "failures",
         "window",
+        "several groups",
         "shares",
     ):
         assert seen[what] > 3, what

@@ -1,11 +1,13 @@
 """What was cached, and what could have been, is what all before it knew and published."""
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
 from minfer.blocks.keys import Key, block_keys, root_key
-from minfer.blocks.prefix import PrefixChange
+from minfer.blocks.prefix import Pages, PrefixChange
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Event, Submit
@@ -29,7 +31,7 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
     log: list[Turn] = []
 
     def spied(
-        self: PrefixChange, leaf: Key, keys: tuple[Key, ...], own: tuple[int, ...]
+        self: PrefixChange, leaf: Key, keys: tuple[Key, ...], own: Sequence[Pages]
     ) -> object:
         first.update({key: len(log) for key in keys if key not in first})
         return publish(self, leaf, keys, own)
@@ -119,8 +121,8 @@ def test_what_was_shared_and_what_was_cached(seed: int) -> None:
         )  # an id's tokens before it gave way count, too
         assert prefix.known == len(history)
         assert prefix.hit <= prefix.cached <= prefix.computed <= prefix.shared
-        if (
-            not config.window
+        if not any(
+            group.window for group in config.groups
         ):  # behind a window, blocks are given back before they are published
             keys = block_keys(one.request.root, history, size)
             there = [first.get(key, at + 1) <= at for key in keys]

@@ -7,11 +7,16 @@ import attrs
 
 from minfer.blocks.prefix import every_node
 from minfer.records.acceptance import Acceptance
+from minfer.records.config import CacheGroup
 from minfer.records.drafting import Drafting, Proposed, SampleAcceptance
+from minfer.records.messages import Submit
 from minfer.records.state import BlockedHead, EngineState, LiveRequest
-from minfer.runs.projection import state_digest
+from minfer.runs.projection import projected, state_digest
+from minfer.values.log import Log
 from minfer.values.pmap import Map
 from tests.core.recorded import recorded
+from tests.core.test_engine import CONFIG, Bench, ask
+from tests.core.testing.turns import run_with
 
 
 def test_a_state_digest_sees_all_but_tokens() -> None:
@@ -31,6 +36,32 @@ def test_a_state_digest_sees_every_part() -> None:
     state = full_state()
     others = [*separate(state)]
     assert len({state_digest(one) for one in (state, *others)}) == 1 + len(others)
+
+
+def test_a_state_digest_sees_the_tables_of_all_groups() -> None:
+    groups = CacheGroup(), CacheGroup(6, pages=2)
+    bench = Bench(attrs.evolve(CONFIG, groups=groups, num_blocks=90))
+    bench.give(Submit(ask("a", 15, 20)))
+    for _ in range(3):
+        bench.turn()
+    state = bench.state
+    run, nodes = state.running, state.blocks.prefix.nodes
+    (first, second), (chain,) = run.tables[0], run.chains
+    (found,) = projected(state)["running"]
+    assert found["more groups"] == [
+        {"table": [*second], "sealed": chain.sealed[1], "behind the window": 2}
+    ]
+    key, (pages, *_) = next((k, n) for k, n in nodes.items() if len(n[0]) == 2)
+    prefix, swapped = state.blocks.prefix, (pages[::-1], *nodes[key][1:])
+    other = attrs.evolve(prefix, nodes=nodes.set(key, swapped))
+    states = [
+        state,
+        run_with(state, tables=((first, Log(tuple(second)[::-1])),)),
+        run_with(state, chains=(attrs.evolve(chain, low=(0, 1)),)),
+        run_with(state, chains=(attrs.evolve(chain, sealed=(3, 9)),)),
+        attrs.evolve(state, blocks=attrs.evolve(state.blocks, prefix=other)),
+    ]
+    assert len({state_digest(one) for one in states}) == len(states)
 
 
 def with_first(column: Any, cell: Any) -> Any:
@@ -66,7 +97,7 @@ def separate(state: Any) -> Iterator[EngineState]:
     runs = [
         *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
         attrs.evolve(
-            run, tables=with_first(run.tables, run.tables[0].extended((99,), 64))
+            run, tables=with_first(run.tables, (run.tables[0][0].extended((99,), 64),))
         ),
     ]
     runs += [
@@ -74,10 +105,10 @@ def separate(state: Any) -> Iterator[EngineState]:
         for one in each(seq, **seqs, **moved)
     ]
     other = next(k for k in prefix.nodes if k not in (node.parent, run.chains[0].leaf))
-    chains = each(run.chains[0], sealed=99, leaf=other, low=99)
+    chains = each(run.chains[0], sealed=(99,), leaf=other, low=(99,))
     runs += [attrs.evolve(run, chains=with_first(run.chains, one)) for one in chains]
     wrong = (
-        {"block": 999},
+        {"pages": (999,)},
         {"parent": other},
         {"users": 999},
         {"children": 999},
@@ -97,7 +128,9 @@ def separate(state: Any) -> Iterator[EngineState]:
         *(
             attrs.evolve(
                 prefix,
-                nodes=prefix.nodes.set(key, attrs.astuple(attrs.evolve(node, **one))),
+                nodes=prefix.nodes.set(
+                    key, attrs.astuple(attrs.evolve(node, **one), recurse=False)
+                ),
             )
             for one in wrong
         ),

@@ -132,9 +132,74 @@ def test_of_thresholds_one_is_still_read() -> None:
     assert load({**parsed, "thresholds": old}) == EngineConfig(num_blocks=3, freed_run=2)
     assert without_removed("Line", {"full": 3, "size": 2}) == {"size": 2}
     every = {(name, field) for name, gone in REMOVED.items() for field in gone}
-    assert every - GONE.keys() == {("EngineConfig", "thresholds"), ("Line", "full")}
+    replaced = {("EngineConfig", "thresholds"), ("Line", "full"), *OF_ONE_GROUP}
+    assert every - GONE.keys() == replaced
     with pytest.raises(CodecError, match="unexpected keyword"):
         load({**parsed, "more": 1})
+
+
+# What records of one group of layers had, and what they have now.
+OF_ONE_GROUP: dict[tuple[str, str], tuple[Any, Any]] = {
+    ("EngineConfig", "window"): (
+        9,
+        {"groups": [{"is": "CacheGroup", "window": 9}], "reserve_windows": True},
+    ),
+    ("Chain", "low"): (2, {"low_by_group": [2]}),
+    ("Chain", "sealed"): (3, {"sealed_by_group": [3]}),
+    ("PrefixIndex", "nodes"): (
+        {"map": [[{"hex": "aa"}, [7, {"hex": ""}, 1, 0, -1]]]},
+        {"pages": {"map": [[{"hex": "aa"}, [[7], {"hex": ""}, 1, 0, -1]]]}},
+    ),
+    ("Running", "tables"): (
+        [{"is": "Log", "old": [1]}, {"is": "Log"}],
+        {"tables_by_group": [[{"is": "Log", "old": [1]}], [{"is": "Log"}]]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("record_", "field"), OF_ONE_GROUP)
+def test_records_of_one_group_are_read_as_those_of_several(
+    record_: str, field: str
+) -> None:
+    old, new = OF_ONE_GROUP[record_, field]
+    assert without_removed(record_, {field: old}) == new
+
+
+def with_names_of_one_group(value: Any) -> Any:
+    """A snapshot as engines wrote it that knew one group of layers."""
+    if isinstance(value, list):
+        return [with_names_of_one_group(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    told = {key: with_names_of_one_group(one) for key, one in value.items()}
+    match told.get("is"):
+        case "Chain":
+            for name in ("low", "sealed"):
+                if by_group := told.pop(f"{name}_by_group", None):
+                    (told[name],) = by_group
+        case "Running" if "tables_by_group" in told:
+            told["tables"] = [table for (table,) in told.pop("tables_by_group")]
+        case "PrefixIndex" if "pages" in told:
+            pairs = told.pop("pages")["map"]
+            told["nodes"] = {"map": [[key, [one[0][0], *one[1:]]] for key, one in pairs]}
+            told.pop("cached", None)
+        case "EngineConfig" if "groups" in told:
+            (group,) = told.pop("groups")
+            told["window"] = group["window"]
+            told.pop("reserve_windows", None)
+    return told
+
+
+@pytest.mark.parametrize("seed", [8, 12, 17])
+def test_a_snapshot_of_one_group_is_read(seed: int) -> None:
+    config, turns = recorded(seed)
+    config = attrs.evolve(config, reserve_windows=any(g.window for g in config.groups))
+    state = turns[25].before
+    told = with_names_of_one_group(dump(state))
+    assert len(state.running)
+    assert "tables_by_group" not in json.dumps(told)
+    assert load(told) == state
+    assert load(with_names_of_one_group(dump(config))) == config
 
 
 def of_format_3(config: str, state: str, request: str) -> bytes:

@@ -300,7 +300,7 @@ def test_where_the_table_ends_there_is_no_room(how: Speculation) -> None:
     bench.turn()
     plan = bench.plans[-1]
     tables = bench.state.running.tables
-    ends = [len(table) * 4 for table in tables]
+    ends = [len(table) * 4 for (table,) in tables]
     for at, _ in enumerate(plan.gens):
         assert plan.starts[at] + plan.counts[at] <= ends[at]
     bench.drain()

@@ -205,7 +205,7 @@ def test_blocks_that_are_there_are_taken() -> None:
         turn = step(bench.config, before, events)
     (plan,) = (c.plan for c in turn.commands if isinstance(c, Execute))
     assert plan.counts == (2,)
-    with pytest.raises(InvariantError, match="drafts: 1 blocks are not taken"):
+    with pytest.raises(InvariantError, match="drafts: 1 pages are not taken"):
         Ledger.at(bench.config, before).take(events, turn, BUDGET)
 
 

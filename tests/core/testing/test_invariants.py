@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from attrs import astuple, evolve
 
-from minfer.blocks.prefix import blocks_of, every_node
+from minfer.blocks.prefix import every_node, pages_of
+from minfer.lifecycle.committed import committed
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
     Submit,
 )
@@ -14,7 +16,7 @@ from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Fence, initial
 from minfer.records.waiting import WaitingQueue
 from minfer.testing import invariants
-from minfer.testing.invariants import InvariantError, check
+from minfer.testing.invariants import InvariantError, _windows, check
 from minfer.values.log import Log
 from minfer.values.tickets import words_of
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -32,13 +34,13 @@ def _node(
 ) -> Any:
     """The prefix's nodes with the counts of block 0 changed."""
     prefix = state.blocks.prefix
-    key, node = next((k, n) for k, n in every_node(prefix).items() if n.block == 0)
+    key, node = next((k, n) for k, n in every_node(prefix).items() if n.pages == (0,))
     wrong = evolve(
         node,
         users=node.users if users is None else users,
         children=node.children if kids is None else kids,
     )
-    return prefix.nodes.set(key, astuple(wrong))
+    return prefix.nodes.set(key, astuple(wrong, recurse=False))
 
 
 def _named_twice(state: EngineState, *, other: bool) -> EngineState:
@@ -46,14 +48,14 @@ def _named_twice(state: EngineState, *, other: bool) -> EngineState:
     sequence's.
     """
     run, prefix = state.running, state.blocks.prefix
-    i = next(i for i, own in enumerate(run.chains) if own.sealed > 1)
-    mine = set(run.tables[i])
+    i = next(i for i, own in enumerate(run.chains) if own.sealed[0] > 1)
+    mine = set(run.tables[i][0])
     instead = (
-        next(b for b in blocks_of(prefix, prefix.nodes) if b not in mine)
+        next(b for b in pages_of(prefix, prefix.nodes) if b not in mine)
         if other
-        else run.tables[i][1]
+        else run.tables[i][0][1]
     )
-    table = Log((instead, *run.tables[i][1:]))
+    table = (Log((instead, *run.tables[i][0][1:])),)
     return run_with(state, tables=(*run.tables[:i], table, *run.tables[i + 1 :]))
 
 
@@ -74,7 +76,12 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
     def shared(s: EngineState) -> EngineState:
         tables = s.running.tables
         return run_with(
-            s, tables=(tables[0], Log(tables[1][:-1] + tables[0][-1:]), *tables[2:])
+            s,
+            tables=(
+                tables[0],
+                (Log(tables[1][0][:-1] + tables[0][0][-1:]),),
+                *tables[2:],
+            ),
         )
 
     return {
@@ -111,7 +118,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
             base=(s.running.scheduled[0] + 1, *s.running.base[1:]),
         ),
         "keys": lambda s: _first_chain(s, keys=Log((b"x" * 32,) * 9)),
-        "window": lambda s: _first_chain(s, low=1),
+        "window": lambda s: _first_chain(s, low=(1,)),
         "self-alias": lambda s: _named_twice(s, other=False),
         "aliasing": lambda s: _named_twice(s, other=True),
         "evictable: tickets": lambda s: blocks_with(s, words=words_of((77,))),
@@ -129,7 +136,7 @@ def test_a_wrong_state_is_named(law: str) -> None:
 
 
 def test_behind_a_window_no_sample_uses_a_leaf() -> None:
-    config = evolve(CONFIG, window=8)
+    config = evolve(CONFIG, groups=(CacheGroup(8),))
     bench = Bench(config)
     bench.give(Submit(ask("x", 20, 12)))
     for _ in range(4):
@@ -139,6 +146,34 @@ def test_behind_a_window_no_sample_uses_a_leaf() -> None:
     )
     with pytest.raises(InvariantError, match="leaf"):
         check(config, run_with(bench.state, chains=(chain,)))
+
+
+def test_what_a_window_holds_too_long_or_too_early_is_named() -> None:
+    groups = CacheGroup(), CacheGroup(8, pages=2)
+    config = evolve(CONFIG, groups=groups, num_blocks=200)
+    bench = Bench(config)
+    bench.give(Submit(ask("x", 40, 12)))
+    for _ in range(5):
+        bench.turn()
+    (chain,), (tables,) = bench.state.running.chains, bench.state.running.tables
+    assert chain.low[1] > 3
+    kept = evolve(chain, low=(0, 0))
+    with pytest.raises(InvariantError, match=r"window: 0 to \d+ held at"):
+        check_windows(config, run_with(bench.state, chains=(kept,)))
+    far = (tables[0], Log((*tables[1], *range(200, 250))))
+    with pytest.raises(InvariantError, match=r"window: \d+ to \d+ held at"):
+        check_windows(config, run_with(bench.state, tables=(far,)))
+    odd = (tables[0], Log((*tables[1], 200)))
+    with pytest.raises(InvariantError, match="window: part of a block"):
+        check_windows(config, run_with(bench.state, tables=(odd,)))
+    both = (Log((*tables[0], tables[1][-1])), tables[1])
+    with pytest.raises(InvariantError, match="self-alias"):
+        check_windows(config, run_with(bench.state, tables=(both,)))
+
+
+def check_windows(config: EngineConfig, state: EngineState) -> None:
+    """Other laws would say something of these states, too."""
+    _windows(config, state.running, 0, committed(config, state, 0))
 
 
 def test_a_line_that_does_not_find_its_own_is_named(

@@ -19,12 +19,9 @@ from minfer.testing.result_laws import good
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,
-    FORKS,
     Bite,
     as_it_is,
     bitten,
-    copied,
-    copies,
     decoding,
     fills,
     grown,
@@ -87,10 +84,6 @@ BITES = (
         script=FAILED,
         judged=evolve(CONFIG, max_failures=2),
     ),
-    Bite("copy: .* from where", copies, lambda t: planned(t, copies=()), script=(FORKS,)),
-    Bite("copy: .* sibling", copies, lambda t: copied(t, source=29), script=(FORKS,)),
-    Bite("copy: .* sibling", copies, lambda t: copied(t, count=3), script=(FORKS,)),
-    Bite("copy", copies, lambda t: copied(t, target=29), script=(FORKS,)),
     Bite("grow", grows, lambda t: grown(t, at=1)),
     Bite("grow", grows, lambda t: grown(t, row=3)),
 )

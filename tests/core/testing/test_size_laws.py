@@ -91,7 +91,7 @@ def _grown(state: EngineState) -> list[EngineState]:
         evolve(state, policy=Seats(beside=Map({"gone": Beside(1, 0.0)}))),
         evolve(state, policy=Seats(by_owner=Map({(0, ""): Account()}), limit=0)),
         evolve(state, policy=Seats(held=Map(dict.fromkeys("abcdefgh", Map({0: 1}))))),
-        run_with(state, tables=(Log(tuple(range(16))), *run.tables[1:])),
+        run_with(state, tables=((Log(tuple(range(16))),), *run.tables[1:])),
     ]
 
 

@@ -129,12 +129,12 @@ def test_a_block_that_is_to_be_written_and_can_be_found_is_named() -> None:
     """The invariants would say sooner that it was not computed."""
     state = busy().state
     books = Books.at(evolve(CONFIG, depth=2), state)
-    check_flights(books.flights, state, CONFIG.block_size)
+    check_flights(books.config, books.flights, state)
     first, *rest = state.running.chains
-    found = evolve(first, sealed=len(state.running.tables[0]))
+    found = evolve(first, sealed=(len(state.running.tables[0][0]),))
     wrong = run_with(state, chains=(found, *rest))
     with pytest.raises(InvariantError, match="exclusive tail: others may read"):
-        check_flights(books.flights, wrong, CONFIG.block_size)
+        check_flights(books.config, books.flights, wrong)
 
 
 def test_a_prompt_that_was_computed_and_cannot_be_found_is_named() -> None:
@@ -143,12 +143,12 @@ def test_a_prompt_that_was_computed_and_cannot_be_found_is_named() -> None:
     turn = next(turn for turn in turns if turn.number == 1)
     books, after = Books.at(config, turn.before), turn.transition.state
     (gen,), (chain,) = after.running.gens, after.running.chains
-    assert chain.sealed == 4
+    assert chain.sealed == (4,)
     books.filled[gen] = 16
     check_publication(books, turn.before, after)
     books.filled[gen] = 20
     with pytest.raises(InvariantError, match=r"publish in time: .* published 4 of 5"):
         check_publication(books, turn.before, after)
-    nodes = after.blocks.prefix.nodes.set(chain.keys[4], (9, b"", 1, 0, -1))
+    nodes = after.blocks.prefix.nodes.set(chain.keys[4], ((9,), b"", 1, 0, -1))
     twin = blocks_with(after, nodes=nodes)
     check_publication(books, turn.before, twin)

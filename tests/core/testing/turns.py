@@ -73,7 +73,7 @@ def played(config: EngineConfig, *script: tuple[Event | str, ...]) -> Iterator[T
     """
     state, oracle = (
         initial(config),
-        Oracle(config.block_size, config.vocab_size, config.window),
+        Oracle(config.block_size, config.vocab_size, config.groups),
     )
     for number in range(80):
         reported: list[Event] = [Tick(float(number + 1))]
@@ -169,8 +169,12 @@ def without_plan(turn: Turn) -> Transition:
 def swapped_tails(turn: Turn) -> Transition:
     """Two sequences have each other's last block, in the state."""
     state = turn.transition.state
-    one, two, *rest = state.running.tables
-    tables = (Log(one[:-1] + two[-1:]), Log(two[:-1] + one[-1:]), *rest)
+    (one,), (two,), *rest = state.running.tables
+    tables = (
+        (Log(one[:-1] + two[-1:]),),
+        (Log(two[:-1] + one[-1:]),),
+        *rest,
+    )
     return evolve(turn.transition, state=run_with(state, tables=tables))
 
 

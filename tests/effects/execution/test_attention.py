@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
-from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -92,7 +92,7 @@ def play(
         wide = torch.full((len(rows), max(needs) + 2), -7, dtype=torch.int32)
         for i, table in enumerate(tables):
             wide[i, : len(table)] = torch.tensor(table)
-        batch = evolve(batch, table=wide)
+        batch = evolve(batch, table=wide[None])
     singles = [i for i, (_, count) in enumerate(rows) if count == 1]
     chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
     owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
@@ -101,7 +101,7 @@ def play(
     qkv = torch.randn(len(owners), gqa.heads + 2 * gqa.kv_heads, gqa.head_dim)
     for layer, window in enumerate(spec.windows):
         flat = kept[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
-        flat.index_copy_(0, batch.slots, qkv[:, gqa_of(spec).heads :])
+        flat.index_copy_(0, batch.slots[0], qkv[:, gqa_of(spec).heads :])
         got = cache.attend(batch, layer, qkv.flatten(1), scale)
         for token, (i, at) in enumerate(owners):
             first = 0 if window is None else max(0, at + 1 - window)
@@ -110,13 +110,22 @@ def play(
                 spec, qkv[token, : gqa_of(spec).heads], kv[:, 0], kv[:, 1], scale
             )
             torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
-    return plan_reads(batch, block_size, spec.windows)
+    return by_window(batch, block_size, spec.windows)
 
 
 def reads(
     rows: list[BatchRow], windows: tuple[int | None, ...] = (None,)
 ) -> Mapping[int | None, Reads]:
-    return plan_reads(make_batch(rows, 16), 16, windows)
+    return by_window(make_batch(rows, 16), 16, windows)
+
+
+def by_window(
+    batch: Batch, block_size: int, windows: tuple[int | None, ...]
+) -> Mapping[int | None, Reads]:
+    """What layers of one block table read, by their windows."""
+    kinds = [(0, window) for window in dict.fromkeys(windows)]
+    found = plan_reads(batch, block_size, kinds)
+    return {window: found[0, window] for window in windows}
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -263,12 +272,12 @@ def test_sampled_tokens_follow_the_order_of_rows() -> None:
     assert len(batch.rows) == 2
     assert batch.sample is not None
     assert batch.tokens[batch.sample].tolist() == [3, 4, 7, 8, 9]
-    assert batch.slots.tolist() == [23, 57, 0, 1, 2, 32, 33, 67, 68]
+    assert batch.slots[0].tolist() == [23, 57, 0, 1, 2, 32, 33, 67, 68]
 
 
 def test_rows_may_be_arrays() -> None:
     row = BatchRow(np.array([1, 2]), 15, np.array([3, 8], np.int32), 1)
-    assert make_batch([row], 16).slots.tolist() == [63, 128]
+    assert make_batch([row], 16).slots[0].tolist() == [63, 128]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.cache_layout import one_group
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
 from tests.effects.tiny_model import gqa_of, with_windows
@@ -16,7 +17,7 @@ from tests.effects.tiny_model import gqa_of, with_windows
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
-    theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
+    theirs = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
     ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
     done = [0, 0, 0]
     for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
@@ -39,7 +40,7 @@ def test_blocks_are_copied_in_all_layers_and_the_last_is_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, None)
-    cache = CudaCache.make(spec, 4, 8, 32, torch.device("cpu"))
+    cache = CudaCache.make(spec, one_group(spec), 4, 8, 32, torch.device("cpu"))
     assert cache.data.shape == (2, 2, 5, 8, gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
     cache.data.normal_()
     before = cache.data.clone()

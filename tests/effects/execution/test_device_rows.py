@@ -15,6 +15,7 @@ from minfer.effects.execution.device.device_rows import (
     words_of,
 )
 from minfer.kernels import plain
+from minfer.records.config import CacheGroup
 from minfer.records.request import Request, SamplingParams
 from minfer.sampling import reference_sampler as sample
 from minfer.sampling.params import ROW_FIELDS
@@ -56,7 +57,7 @@ def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
     assert float(rows.sampling.deepest[2]) == pytest.approx(-math.log(0.25))
     assert rows.requested_logprobs[2] == 4
     assert int(rows.stream[2]) % 2**64 == sample.stream(7, 1)
-    assert rows.table[2].tolist() == [8, 9, 0]
+    assert rows.table[0, 2].tolist() == [8, 9, 0]
     assert rows.owners[2] is not None
     assert not rows.changes
 
@@ -115,9 +116,25 @@ def test_tables_grow_and_batches_are_padded_with_the_scratch_row(
     rows.set_table(1, 1, (7, 5))
     rows.set_batch((1, 3, 0), 4)
     change(rows)
-    assert rows.table[1].tolist() == [4, 7, 5]
+    assert rows.table[0, 1].tolist() == [4, 7, 5]
     assert rows.batch[:4].tolist() == [1, 3, 0, rows.scratch]
-    assert not rows.table[[0, 2, 3, 4, 5]].any()
+    assert not rows.table[0, [0, 2, 3, 4, 5]].any()
+
+
+def test_each_page_of_a_block_has_a_table() -> None:
+    groups = CacheGroup(20, pages=2), CacheGroup()
+    rows = DeviceRows(3, 4, 160, torch.device("cpu"), groups=groups)
+    rows.set_table(1, 0, (10, 11, 12, 13), group=0)
+    rows.set_table(1, 0, (20, 21), group=1)
+    rows.set_table(1, 4, (14, 15), group=0)
+    rows.set_table(1, 2, (22, 23), group=1)
+    change(rows)
+    assert rows.table[:, 1].tolist() == [
+        [10, 12, 14, 0],
+        [11, 13, 15, 0],
+        [20, 21, 22, 23],
+    ]
+    assert not rows.table[:, [0, 2, 3]].any()
 
 
 def test_columns_begin_where_kernels_want_them(rows: DeviceRows) -> None:

@@ -15,7 +15,7 @@ from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import FIRST_PAUSE, LOOK, JournalWriter
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
@@ -39,7 +39,7 @@ class Engine:
         self.now = 0.0
         self.log: list[Turn] = []
         self.writer = JournalWriter(folder, config, {}, redact=redact, size=size)
-        oracle = Oracle(4, 100, config.window)
+        oracle = Oracle(4, 100, config.groups)
         self.driver = Driver(config, oracle, clock=lambda: self.now, record=self)
         self.worker = EngineWorker(self.driver, self.writer)
 
@@ -185,7 +185,7 @@ def test_a_journal_without_tokens_comes_back_too(
 def test_one_with_a_sliding_window_ends_where_it_fails(
     tmp_path: Path, room: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tmp_path, redact=True, config=evolve(CONFIG, window=8))
+    engine = Engine(tmp_path, redact=True, config=evolve(CONFIG, groups=(CacheGroup(8),)))
     fill(engine, room)
     assert engine.reported() == (False, 1)
     assert len(list(tmp_path.iterdir())) == 1

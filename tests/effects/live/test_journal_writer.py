@@ -19,7 +19,7 @@ from minfer.effects.live.journal import journal_writer as journals
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.policies.fair_queue import FairQueue
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Submit
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import Request
@@ -44,7 +44,7 @@ def live(
     It waits for the thread that makes snapshots, so a slow machine rotates segments as a
     fast one.
     """
-    config = evolve(CONFIG, window=window)
+    config = evolve(CONFIG, groups=(CacheGroup(window),))
     writer, log = (
         JournalWriter(folder, config, {"why": "a test"}, **options),
         list[Turn](),
@@ -59,7 +59,7 @@ def live(
 
         close = staticmethod(writer.close)
 
-    driver = Driver(config, Oracle(4, 100, window), record=Both())
+    driver = Driver(config, Oracle(4, 100, config.groups), record=Both())
     for number in range(turns):
         if number % 5 == 0:
             prompt = tuple(range(1, 3 + number % 37))

@@ -16,7 +16,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_command import SIZES, figures
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.state import Turn
 from minfer.runs.explain import explain
@@ -233,7 +233,7 @@ def test_evicted_or_still_being_computed() -> None:
 def test_what_passed_a_window_may_never_have_been_in_the_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(config(num_blocks=7, window=5))
+    run = Run(config(num_blocks=7, groups=(CacheGroup(5),)))
     run.turn(Submit(request("first", range(12), tokens=1)))
     run.drain()
     for n in range(3):
@@ -246,6 +246,23 @@ def test_what_passed_a_window_may_never_have_been_in_the_cache(
     assert "was evicted or given back behind the window" in emitted(
         capsys, saved(tmp_path, run), "late"
     )
+
+
+def test_a_block_that_a_window_lacks_is_named_with_its_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last blocks of a window are evicted first."""
+    run = Run(config(num_blocks=14, groups=(CacheGroup(), CacheGroup(5))))
+    for name, prompt in (("first", range(24)), ("other", range(30, 39))):
+        run.turn(Submit(request(name, prompt, tokens=1)))
+        run.drain()
+    run.turn(Submit(request("late", (*range(12), 40, 41), tokens=1)))
+    run.drain()
+    told = hits(run, "late")
+    assert (told["why"], told["hit"], told["missed"]) == ("window", 8, 1)
+    lines = emitted(capsys, saved(tmp_path, run), "late")
+    assert "was not cached in layer group 1, which has a window" in lines
+    assert "block 2 was not cached in layer group 1" in lines
 
 
 def test_without_token_ids_only_whole_blocks_are_reported(

@@ -100,6 +100,10 @@ function decisionSentence(about) {
       const found = a ? `the first ${count(a)}` : "none";
       return item([name, ` finds ${found} of its ${many(b, "full block")} cached`]);
     }
+    case "WindowMissed": {
+      const had = `of ${many(c, "cached block")} those before block ${count(b)}`;
+      return item([name, ` uses ${had}: it is not in the window of layer group ${a}`]);
+    }
     case "Held":
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":

@@ -10,6 +10,7 @@ from minfer.effects.models.fallback import fallback_spec
 from minfer.effects.models.fallback.tracing import traced_attention
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
+from minfer.records.config import CacheGroup
 from tests.effects.tiny_fallback import save, tiny_config
 
 ARCHITECTURES = {
@@ -34,7 +35,8 @@ def test_windows_are_read_off_the_masks(tmp_path: Path) -> None:
         "olmo2": (None, None),
     }
     save(tmp_path, "mixtral")
-    assert prepare(EngineArgs(model=str(tmp_path), executor="dry")).config.window == 8
+    made = prepare(EngineArgs(model=str(tmp_path), executor="dry")).config
+    assert made.groups == (CacheGroup(window=8),)
     # A window that no sequence can outgrow is none.
     config = {**tiny_config("mixtral", sliding_window=128).to_dict()}
     assert fallback_spec({**config, "architectures": ["MixtralForCausalLM"]}).windows == (
