@@ -79,14 +79,14 @@ _BIAS: Final = "attention_bias"
 _SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _QWEN_EXPERTS: Final = ExpertKeys(count=("num_experts", "num_local_experts"))
 _DEEPSEEK: Final = ExpertKeys(
-    count=("n_routed_experts",),
+    count=("num_experts", "n_routed_experts"),
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     normalise=False,
     float32=True,
 )
 _SIGMOID: Final = ExpertKeys(
-    count=("n_routed_experts",),
+    count=("num_local_experts", "n_routed_experts"),
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     scores="sigmoid",
@@ -120,7 +120,7 @@ _ROWS: Final = (
         },
         "every",
         experts=ExpertKeys(
-            count=("num_local_experts",),
+            count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
             normalise=True,
             router="block_sparse_moe.gate",
@@ -206,6 +206,7 @@ _ROWS: Final = (
             "n_routed_experts": 64,
             "routed_scaling_factor": 1.0,
             "first_k_dense_replace": 0,
+            "topk_method": "greedy",
         },
         qkv_bias=_BIAS,
         out_bias=_BIAS,
@@ -259,7 +260,7 @@ _ROWS: Final = (
         _BIAS,
         sinks=True,
         experts=ExpertKeys(
-            count=("num_local_experts",),
+            count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
             normalise=True,
             bias=True,

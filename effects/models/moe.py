@@ -192,8 +192,9 @@ def _read_rule(read: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
     if experts % groups:
         raise read.error("n_group", f"a divisor of {count} = {experts}")
     if kept > groups or top_k > kept * (experts // groups):
+        enough = f"num_experts_per_tok = {top_k} of {count} = {experts} are in so many"
         raise read.error(
-            "topk_group", f"at most n_group = {groups}, with {top_k} experts among them"
+            "topk_group", f"at most n_group = {groups}, and such that {enough}"
         )
     if keys.correction and groups > 1 and experts // groups < 2:
         raise read.error("n_group", "so few that each group has two experts")
