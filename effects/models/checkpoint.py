@@ -171,6 +171,7 @@ def _by_model(
 
 def _model_name(spec: ModelSpec, name: str, known: set[str]) -> str:
     """Returns the model's name of a tensor that a file calls `name`."""
+    name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
     for prefix in spec.family.prefixes:
         if (found := name.replace(prefix, "", 1)) in known:
             return found
