@@ -43,7 +43,6 @@ from minfer.effects.models.shapes import (
     captured_tokens,
     cuda_activation_bytes,
     kept_bytes,
-    kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
     weight_bytes,
@@ -139,7 +138,8 @@ def plan_memory(
     NotEnoughMemoryError.
     """
     specs = [spec] if draft is None else [spec, draft]
-    block = sum(map(kv_bytes_per_token, specs)) * sizes.block_size
+    formats = [one for spec in specs for one in spec.kv_formats]
+    block = sum(one.token_bytes for one in formats) * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
@@ -275,6 +275,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
+        *(("KV format", one.text) for one in plan.spec.kv_formats),
         ("KV of a token", size_text(plan.block_bytes // sizes.block_size)),
         ("KV of a block", f"{size_text(plan.block_bytes)} for {sizes.block_size} tokens"),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),

@@ -121,7 +121,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
-        fingerprint=fingerprint(args, raw, spec.dtype, folder),
+        fingerprint=fingerprint(args, raw, spec, folder),
         default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
 
