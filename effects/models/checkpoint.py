@@ -22,6 +22,7 @@ from minfer.effects.models.json_files import CorruptFileError as CorruptFileErro
 from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.parts import Part
+from minfer.effects.models.refusals import quantized_objection
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 from minfer.effects.models.weight_files import (
     INDEX_NAME,
@@ -145,6 +146,9 @@ def _by_model(
     blank = empty_weights(spec, "float32", "meta")
     parts = checkpoint_parts(spec, blank, stacked=_is_stacked(found))
     expected = {part.name: part.shape for part in parts}
+    odd = sorted(name for name in found.places if name not in expected)
+    if why := quantized_objection(one for one in odd if not one.startswith(spec.skipped)):
+        raise UnsupportedModelError(f"{folder}: {why}")
     where: dict[str, TensorPlace] = {}
     for place in found.places.values():
         if place.name.startswith(spec.skipped):
@@ -167,6 +171,7 @@ def _by_model(
 
 def _model_name(spec: ModelSpec, name: str, known: set[str]) -> str:
     """Returns the model's name of a tensor that a file calls `name`."""
+    name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
     for prefix in spec.family.prefixes:
         if (found := name.replace(prefix, "", 1)) in known:
             return found

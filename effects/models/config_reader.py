@@ -22,6 +22,10 @@ class UnsupportedModelError(CheckpointError):
     """The checkpoint is valid but needs something that minfer does not support (yet)."""
 
 
+class UnknownModelError(UnsupportedModelError):
+    """The family table has no row for the model: transformers' own class may run it."""
+
+
 def whole(value: Any) -> Any:
     """Returns the value; a whole float as an int: some tools write 128.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -51,6 +55,10 @@ class ConfigReader:
     def refusal(self, what: str) -> UnsupportedModelError:
         """Returns the error about a valid value that is not supported."""
         return UnsupportedModelError(f"{self.where}: {what}")
+
+    def unknown(self, what: str) -> UnknownModelError:
+        """Returns the error about a model that the family table does not have."""
+        return UnknownModelError(f"{self.where}: {what}")
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Returns an integer of at least `low`."""

@@ -67,6 +67,8 @@ class Family:
     ropes_by_kind: bool = False  # layers with and without windows have their own
     partial_rotary: bool = False  # a part of a head's dimensions may turn
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
+    # A part of tensors' names as some checkpoints write it, and as this table does.
+    renamed: tuple[str, str] = ("", "")
 
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -79,14 +81,14 @@ _BIAS: Final = "attention_bias"
 _SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _QWEN_EXPERTS: Final = ExpertKeys(count=("num_experts", "num_local_experts"))
 _DEEPSEEK: Final = ExpertKeys(
-    count=("n_routed_experts",),
+    count=("num_experts", "n_routed_experts"),
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     normalise=False,
     float32=True,
 )
 _SIGMOID: Final = ExpertKeys(
-    count=("n_routed_experts",),
+    count=("num_local_experts", "n_routed_experts"),
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     scores="sigmoid",
@@ -120,13 +122,14 @@ _ROWS: Final = (
         },
         "every",
         experts=ExpertKeys(
-            count=("num_local_experts",),
+            count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
             normalise=True,
             router="block_sparse_moe.gate",
             experts="block_sparse_moe.experts",
             matrices=("w1", "w3", "w2"),
         ),
+        renamed=(".mlp.", ".block_sparse_moe."),  # of transformers 5
     ),
     Family(
         "Qwen2MoeForCausalLM",
@@ -206,6 +209,7 @@ _ROWS: Final = (
             "n_routed_experts": 64,
             "routed_scaling_factor": 1.0,
             "first_k_dense_replace": 0,
+            "topk_method": "greedy",
         },
         qkv_bias=_BIAS,
         out_bias=_BIAS,
@@ -259,7 +263,7 @@ _ROWS: Final = (
         _BIAS,
         sinks=True,
         experts=ExpertKeys(
-            count=("num_local_experts",),
+            count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
             normalise=True,
             bias=True,

@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
+from minfer.effects.models.kv_format import KvLayout
 from minfer.effects.models.linear import (
     LinearSizes,
     Maker,
@@ -116,6 +117,11 @@ class GQA:
         return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
 
     # --- memory -------------------------------------------------------------------------
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """What the cache holds of a token."""
+        return "keys and values"
 
     @property
     def kv_shape(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
+from minfer.effects.models.kv_format import KvLayout
 from minfer.effects.models.linear import (
     LinearSizes,
     Maker,
@@ -142,6 +143,11 @@ class MLA:
         return self.matrix_elements + ranks + biases + out
 
     # --- memory -------------------------------------------------------------------------
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """What the cache holds of a token."""
+        return "latents"
 
     @property
     def kv_shape(self) -> tuple[int, ...]:

@@ -183,17 +183,20 @@ def _read_rule(read: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
         raise read.error("num_experts_per_tok", f"at most {count} = {experts}")
     method = read.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
-        raise read.refusal(f"experts chosen by topk_method {method!r} are not supported")
+        what = f"a router with topk_method {method!r} is not supported"
+        raise read.refusal(f"{what}; 'greedy', 'group_limited_greedy', 'noaux_tc' are")
     if (scores := read.config.get("scoring_func")) not in (None, keys.scores):
-        raise read.refusal(f"a router with scoring_func {scores!r} is not supported")
+        what = f"a router with scoring_func {scores!r} is not supported for this model"
+        raise read.refusal(f"{what}; {keys.scores!r} is")
     grouped = method != "greedy" and not read.absent("n_group")
     groups = read.size("n_group") if grouped else 1
     kept = read.size("topk_group", 1) if grouped else 1
     if experts % groups:
         raise read.error("n_group", f"a divisor of {count} = {experts}")
     if kept > groups or top_k > kept * (experts // groups):
+        enough = f"num_experts_per_tok = {top_k} of {count} = {experts} are in so many"
         raise read.error(
-            "topk_group", f"at most n_group = {groups}, with {top_k} experts among them"
+            "topk_group", f"at most n_group = {groups}, and such that {enough}"
         )
     if keys.correction and groups > 1 and experts // groups < 2:
         raise read.error("n_group", "so few that each group has two experts")

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.models.families import Family
+from minfer.effects.models.kv_format import KvFormat
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
 from minfer.effects.models.linear import NormRule
 from minfer.effects.models.moe import MoE
@@ -61,6 +62,19 @@ class ModelSpec:
     def groups(self) -> tuple[LayerGroup, ...]:
         """The layers by their cache needs."""
         return layer_groups(self.layers)
+
+    @property
+    def kv_formats(self) -> tuple[KvFormat, ...]:
+        """How the cache stores what the layers of each group keep of a token."""
+        return tuple(
+            KvFormat(
+                layers=len(group.members),
+                token=group.attention.kv_shape,
+                dtype=self.kv_dtype,
+                layout=group.attention.kv_layout,
+            )
+            for group in self.groups
+        )
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -6,14 +6,24 @@ from typing import Any, Final
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
+from minfer.effects.models.fields import check_fields
 from minfer.effects.models.layers import read_layers
 from minfer.effects.models.linear import NormRule
+from minfer.effects.models.refusals import refuse_kind, refuse_quantized
 from minfer.effects.models.spec import ModelSpec
 
 RMS_NORM_EPS = 1e-6  # where a config has none
+# Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
+SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
 # Models of text and images by `model_type`, with that of their part about text.
 MULTIMODAL: Final = {"gemma3": "gemma3_text"}
-OUTER: Final = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+OUTER: Final = (
+    "dtype",
+    "torch_dtype",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "quantization_config",
+)
 # How the names of tensors begin that are of other parts.
 OTHER_PARTS: Final = tuple(
     prefix + part
@@ -83,24 +93,27 @@ def _family(read: ConfigReader) -> Family:
     and refuses what is not a causal language model.
     """
     names = read_architectures(read)
-    known = [FAMILIES[name] for name in names if name in FAMILIES]
     kind = read.config.get("model_type")
+    kind = SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
+    known = [FAMILIES[name] for name in names if name in FAMILIES]
     family = OF_TYPE.get(kind) if isinstance(kind, str) else next(iter(known), None)
     own = family is not None and _base_model(family) in names
     if family is None or (names and not known and not own):
         if not names and kind is None:
             raise read.error("architectures", "a list of class names")
+        refuse_kind(read, names)
         what = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
-        raise read.refusal(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
+        raise read.unknown(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
+    refuse_quantized(read)
     _check_activation(read, family)
-    if not read.absent("quantization_config"):
-        what = "quantized checkpoints (quantization_config) are not supported yet"
-        raise read.refusal(f"{what}; use the unquantized checkpoint")
+    check_fields(read, family)
     return family
 
 
 def _check_activation(read: ConfigReader, family: Family) -> None:
     """Refuse an activation that the family does not have."""
+    if family.activation == "clamped":
+        return  # no field names gpt-oss's
     key, known = "hidden_act", ("silu",)
     if family.activation == "gelu_tanh":
         key, known = "hidden_activation", ("gelu_pytorch_tanh",)

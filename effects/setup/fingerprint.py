@@ -2,7 +2,8 @@
 tokens.
 
 Every block's content key begins with it, so that no cache, tier or other process uses KV
-of another model, or of the same model with other weights or in another dtype. Weights are
+of another model, or of the same model with other weights, in another dtype, or stored in
+another format. Weights are
 identified by names and sizes of their files, their headers, and windows of their bytes:
 reading all of a large model would take as long as loading it.
 """
@@ -14,7 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import asdict
+
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weight_files import shards
 from minfer.effects.setup.engine_args import EngineArgs
 
@@ -24,13 +28,16 @@ _SAMPLES: Final = 16
 
 
 def fingerprint(
-    args: EngineArgs, config: Mapping[str, object], dtype: str, folder: Path
+    args: EngineArgs, config: Mapping[str, object], spec: ModelSpec, folder: Path
 ) -> bytes:
-    """Returns a digest of a model's config.json, its dtype in use, and its weights."""
+    """Returns a digest of a model's config.json, its dtype in use, the format of its
+    cache, and its weights.
+    """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
         weights = [_file_identity(path) for path in sorted(_files(folder))]
-    identity = json.dumps([config, dtype, weights], sort_keys=True)
+    formats = [asdict(one) for one in spec.kv_formats]
+    identity = json.dumps([config, spec.dtype, formats, weights], sort_keys=True)
     return hashlib.sha256(identity.encode()).digest()
 
 

@@ -45,7 +45,6 @@ from minfer.effects.models.shapes import (
     captured_tokens,
     cuda_activation_bytes,
     kept_bytes,
-    kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
     weight_bytes,
@@ -146,7 +145,7 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes.groups)
     page = layout.layers_a_page * layer_kv_bytes_per_token(spec)
-    page += 0 if draft is None else kv_bytes_per_token(draft)
+    page += 0 if draft is None else sum(one.token_bytes for one in draft.kv_formats)
     block = page * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
@@ -305,6 +304,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
+        *(("KV format", one.text) for one in plan.spec.kv_formats),
         *_kv_rows(plan),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]

@@ -18,7 +18,7 @@ from minfer.effects.models.checkpoint import (
     eos_ids,
     read_config,
 )
-from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.config_reader import UnknownModelError
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
@@ -123,7 +123,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
-        fingerprint=fingerprint(args, raw, spec.dtype, folder),
+        fingerprint=fingerprint(args, raw, spec, folder),
         default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
 
@@ -162,8 +162,9 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
         try:
             return fallback_spec(config, where, wanted_dtype)
         except CheckpointError as error:
-            known = isinstance(refused, UnsupportedModelError)
-            raise (error if known else refused) from None
+            # The table's own refusals say more than transformers' class does.
+            unknown = isinstance(refused, UnknownModelError)
+            raise (error if unknown else refused) from None
 
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:

@@ -9,6 +9,8 @@ import transformers
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
+from minfer.effects.models.fields import NEUTRAL, refuse_field
+from minfer.effects.models.refusals import refuse_quantized
 from minfer.effects.models.spec_reader import read_architectures
 
 NOT_READ: Final = {
@@ -57,16 +59,18 @@ def resolve(read: ConfigReader) -> HuggingFaceModel:
 
 def _config(read: ConfigReader, what: str) -> Any:
     """Returns transformers' config object; `what` begins refusals."""
-    if not read.absent("quantization_config"):
-        raise read.refusal(
-            "quantized checkpoints (quantization_config) are not supported"
-        )
+    refuse_quantized(read)
     kind = str(read.config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         own = ", and its own code (auto_map) is never executed"
         code = "" if read.absent("auto_map") else own
         raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
     theirs: Any = transformers.CONFIG_MAPPING[kind]
+    # What a class does not have, it would ignore.
+    own = {field.name for field in dataclasses.fields(theirs)}
+    given_names = read.config.keys() - own - theirs.attribute_map.keys()
+    for key in sorted(NEUTRAL.keys() & given_names):
+        refuse_field(read, key, NEUTRAL[key])
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
     try:
         config = theirs.from_dict(given | _whole_numbers(theirs, given))

@@ -262,6 +262,7 @@ def test_the_description_has_the_numbers() -> None:
     assert "in 40 blocks" in text
     assert "256 tokens at batch 1" in text
     assert "largest batch at 256" in text
+    assert "float32 keys and values (2 x 2 x 8) in 2 layers" in text
     assert "no limit" in describe(plan(limit=None), "m")
 
 

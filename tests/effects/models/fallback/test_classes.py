@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "gpt2",
         "GPT2LMHeadModel",
         {"quantization_config": {"quant_method": "gptq"}},
-        "quantized checkpoints",
+        "quantized weights",
     ),
     "unknown": (
         "nobody",

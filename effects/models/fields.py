@@ -1,0 +1,105 @@
+"""Which fields of a config.json change nothing, and which are refused by name.
+
+A field belongs to one of three kinds:
+
+    read       the readers of layers, ropes and windows take it, or refuse its value
+    `INERT`    no value of it changes the logits: tests change each in transformers
+    `NEUTRAL`  minfer does not compute what it asks for: refused by its name, unless its
+               value asks for nothing
+
+The rule for a field that the family's class in transformers does not have: transformers
+ignores it, and so does minfer, unless its name is in `NEUTRAL`, as it then changes the
+logits of some other model and was probably meant to. Null counts as absent.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families import Family
+
+# Fields with the values that ask for nothing, in all families.
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    # caps and factors of logits, scores and the residual stream (Gemma 2, Granite,
+    # Cohere, MiniCPM)
+    "final_logit_softcapping": (),
+    "attn_logit_softcapping": (),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "attention_multiplier": (),
+    "scale_emb": (1,),
+    "scale_depth": (),
+    # masks (Gemma's embedding models, Llama 4, DeepSeek-V3.2)
+    "use_bidirectional_attention": (False,),
+    "attention_chunk_size": (),
+    "index_topk": (),
+    "num_kv_shared_layers": (0,),
+    # positions (SmolLM 3, MPT, Falcon)
+    "no_rope_layers": ([],),
+    "no_rope_layer_interval": (0,),
+    "alibi": (False,),
+    "use_alibi": (False,),
+    # blocks (GPT-NeoX, Falcon, OLMo)
+    "use_parallel_residual": (False,),
+    "parallel_attn": (False,),
+    "clip_qkv": (),
+    # feed-forwards: activation of gpt-oss, every how many layers have experts, and the
+    # zero experts of LongCat
+    "swiglu_alpha": (1.702,),
+    "swiglu_limit": (7,),
+    "moe_layer_freq": (1,),
+    "zero_expert_num": (0,),
+}
+# The same of one family, by its `model_type`: what other families read.
+NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "deepseek_v2": {
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "rope_interleave": (True,),
+    },
+    "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    "glm4_moe": {"topk_method": ("noaux_tc",)},
+}
+_TRAINING: Final = (
+    "attention_dropout initializer_range router_jitter_noise router_aux_loss_coef "
+    "aux_loss_alpha seq_aux pretraining_tp ep_size moe_router_topk_scaling_factor"
+)
+_OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"
+_NAMES: Final = (
+    "architectures model_type transformers_version auto_map _name_or_path "
+    "bos_token_id pad_token_id eos_token_id initial_context_length cache_implementation "
+    "boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
+    "vision_config experts_per_token return_dict problem_type id2label label2id "
+    "chunk_size_feed_forward is_encoder_decoder _sliding_window_pattern"
+)
+# Fields that do not change the logits of any family.
+INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
+# There, others than MLA's own sizes are of no model that transformers runs.
+_MLA: Final = frozenset({"head_dim", "qk_head_dim", "num_key_value_heads"})
+# Fields that other families read, by the `model_type` of those that do not.
+INERT_OF: Final[Mapping[str, frozenset[str]]] = {
+    "deepseek_v2": _MLA | {"norm_topk_prob"},
+    "deepseek_v3": _MLA,
+    "gpt_oss": frozenset({"hidden_act"}),
+}
+
+
+def check_fields(read: ConfigReader, family: Family) -> None:
+    """Refuse fields that would change the logits in a way that minfer does not compute.
+    Raises `UnsupportedModelError`.
+    """
+    neutral = {**NEUTRAL, **NEUTRAL_OF.get(family.model_type, {})}
+    for key in sorted(neutral.keys() & read.config.keys()):
+        refuse_field(read, key, neutral[key])
+
+
+def refuse_field(read: ConfigReader, key: str, neutral: tuple[Any, ...]) -> None:
+    """Refuse a field unless it is absent or has a value that asks for nothing. Raises
+    `UnsupportedModelError`.
+    """
+    value = read.config[key]
+    if value is None or any(value == one for one in neutral):
+        return
+    works = " or ".join(repr(one) for one in (None, *neutral))
+    raise read.refusal(f"{key} {value!r} is not supported; {works} is")

@@ -1,0 +1,113 @@
+"""Refusals of models by kind, in the words that people use for them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import ConfigReader
+
+_STATE_SPACE: Final = (
+    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 codestral "
+    "granitemoehybrid plamo2"
+)
+_RECURRENT: Final = (
+    "rwkv xlstm recurrent_gemma qwen3_next qwen3_5 qwen3_5_moe kimi_linear olmo_hybrid "
+    "minimax lfm2 lfm2_moe bailing_hybrid"
+)
+_ENCODERS: Final = (
+    "bert roberta xlm-roberta camembert distilbert albert electra deberta deberta-v2 "
+    "mpnet nomic_bert modernbert new xlnet"
+)
+_SEQ2SEQ: Final = "t5 mt5 umt5 longt5 bart mbart pegasus marian m2m_100 whisper t5gemma"
+_SPARSE_MLA: Final = "deepseek_v32 deepseek_v4 glm_moe_dsa"
+_MLA: Final = "minicpm3 longcat_flash glm4_moe_lite youtu mistral4"
+
+
+def _rows(kinds: str, what: str) -> Mapping[str, str]:
+    return dict.fromkeys(kinds.split(), what)
+
+
+# What a model is, by its `model_type`.
+KINDS: Final[Mapping[str, str]] = {
+    **_rows(
+        _STATE_SPACE,
+        "a state space model (or has state space layers), whose state between tokens has "
+        "no place in a KV cache of blocks; models in which every layer is attention work",
+    ),
+    **_rows(
+        _RECURRENT,
+        "recurrent (or has layers of linear attention or convolutions), whose state has "
+        "no place in a KV cache of blocks; models in which every layer is attention work",
+    ),
+    **_rows(
+        _ENCODERS, "an encoder, which does not generate text; causal language models work"
+    ),
+    **_rows(
+        _SEQ2SEQ,
+        "an encoder with a decoder, which attends to the encoder's output; models that "
+        "are a decoder alone (causal language models) work",
+    ),
+    **_rows(
+        _SPARSE_MLA,
+        "MLA with sparse attention (an indexer chooses the tokens to attend to); "
+        "DeepSeek-V2, DeepSeek-V3 and Kimi K2, whose MLA attends to all tokens, work",
+    ),
+    **_rows(
+        _MLA,
+        "MLA (multi-head latent attention) of another form than DeepSeek's; DeepSeek-V2, "
+        "DeepSeek-V3 and Kimi K2 work",
+    ),
+}
+# Published formats, by `quant_method`.
+_FORMATS: Final = {
+    "mxfp4": "MXFP4, as gpt-oss is published",
+    "fp8": "FP8, in blocks as DeepSeek-V3 and Kimi K2 are published",
+}
+# How names of tensors end that belong to quantized matrices.
+_QUANTIZED: Final = (
+    "_blocks",  # MXFP4
+    "_scales",
+    ".weight_scale_inv",  # FP8
+    ".weight_scale",
+    ".weight_packed",
+    ".qweight",  # GPTQ, AWQ
+    ".qzeros",
+    ".g_idx",
+    ".absmax",  # bitsandbytes
+)
+_INSTEAD: Final = (
+    "quantized weights are not supported yet; use the unquantized checkpoint, or convert "
+    "the weights to bfloat16 and remove quantization_config from config.json"
+)
+
+
+def refuse_kind(read: ConfigReader, names: list[str]) -> None:
+    """Refuse a model that neither minfer nor transformers' classes here can run, if its
+    `model_type` or the `names` of its classes show what it is. Raises
+    `UnsupportedModelError`.
+    """
+    kind = str(read.config.get("model_type"))
+    stems = (re.split("For|Model|LMHead|Encoder", name)[0].lower() for name in names)
+    of_class = {kind.replace("_", "").replace("-", ""): kind for kind in KINDS}
+    for found in (kind, *(of_class.get(stem, "") for stem in stems)):
+        if what := KINDS.get(found):
+            name = ", ".join(names) or f"model_type {kind!r}"
+            raise read.refusal(f"{name} is not supported: it is {what}")
+
+
+def refuse_quantized(read: ConfigReader) -> None:
+    """Refuse a config of quantized weights. Raises `UnsupportedModelError`."""
+    how: Any = read.config.get("quantization_config")
+    if how is None:
+        return
+    method = how.get("quant_method") if isinstance(how, dict) else how
+    known = _FORMATS.get(str(method), repr(method))
+    raise read.refusal(f"quantization_config ({known}): {_INSTEAD}")
+
+
+def quantized_objection(names: Iterable[str]) -> str | None:
+    """Returns why tensors of these names, which the model does not have, are refused:
+    they belong to quantized matrices.
+    """
+    found = next((name for name in names if name.endswith(_QUANTIZED)), None)
+    return None if found is None else f"tensor {found} is quantized: {_INSTEAD}"

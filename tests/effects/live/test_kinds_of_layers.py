@@ -1,0 +1,178 @@
+"""Every kind of layer with everything that an engine does: outputs are those of a plain
+run.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tests.circles import claimed
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import EOS, write_tokenizer
+
+KINDS: Final = {
+    "dense": ("Qwen3", "plain"),
+    "MoE": ("Qwen3Moe", "experts"),
+    "MLA": ("DeepseekV3", "groups"),
+    "sinks and windows": ("GptOss", "alternate"),
+    "norms behind and windows": ("Gemma3", "pattern"),
+}
+# 20 blocks; a sequence needs up to 12.
+TIGHT: Final = {"num_gpu_blocks_override": 20}
+NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "prefix cache": {"enable_prefix_caching": True},
+    "chunked prefill": {"max_num_batched_tokens": 16},
+    "preemption": TIGHT,
+    "n-gram drafts": {"speculative_config": NGRAM},
+    "draft model": {"speculative_config": NGRAM | {"method": "draft_model"}},
+    "all at once": {
+        "enable_prefix_caching": True,
+        "max_num_batched_tokens": 16,
+        "speculative_config": NGRAM,
+        **TIGHT,
+    },
+}
+PLAIN: Final[dict[str, Any]] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "block_size": 8,
+    "max_model_len": 96,
+    "max_num_seqs": 12,
+    "num_gpu_blocks_override": 300,
+    "enable_prefix_caching": False,
+}
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["moe", "mla"]}, "deep": {"type": "boolean"}},
+    "required": ["kind", "deep"],
+    "additionalProperties": False,
+}
+SHARED: Final = "def add(a, b): return a + b  # add "
+PROMPTS: Final = [
+    SHARED,
+    "a",
+    f"{SHARED}two numbers",
+    "x = x + x + x + x + x + x + x",
+    "for i in range(3): print(i)",
+    f"{SHARED}{SHARED[:20]}",
+]
+# What is asked, in turn: greedily, with a seed, three samples, a grammar.
+ASKED: Final = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 3},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 5, "n": 3},
+    {"temperature": 0, "allowed_token_ids": [65, 66, 67]},  # so that texts repeat
+    {"temperature": 0.7, "seed": 7, "structured_outputs": StructuredOutputs(json=SCHEMA)},
+    {"temperature": 0, "n": 3},
+]
+Made = list[list[tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        config = VARIANTS[KINDS[kind]] | {"vocab_size": 260, "eos_token_id": EOS}
+        config["tie_word_embeddings"] = False  # tied and random, it repeats its input
+        save(str(folder), KINDS[kind][0], config)
+        write_tokenizer(folder)
+        # That of bytes, whatever the family's own class would add to it.
+        about = {"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain(folder_of: Callable[[str], Path]) -> Callable[[str], Made]:
+    @cache
+    def run(kind: str) -> Made:
+        """Requests one after another, alone in an engine that does nothing else. Greedy
+        samples are all the same, so one is made.
+        """
+        params = asked()
+        params[-1] = SamplingParams(temperature=0, max_tokens=24)
+        with LLM(model=str(folder_of(kind)), steps_in_flight=1, **PLAIN) as llm:
+            made = [
+                tokens(llm.generate([prompt], [one], use_tqdm=False))[0]
+                for prompt, one in zip(PROMPTS, params, strict=True)
+            ]
+        return [*made[:-1], made[-1] * 3]
+
+    return run
+
+
+def asked() -> list[SamplingParams]:
+    how: list[dict[str, Any]] = ASKED
+    return [SamplingParams(max_tokens=24, **one) for one in how]
+
+
+def tokens(outputs: list[RequestOutput]) -> Made:
+    return [[one.token_ids for one in output.outputs] for output in outputs]
+
+
+def happened(case: str, passes: list[list[RequestOutput]]) -> bool:
+    """Whether a run did what its case is about."""
+    each = [output.metrics for outputs in passes for output in outputs]
+    if case == "prefix cache":
+        return any(output.num_cached_tokens for output in passes[1])
+    if case == "preemption":
+        return sum(one.preemptions for one in each) > 0
+    if "draft" in case:
+        return sum(one.accepted_draft_tokens for one in each) > 0
+    return True
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "depth"),
+    [*product(CASES, [2]), ("all at once", 1), *claimed(product([*CASES][:-1], [1]))],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_those_of_a_plain_run(
+    kind: str,
+    case: str,
+    depth: int,
+    folder_of: Callable[[str], Path],
+    plain: Callable[[str], Made],
+) -> None:
+    """Greedy ones and those of fixed seeds; three samples; a grammar. A draft model is
+    of the same kind, with the same weights.
+    """
+    settings = {**PLAIN, **CASES[case], "model": str(folder_of(kind))}
+    if case == "draft model":
+        drafts = CASES[case]["speculative_config"]
+        settings["speculative_config"] = {**drafts, "model": settings["model"]}
+    with LLM(steps_in_flight=depth, **settings) as llm:
+        passes = [llm.generate(PROMPTS, asked(), use_tqdm=False) for _ in range(2)]
+    for outputs in passes:
+        assert tokens(outputs) == plain(kind)
+    assert happened(case, passes)
+
+
+@pytest.mark.long
+def test_plain_runs_are_long_enough_and_keep_to_the_grammar(
+    plain: Callable[[str], Made],
+) -> None:
+    for kind in KINDS:
+        made = plain(kind)
+        assert [len(samples) for samples in made] == [1, 1, 3, 1, 1, 3]
+        assert sum(len(one) for samples in made for one in samples) > 100
+        [grammar] = made[4]
+        assert bytes_of(grammar).startswith(b"{")
+
+
+def bytes_of(ids: tuple[int, ...]) -> bytes:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = sorted(ByteLevel.alphabet())
+    return "".join(alphabet[one] for one in ids if one < EOS).encode()

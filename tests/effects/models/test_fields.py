@@ -1,0 +1,186 @@
+"""The fields of configs: read, refused by name, or inert, as transformers has them."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.families import OF_TYPE
+from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
+from minfer.effects.models.shapes import parameter_count
+from minfer.effects.models.spec_reader import parse_spec
+from tests.effects.published_configs import BILLIONS, PUBLISHED
+from tests.effects.tiny_families import VARIANTS, WINDOW, class_of, written
+
+# A config of each family in which every field that it reads is in use.
+RICH = {
+    "Qwen2": "windows above",
+    "Qwen3": "biases, windows",
+    "Llama": "biases, tied",
+    "Mistral": "window",
+    "Mixtral": "experts, windows",
+    "Qwen2Moe": "windows",
+    "Qwen3Moe": "windows",
+    "Glm4Moe": "groups",
+    "DeepseekV2": "groups",
+    "DeepseekV3": "groups",
+    "GptOss": "alternate",
+    "Gemma3": "ropes",
+}
+OTHER: dict[str, Any] = {  # values for fields that are absent
+    "sliding_window": WINDOW,
+    "q_lora_rank": 20,
+    "mlp_only_layers": [1],
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "first_k_dense_replace": 2,
+    "topk_group": 3,
+    "n_group": 2,
+    "topk_method": "unknown",
+    "hidden_act": "gelu",
+    "hidden_activation": "gelu",
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 123.0},
+    "tie_word_embeddings": None,
+}
+DENSE = {"mlp_only_layers": [0]}  # so that the width of dense layers matters
+DEFAULT = {"rope_type": "default", "rope_theta": 321.0}
+MORE: dict[str, dict[str, Any]] = {
+    "Qwen2Moe": DENSE,
+    "Qwen3Moe": DENSE | {"num_local_experts": 6},
+    "GptOss": {"rope_parameters": DEFAULT},
+}
+
+
+def rich(family: str) -> dict[str, Any]:
+    config = VARIANTS[family, RICH[family]] | MORE.get(family, {})
+    config |= {"use_sliding_window": True, "max_window_layers": 2}
+    return {k: v for k, v in config.items() if (family, k) != ("Qwen3Moe", "num_experts")}
+
+
+def raw(family: str) -> dict[str, Any]:
+    return rich(family) | {"architectures": [f"{family}ForCausalLM"]}
+
+
+def fields_of(family: str) -> set[str]:
+    own: dict[str, Any] = class_of(family)().to_dict()
+    return {name for name in own if name not in transformers.PretrainedConfig().to_dict()}
+
+
+def inert_of(family: str) -> frozenset[str]:
+    kind = class_of(family).model_type
+    return INERT | INERT_OF.get(kind, frozenset())
+
+
+def other(name: str, value: Any) -> Any:
+    """Another value of the field."""
+    if name == "rope_parameters" and "full_attention" in value:
+        return {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
+    if name in OTHER and OTHER[name] != value:
+        return not value if OTHER[name] is None else OTHER[name]
+    if isinstance(value, bool):
+        return not value
+    if value is None or isinstance(value, int):
+        return 2 * (value or 4)
+    return value * 1.5
+
+
+def reading(config: dict[str, Any], name: str) -> Any:
+    """What a config says, or whether its refusal names the field."""
+    try:
+        return parse_spec(config)
+    except CheckpointError as error:
+        return name if name in str(error) else parse_spec(config)
+
+
+@pytest.mark.parametrize("family", RICH)
+def test_every_field_of_a_class_is_read_refused_or_inert(family: str) -> None:
+    """A field that is not inert changes the spec, or the refusal names it."""
+    config, default = raw(family), class_of(family)().to_dict()
+    spec = parse_spec(config)
+    for name in sorted(fields_of(family) - inert_of(family)):
+        value = config[name] if name in config else default[name]
+        changed = {**config, name: other(name, value)}
+        assert reading(changed, name) != spec, name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", RICH)
+def test_inert_fields_change_nothing_in_transformers_either(family: str) -> None:
+    inert = sorted(inert_of(family) & fields_of(family) - {"eos_token_id"})
+    config = rich(family) | {"initializer_range": 0.3}
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    ids = torch.arange(40)[None] * 3
+    changed: dict[str, Any] = {}
+    for name in inert:
+        value = getattr(class_of(family)(**config), name)
+        changed[name] = 0.5 if name.endswith("dropout") else other(name, value)
+        if name in ("num_key_value_heads", "head_dim", "qk_head_dim"):
+            changed[name] = value  # MLA's own
+    with torch.random.fork_rng(), torch.inference_mode():
+        torch.manual_seed(0)
+        theirs = kind(class_of(family)(**config)).eval()
+        wanted = theirs(ids).logits
+        again = kind(class_of(family)(**{**config, **changed})).eval()
+        again.load_state_dict(theirs.state_dict())
+        assert torch.equal(again(ids).logits, wanted)
+    assert parse_spec(raw(family) | {"initializer_range": 0.3}) == parse_spec(
+        {**raw(family), **changed, "initializer_range": 0.3}
+    )
+
+
+ASKING = {"index_topk": 8, "attention_chunk_size": 8, "clip_qkv": 8.0}
+REFUSED = [("Llama", key, neutral) for key, neutral in NEUTRAL.items()] + [
+    (family, key, neutral)
+    for family in ("DeepseekV2", "DeepseekV3", "Glm4Moe")
+    for key, neutral in NEUTRAL_OF[class_of(family).model_type].items()
+]
+
+
+@pytest.mark.parametrize(("family", "key", "neutral"), REFUSED)
+def test_what_would_change_the_logits_is_refused_by_name(
+    family: str, key: str, neutral: tuple[Any, ...]
+) -> None:
+    config = raw(family)
+    spec = parse_spec({name: v for name, v in config.items() if name != key})
+    for value in (None, *neutral):
+        if (key, value) != ("topk_method", "greedy"):  # which is without groups
+            known = {**config, key: value} if value is not None else config
+            assert parse_spec(known) == spec or family == "DeepseekV2"
+    asking = "best" if key == "topk_method" else ASKING.get(key, 0.37)
+    with pytest.raises(UnsupportedModelError, match=key):
+        parse_spec({**config, key: asking})
+
+
+def test_fields_that_transformers_does_not_have_are_ignored() -> None:
+    config = raw("Qwen3")
+    assert parse_spec({**config, "a_new_field": 3, "mlp_bias": True}) == parse_spec(
+        config
+    )
+
+
+def test_families_of_the_lists_exist() -> None:
+    assert OF_TYPE.keys() >= NEUTRAL_OF.keys() | INERT_OF.keys()
+    assert OF_TYPE.keys() == {class_of(family).model_type for family in RICH}
+    assert not INERT & NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read(name: str) -> None:
+    """Parameters in billions, to the digits that their authors give."""
+    spec = parse_spec(PUBLISHED[name], dtype="bfloat16")
+    found = parameter_count(spec) / 1e9
+    assert found == pytest.approx(BILLIONS[name], rel=2e-3)
+    unknown = {**PUBLISHED[name], "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(UnsupportedModelError, match=r"FP8.*bfloat16"):
+        parse_spec(unknown)
+
+
+def test_what_transformers_writes_is_read_as_what_it_was_made_of() -> None:
+    for family in RICH:
+        config = rich(family) | {"max_window_layers": 1}
+        whole = written(family, config)
+        whole.pop("num_nextn_predict_layers", None)  # are in no checkpoint of these
+        assert parse_spec(whole) == parse_spec(
+            {"architectures": [f"{family}ForCausalLM"], **config}
+        )

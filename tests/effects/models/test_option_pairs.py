@@ -1,0 +1,66 @@
+"""Greedy continuations under every pair of options that change a family's forward,
+against transformers in float32.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minfer.effects.execution.cpu.paged_attention import make_cache
+from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.model import forward
+from tests.circles import long
+from tests.effects.option_pairs import OPTIONS, pairs
+from tests.effects.tiny_families import save
+from tests.effects.tiny_model import decode_batch, read_spec
+
+TEXTS, PROMPT, NEW = 50, 24, 12  # continuations, past both windows
+BLOCK = 4
+# Of transformers' own logits, against its float64: what is nearer is a tie. Of 110,400
+# tokens of all configs one was.
+ROUNDING = 1e-3
+
+
+def check(folder: Path, family: str, config: dict[str, Any]) -> None:
+    """No token of a continuation is another one than transformers' best, but for
+    ties.
+    """
+    theirs: Any = save(str(folder), family, config)
+    spec = read_spec(folder)
+    weights = load_weights(folder, spec, "float32")
+    draw, blocks = random.Random(0), -(-(PROMPT + NEW) // BLOCK)
+    texts = [draw.choices(range(160), k=PROMPT) for _ in range(TEXTS)]
+    table = torch.arange(TEXTS * blocks).view(TEXTS, blocks)
+    held = make_cache(spec, TEXTS * blocks, BLOCK, "float32", max_model_len=64)
+    rows = [
+        BatchRow(text, 0, line) for text, line in zip(texts, table.tolist(), strict=True)
+    ]
+    with torch.inference_mode():
+        made = [forward(spec, weights, make_batch(rows, BLOCK), held).argmax(-1)]
+        for step in range(NEW - 1):
+            at = torch.full((TEXTS,), PROMPT + step)
+            decode = decode_batch(made[-1], at, table, BLOCK)
+            made.append(forward(spec, weights, decode, held).argmax(-1))
+        ours = torch.stack(made, 1)
+        whole = torch.cat((torch.tensor(texts), ours), 1)
+        logits = theirs(whole).logits[:, PROMPT - 1 : -1]
+    behind = logits.amax(-1) - logits.gather(-1, ours[..., None])[..., 0]
+    assert behind.max() <= ROUNDING, config
+
+
+@pytest.mark.parametrize(
+    "family", ["Qwen3", *long(one for one in OPTIONS if one != "Qwen3")]
+)
+def test_continuations_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    check(tmp_path, family, pairs(family)[0])
+
+
+@pytest.mark.claimed
+@pytest.mark.parametrize("family", OPTIONS)
+def test_continuations_of_all_pairs_are(family: str, tmp_path: Path) -> None:
+    configs = pairs(family)
+    assert [check(tmp_path, family, one) for one in configs] == [None] * len(configs)

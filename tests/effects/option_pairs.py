@@ -1,0 +1,171 @@
+"""The options that change the forward of each family, and configs with all pairs of
+them.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any, Final
+
+from tests.effects.tiny_families import ROPES, VARIANTS, WINDOW
+
+Option = Sequence[Mapping[str, Any]]  # values that exclude one another
+
+_BIAS: Final = ({}, {"attention_bias": True})
+_TIED: Final = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
+_EPS: Final = ({}, {"rms_norm_eps": 1e-2})
+_DIM: Final = ({}, {"head_dim": 32})
+_HEADS: Final = tuple({"num_key_value_heads": count} for count in (2, 4, 1))
+_ROPE: Final = tuple(
+    {"rope_parameters": ROPES[name]} for name in ("default", "linear", "llama3", "yarn")
+)
+_EVERY: Final = (_TIED, _EPS, _HEADS, _ROPE)
+_WINDOW: Final = ({}, {"sliding_window": WINDOW}, {"sliding_window": 7})
+_QWEN_WINDOW: Final = (
+    {},
+    {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
+)
+_MIXED: Final = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
+_QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
+_NORMALISED: Final = ({"norm_topk_prob": False}, {"norm_topk_prob": True})
+_TOP: Final = ({}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 4})
+_DENSE: Final = (
+    {},
+    {"mlp_only_layers": [1]},
+    {"decoder_sparse_step": 2},
+    {"mlp_only_layers": [0, 1, 2, 3]},
+)
+_FIRST: Final = tuple({"first_k_dense_replace": count} for count in (1, 0, 4))
+_SHARED: Final = ({"n_shared_experts": 2}, {"n_shared_experts": 1})
+_SCALED: Final = ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 2.5})
+_GROUPS: Final = tuple(
+    {"n_group": groups, "topk_group": kept} for groups, kept in ((1, 1), (4, 2), (2, 1))
+)
+_QUERIES: Final = ({"q_lora_rank": None}, {"q_lora_rank": 20})
+_MLA_ROPE: Final = (
+    {},
+    {"rope_parameters": ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.9}},
+    {"rope_parameters": ROPES["yarn"] | {"mscale_all_dim": 1.0}},
+    {"rope_parameters": ROPES["linear"]},
+)
+_MLA_DIMS: Final = ({}, {"qk_nope_head_dim": 16, "v_head_dim": 24, "kv_lora_rank": 16})
+_MLA: Final = (_TIED, _EPS, _BIAS, _QUERIES, _MLA_ROPE, _MLA_DIMS, _FIRST, _SCALED)
+_LIMITED: Final = tuple({**one, "topk_method": "group_limited_greedy"} for one in _GROUPS)
+_PARTIAL: Final = tuple(
+    {"rope_parameters": ROPES[name] | {"partial_rotary_factor": share}}
+    for name, share in (("default", 0.5), ("yarn", 0.25), ("linear", 1.0))
+)
+_OWN_ROPES: Final = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+# The config that options change, and the options.
+OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
+    "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
+    "Qwen3": ("plain", (*_EVERY, _BIAS, _DIM, _QWEN_WINDOW)),
+    "Llama": ("plain", (*_EVERY, _BIAS, _DIM, ({}, {"mlp_bias": True}))),
+    "Mistral": ("plain", (*_EVERY, _DIM, _WINDOW)),
+    "Mixtral": ("experts", (*_EVERY, _DIM, _WINDOW, _TOP)),
+    "Qwen2Moe": (
+        "experts",
+        (
+            *_EVERY,
+            _QWEN_WINDOW,
+            _NORMALISED,
+            _TOP,
+            _DENSE,
+            ({}, {"qkv_bias": False}),
+            ({}, {"shared_expert_intermediate_size": 8}),
+        ),
+    ),
+    "Qwen3Moe": (
+        "experts",
+        (*_EVERY, _BIAS, _DIM, _QWEN_WINDOW, _NORMALISED, _TOP, _DENSE),
+    ),
+    "Glm4Moe": (
+        "experts",
+        (
+            _TIED,
+            _EPS,
+            _HEADS,
+            _PARTIAL,
+            _BIAS,
+            _DIM,
+            ({}, {"use_qk_norm": True}),
+            _NORMALISED,
+            _GROUPS,
+            _FIRST,
+            _SHARED,
+            _SCALED,
+        ),
+    ),
+    "DeepseekV2": ("greedy", (*_MLA, ({}, *_LIMITED), _SHARED, ({}, {"mlp_bias": True}))),
+    "DeepseekV3": (
+        "groups",
+        (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+    ),
+    "GptOss": (
+        "alternate",
+        (
+            *_EVERY[:3],
+            ({}, *_ROPE),
+            ({}, {"attention_bias": False}),
+            _WINDOW,
+            _MIXED,
+            _TOP,
+            _DIM,
+        ),
+    ),
+    "Gemma3": (
+        "pattern",
+        (
+            *_EVERY[:3],
+            _BIAS,
+            _DIM,
+            _WINDOW,
+            _MIXED,
+            ({}, {"query_pre_attn_scalar": 9}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
+}
+
+
+def pairs(family: str) -> list[dict[str, Any]]:
+    """Configs of a family in which every two values of two options occur together."""
+    base, options = OPTIONS[family]
+    counts = [range(len(option)) for option in options]
+    left = {
+        frozenset(((i, a), (j, b)))
+        for i, j in combinations(range(len(options)), 2)
+        for a, b in product(counts[i], counts[j])
+    }
+    draw, rows = random.Random(0), []
+    while left:
+        open_ones = sorted(map(sorted, left))
+        tries = [_row(draw, counts, open_ones) for _ in range(20)]
+        best = max(tries, key=lambda row: len(left & _covered(row)))
+        left -= _covered(best)
+        rows.append(best)
+    configs = []
+    for row in rows:
+        config = VARIANTS[family, base] | {"num_hidden_layers": 4}
+        for option, chosen in zip(options, row, strict=True):
+            config |= option[chosen]
+        configs.append(config)
+    return configs
+
+
+def _row(
+    draw: random.Random, counts: list[range], left: list[list[tuple[int, int]]]
+) -> list[int]:
+    """Returns a value of each option, two of them a pair that is left."""
+    row = [draw.choice(count) for count in counts]
+    for place, value in draw.choice(left):
+        row[place] = value
+    return row
+
+
+def _covered(row: list[int]) -> set[frozenset[tuple[int, int]]]:
+    return set(map(frozenset, combinations(enumerate(row), 2)))
