@@ -261,9 +261,8 @@ def _available_here() -> int:
 def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Returns lines about what is kept of a token."""
     size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes.groups)
-    token = kv_bytes_per_token(plan.spec)
-    if plan.draft is not None:
-        token += kv_bytes_per_token(plan.draft)
+    specs = [plan.spec, *([] if plan.draft is None else [plan.draft])]
+    token = sum(one.token_bytes for spec in specs for one in spec.kv_formats)
     if len(layout.groups) == 1:
         block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
         return [("KV of a token", size_text(token)), block]
