@@ -67,8 +67,8 @@ def _config(read: ConfigReader, what: str) -> Any:
         raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
     theirs: Any = transformers.CONFIG_MAPPING[kind]
     # What a class does not have, it would ignore.
-    own = {field.name for field in dataclasses.fields(theirs)}
-    given_names = read.config.keys() - own - theirs.attribute_map.keys()
+    has = {field.name for field in dataclasses.fields(theirs)}
+    given_names = read.config.keys() - has - theirs.attribute_map.keys()
     for key in sorted(NEUTRAL.keys() & given_names):
         refuse_field(read, key, NEUTRAL[key])
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
