@@ -9,7 +9,9 @@ A field belongs to one of three kinds:
 
 The rule for a field that the family's class in transformers does not have: transformers
 ignores it, and so does minfer, unless its name is in `NEUTRAL`, as it then changes the
-logits of some other model and was probably meant to. Null counts as absent.
+logits of some other model and was probably meant to; `UNREAD` has such fields that a
+class has and ignores. Null counts as absent. A model that is refused here may still run
+as transformers' own (fallback/), which computes what its class reads.
 """
 
 from collections.abc import Mapping
@@ -60,6 +62,10 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+}
+# Fields of transformers' classes, by `model_type`, that their forwards do not read.
+UNREAD: Final[Mapping[str, frozenset[str]]] = {
+    "gemma3_text": frozenset({"attn_logit_softcapping"}),
 }
 _TRAINING: Final = (
     "attention_dropout initializer_range router_jitter_noise router_aux_loss_coef "

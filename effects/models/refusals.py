@@ -7,7 +7,7 @@ from typing import Any, Final
 from minfer.effects.models.config_reader import ConfigReader
 
 _STATE_SPACE: Final = (
-    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 codestral "
+    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 "
     "granitemoehybrid plamo2"
 )
 _RECURRENT: Final = (

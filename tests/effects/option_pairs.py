@@ -11,48 +11,53 @@ from tests.effects.tiny_families import ROPES, VARIANTS, WINDOW
 
 Option = Sequence[Mapping[str, Any]]  # values that exclude one another
 
-_BIAS: Final = ({}, {"attention_bias": True})
-_TIED: Final = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
-_EPS: Final = ({}, {"rms_norm_eps": 1e-2})
-_DIM: Final = ({}, {"head_dim": 32})
-_HEADS: Final = tuple({"num_key_value_heads": count} for count in (2, 4, 1))
-_ROPE: Final = tuple(
+_BIAS: Final[Option] = ({}, {"attention_bias": True})
+_TIED: Final[Option] = ({"tie_word_embeddings": False}, {"tie_word_embeddings": True})
+_EPS: Final[Option] = ({}, {"rms_norm_eps": 1e-2})
+_DIM: Final[Option] = ({}, {"head_dim": 32})
+_HEADS: Final[Option] = tuple({"num_key_value_heads": count} for count in (2, 4, 1))
+_ROPE: Final[Option] = tuple(
     {"rope_parameters": ROPES[name]} for name in ("default", "linear", "llama3", "yarn")
 )
 _EVERY: Final = (_TIED, _EPS, _HEADS, _ROPE)
-_WINDOW: Final = ({}, {"sliding_window": WINDOW}, {"sliding_window": 7})
-_QWEN_WINDOW: Final = (
+_WINDOW: Final[Option] = ({}, {"sliding_window": WINDOW}, {"sliding_window": 7})
+_QWEN_WINDOW: Final[Option] = (
     {},
     {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
 )
-_MIXED: Final = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
+_MIXED: Final[Option] = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
 _QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
-_NORMALISED: Final = ({"norm_topk_prob": False}, {"norm_topk_prob": True})
-_TOP: Final = ({}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 4})
-_DENSE: Final = (
+_NORMALISED: Final[Option] = ({"norm_topk_prob": False}, {"norm_topk_prob": True})
+_TOP: Final[Option] = ({}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 4})
+_DENSE: Final[Option] = (
     {},
     {"mlp_only_layers": [1]},
     {"decoder_sparse_step": 2},
     {"mlp_only_layers": [0, 1, 2, 3]},
 )
-_FIRST: Final = tuple({"first_k_dense_replace": count} for count in (1, 0, 4))
-_SHARED: Final = ({"n_shared_experts": 2}, {"n_shared_experts": 1})
-_SCALED: Final = ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 2.5})
-_GROUPS: Final = tuple(
+_FIRST: Final[Option] = tuple({"first_k_dense_replace": count} for count in (1, 0, 4))
+_SHARED: Final[Option] = ({"n_shared_experts": 2}, {"n_shared_experts": 1})
+_SCALED: Final[Option] = ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 2.5})
+_GROUPS: Final[Option] = tuple(
     {"n_group": groups, "topk_group": kept} for groups, kept in ((1, 1), (4, 2), (2, 1))
 )
-_QUERIES: Final = ({"q_lora_rank": None}, {"q_lora_rank": 20})
-_MLA_ROPE: Final = (
+_QUERIES: Final[Option] = ({"q_lora_rank": None}, {"q_lora_rank": 20})
+_MLA_ROPE: Final[Option] = (
     {},
     {"rope_parameters": ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 0.9}},
     {"rope_parameters": ROPES["yarn"] | {"mscale_all_dim": 1.0}},
     {"rope_parameters": ROPES["linear"]},
 )
-_MLA_DIMS: Final = ({}, {"qk_nope_head_dim": 16, "v_head_dim": 24, "kv_lora_rank": 16})
+_MLA_DIMS: Final[Option] = (
+    {},
+    {"qk_nope_head_dim": 16, "v_head_dim": 24, "kv_lora_rank": 16},
+)
 _MLA: Final = (_TIED, _EPS, _BIAS, _QUERIES, _MLA_ROPE, _MLA_DIMS, _FIRST, _SCALED)
-_LIMITED: Final = tuple({**one, "topk_method": "group_limited_greedy"} for one in _GROUPS)
-_PARTIAL: Final = tuple(
+_LIMITED: Final[Option] = tuple(
+    {**one, "topk_method": "group_limited_greedy"} for one in _GROUPS
+)
+_PARTIAL: Final[Option] = tuple(
     {"rope_parameters": ROPES[name] | {"partial_rotary_factor": share}}
     for name, share in (("default", 0.5), ("yarn", 0.25), ("linear", 1.0))
 )

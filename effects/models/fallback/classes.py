@@ -9,7 +9,7 @@ import transformers
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
-from minfer.effects.models.fields import NEUTRAL, refuse_field
+from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.effects.models.refusals import refuse_quantized
 from minfer.effects.models.spec_reader import read_architectures
 
@@ -66,10 +66,9 @@ def _config(read: ConfigReader, what: str) -> Any:
         code = "" if read.absent("auto_map") else own
         raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
     theirs: Any = transformers.CONFIG_MAPPING[kind]
-    # What a class does not have, it would ignore.
-    own = {field.name for field in dataclasses.fields(theirs)}
-    given_names = read.config.keys() - own - theirs.attribute_map.keys()
-    for key in sorted(NEUTRAL.keys() & given_names):
+    has = {field.name for field in dataclasses.fields(theirs)} | {*theirs.attribute_map}
+    ignored = read.config.keys() - (has - UNREAD.get(kind, frozenset()))
+    for key in sorted(NEUTRAL.keys() & ignored):
         refuse_field(read, key, NEUTRAL[key])
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
     try:

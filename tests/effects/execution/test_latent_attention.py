@@ -49,9 +49,9 @@ class Context:
     def naive(self) -> Tensor:
         """Keys and values are written out, and each query attends to them."""
         mla, count, context = self.mla, len(self.queries), len(self.latents)
-        kept, rotated = self.latents.split((mla.rank, mla.rope_dim), 1)
+        kept, rotated = self.latents.split_with_sizes((mla.rank, mla.rope_dim), 1)
         both = (kept @ self.expansion.T).view(context, mla.heads, -1)
-        keys, values = both.split((mla.plain_dim, mla.value_dim), 2)
+        keys, values = both.split_with_sizes((mla.plain_dim, mla.value_dim), 2)
         keys = torch.cat((keys, rotated[:, None].expand(-1, mla.heads, -1)), 2)
         scores = torch.einsum("qhd,chd->hqc", self.queries, keys) * mla.scale
         later = torch.arange(context) > torch.arange(context - count, context)[:, None]

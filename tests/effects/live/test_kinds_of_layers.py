@@ -64,7 +64,7 @@ PROMPTS: Final = [
     f"{SHARED}{SHARED[:20]}",
 ]
 # What is asked, in turn: greedily, with a seed, three samples, a grammar.
-ASKED: Final = [
+ASKED: Final[list[dict[str, Any]]] = [
     {"temperature": 0},
     {"temperature": 1, "seed": 3},
     {"temperature": 0.8, "top_p": 0.9, "seed": 5, "n": 3},
@@ -112,8 +112,7 @@ def plain(folder_of: Callable[[str], Path]) -> Callable[[str], Made]:
 
 
 def asked() -> list[SamplingParams]:
-    how: list[dict[str, Any]] = ASKED
-    return [SamplingParams(max_tokens=24, **one) for one in how]
+    return [SamplingParams(max_tokens=24, **one) for one in ASKED]
 
 
 def tokens(outputs: list[RequestOutput]) -> Made:

@@ -62,5 +62,5 @@ def test_continuations_are_those_of_transformers(family: str, tmp_path: Path) ->
 @pytest.mark.claimed
 @pytest.mark.parametrize("family", OPTIONS)
 def test_continuations_of_all_pairs_are(family: str, tmp_path: Path) -> None:
-    configs = pairs(family)
-    assert [check(tmp_path, family, one) for one in configs] == [None] * len(configs)
+    for config in pairs(family):
+        check(tmp_path, family, config)

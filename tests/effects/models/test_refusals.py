@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from minfer.effects.models.checkpoint import load_weights
@@ -21,7 +20,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.published_configs import PUBLISHED
 from tests.effects.tiny_families import VARIANTS, save
-from tests.effects.tiny_model import read_spec
+from tests.effects.tiny_model import read_spec, with_feed_forward
 
 DENSE_ONLY = "every layer is attention"
 # The config's model_type, architecture, and words of the refusal.
@@ -183,9 +182,5 @@ def test_tensors_of_experts_are_all_there(
 def test_a_model_with_fewer_experts_than_its_config_says_is_named(tmp_path: Path) -> None:
     save(str(tmp_path), "Qwen3Moe", VARIANTS["Qwen3Moe", "experts"])
     spec = read_spec(tmp_path)
-    more = tuple(
-        evolve(one, feed_forward=evolve(one.feed_forward, experts=8))
-        for one in spec.layers
-    )
     with pytest.raises(CheckpointError, match=r"experts\.6\.gate_proj.*incomplete"):
-        load_weights(tmp_path, evolve(spec, layers=more))
+        load_weights(tmp_path, with_feed_forward(spec, experts=8))

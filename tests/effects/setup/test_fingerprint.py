@@ -47,9 +47,8 @@ def test_formats_that_differ_in_the_layout_alone_differ(
 ) -> None:
     [before], wanted = SPEC.kv_formats, of()
     assert before == KvFormat(27, (576,), "bfloat16", "latents")
-    for changes in ({"layout": "keys and values"}, {"scales": "token"}):
-        other = (evolve(before, **changes),)
-        monkeypatch.setattr(ModelSpec, "kv_formats", other)
+    for other in (evolve(before, layout="keys and values"), evolve(before, scales="a")):
+        monkeypatch.setattr(ModelSpec, "kv_formats", (other,))
         assert of() != wanted
 
 

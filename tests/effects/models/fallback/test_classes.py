@@ -88,6 +88,18 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"use_bidirectional_attention": True},
         "other tokens|later tokens",
     ),
+    "ignored cap": (
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping 50.0 is not",
+    ),
+    "another model's cap": (
+        "olmo2",
+        "Olmo2ForCausalLM",
+        {"final_logit_softcapping": 30.0},
+        "final_logit_softcapping 30.0 is not",
+    ),
     "another head": (
         "gpt2",
         "GPT2ForSequenceClassification",
@@ -123,7 +135,8 @@ def test_what_cannot_run_is_refused_by_name_before_weights_are_read(name: str) -
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         fallback_spec(config, "somewhere/config.json")
     assert str(caught.value).startswith("somewhere/config.json: ")
-    assert architecture in str(caught.value) or name == "quantized"
+    of_fields = ("quantized", "ignored cap", "another model's cap")
+    assert architecture in str(caught.value) or name in of_fields
 
 
 def test_a_config_that_transformers_cannot_read_is_named() -> None:
