@@ -67,8 +67,8 @@ def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -
 def _products(
     x: Tensor, matrices: Tensor, biases: Tensor | None, hit: list[tuple[int, int]]
 ) -> Tensor:
-    """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit` has
-    each expert and the number of its pairs, in the order of the rows.
+    """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
+    has each expert and the number of its pairs, in the order of the rows.
     """
     parts = x.split([count for _, count in hit])
     made = [
