@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from bench.cpu_experts import config
 from minfer import LLM, SamplingParams
 from tests.effects.parity import their_tokens
@@ -12,6 +14,7 @@ from tests.effects.tiny_families import save
 TOKENS: Final = 8
 
 
+@pytest.mark.long
 def test_tokens_of_a_small_mixture_are_transformers(tmp_path: Path) -> None:
     sizes = config("small") | {"num_hidden_layers": 2, "vocab_size": 512}
     model = save(str(tmp_path), "Qwen3Moe", sizes)
