@@ -70,7 +70,7 @@ def _products(
     """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
     has each expert and the number of its pairs, in the order of the rows.
     """
-    parts = x.split([count for _, count in hit])
+    parts = x.split_with_sizes([count for _, count in hit])
     made = [
         F.linear(part, matrices[expert], None if biases is None else biases[expert])
         for (expert, _), part in zip(hit, parts, strict=True)
