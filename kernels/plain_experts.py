@@ -1,5 +1,8 @@
 """Mixtures of experts in plain torch: the CPU's, and the kernels' references."""
 
+from bisect import bisect_left
+from itertools import groupby
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,29 +43,36 @@ def _first_of(scores: Tensor, count: int) -> Tensor:
 
 def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -> None:
     """Add to `residual` [tokens, hidden] the weighted sum of each token's experts of `x`
-    [tokens, hidden], one expert at a time, with the tokens that chose it.
+    [tokens, hidden]: two products for each expert that is hit, of the tokens that chose
+    it; all else is done for all pairs of token and expert at once.
     """
-    chosen = choice.ids.flatten()
-    order = chosen.argsort(stable=True)
-    hit, counts = torch.unique(chosen, return_counts=True)
-    weights, top_k = choice.weights.flatten(), choice.ids.shape[1]
-    total = torch.zeros_like(residual, dtype=torch.float32)
-    for expert, places in zip(
-        hit.tolist(), torch.split(order, counts.tolist()), strict=True
-    ):
-        if expert < 0:
-            continue
-        tokens = places // top_k
-        own = expert_feed(x[tokens], experts, expert).float()
-        total.index_add_(0, tokens, own * weights[places, None])
-    residual.add_(total)
-
-
-def expert_feed(x: Tensor, experts: Experts, expert: int) -> Tensor:
-    """Returns one expert's feed-forward of `x` [tokens, hidden]."""
-    up_bias, down_bias = (
-        None if bias is None else bias[expert]
-        for bias in (experts.gate_up_bias, experts.down_bias)
+    chosen, order = choice.ids.flatten().sort(stable=True)
+    ids = chosen.tolist()
+    padding = bisect_left(ids, 0)
+    if padding == len(ids):
+        return
+    hit = [(expert, len([*run])) for expert, run in groupby(ids[padding:])]
+    order = order[padding:]
+    tokens = order // choice.ids.shape[1]
+    inner = gated_mul(
+        _products(x.index_select(0, tokens), experts.gate_up, experts.gate_up_bias, hit),
+        experts.activation,
     )
-    inner = gated_mul(F.linear(x, experts.gate_up[expert], up_bias), experts.activation)
-    return F.linear(inner, experts.down[expert], down_bias)
+    own = _products(inner, experts.down, experts.down_bias, hit).float()
+    own.mul_(choice.weights.flatten()[order, None])
+    total = torch.zeros_like(residual, dtype=torch.float32)
+    residual.add_(total.index_add_(0, tokens, own))
+
+
+def _products(
+    x: Tensor, matrices: Tensor, biases: Tensor | None, hit: list[tuple[int, int]]
+) -> Tensor:
+    """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
+    has each expert and the number of its pairs, in the order of the rows.
+    """
+    parts = x.split_with_sizes([count for _, count in hit])
+    made = [
+        F.linear(part, matrices[expert], None if biases is None else biases[expert])
+        for (expert, _), part in zip(hit, parts, strict=True)
+    ]
+    return torch.cat(made)

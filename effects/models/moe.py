@@ -232,8 +232,8 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
             rule=sizes.rule,
         ),
         experts=Experts(
-            gate_up=make.tensor(count, 2 * inter, hidden, dtype=make.weight_dtype),
-            down=make.tensor(count, hidden, inter, dtype=make.weight_dtype),
+            gate_up=make.matrix(count, 2 * inter, hidden, dtype=make.weight_dtype),
+            down=make.matrix(count, hidden, inter, dtype=make.weight_dtype),
             gate_up_bias=make.tensor(count, 2 * inter) if keys.bias else None,
             down_bias=make.tensor(count, hidden) if keys.bias else None,
             activation=sizes.activation,

@@ -74,7 +74,9 @@ def test_large_matrices_with_more_outputs_are_stored_by_column(
     assert MAKE.matrix(12, 6).stride() == (1, 12)
     assert MAKE.matrix(6, 12).stride() == (12, 1)
     assert MAKE.matrix(8, 6).stride() == (6, 1)  # small
-    assert MAKE.matrix(12, 6, "bfloat16").stride() == (6, 1)
+    assert MAKE.matrix(12, 6, dtype="bfloat16").stride() == (6, 1)
+    assert MAKE.matrix(2, 8, 6).stride() == (48, 1, 8)  # of several experts
+    assert MAKE.matrix(2, 6, 8).stride() == (48, 8, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -1,0 +1,112 @@
+"""Products of experts in plain torch against a loop over tokens and their experts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minfer.kernels import plain_experts
+from minfer.kernels.leaves import Activation, Choice, Experts, Router, RoutingRule
+from minfer.kernels.plain import gated_mul
+
+EXPERTS, TOP_K, HIDDEN, INTER = 6, 3, 16, 8
+
+
+def experts_of(
+    dtype: torch.dtype = torch.float32,
+    *,
+    bias: bool = False,
+    activation: Activation = "silu",
+    by_column: bool = False,
+) -> Experts:
+    draw = torch.Generator().manual_seed(1)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw).to(dtype)
+
+    down = randn(EXPERTS, HIDDEN, INTER)
+    return Experts(
+        gate_up=randn(EXPERTS, 2 * INTER, HIDDEN),
+        down=down.mT.contiguous().mT if by_column else down,
+        gate_up_bias=randn(EXPERTS, 2 * INTER) if bias else None,
+        down_bias=randn(EXPERTS, HIDDEN) if bias else None,
+        activation=activation,
+    )
+
+
+def choice_of(tokens: int) -> Choice:
+    draw = torch.Generator().manual_seed(tokens)
+    weights, ids = torch.rand(tokens, EXPERTS, generator=draw).topk(TOP_K)
+    return Choice(ids.int(), weights)
+
+
+def one_by_one(x: Tensor, experts: Experts, choice: Choice) -> Tensor:
+    """The sum of each token's experts, in float32."""
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    for token, expert in choice.ids.ge(0).nonzero().tolist():
+        index, weight = choice.ids[token, expert], choice.weights[token, expert]
+        biases = [
+            None if bias is None else bias[index]
+            for bias in (experts.gate_up_bias, experts.down_bias)
+        ]
+        inner = F.linear(x[token : token + 1], experts.gate_up[index], biases[0])
+        inner = gated_mul(inner, experts.activation)
+        total[token] += (
+            weight * F.linear(inner, experts.down[index], biases[1])[0].float()
+        )
+    return total
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 33])
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        (torch.float32, {}),
+        (torch.float32, {"by_column": True}),
+        (torch.float32, {"bias": True, "activation": "clamped"}),
+        (torch.bfloat16, {"bias": True, "activation": "gelu_tanh"}),
+    ],
+    ids=str,
+)
+def test_the_sum(tokens: int, dtype: torch.dtype, how: dict[str, Any]) -> None:
+    experts, choice = experts_of(dtype, **how), choice_of(tokens)
+    x, residual = torch.randn(tokens, HIDDEN).to(dtype), torch.randn(tokens, HIDDEN)
+    residual = residual.to(dtype)
+    expected = residual.float() + one_by_one(x, experts, choice)
+    plain_experts.add_experts(residual, x, experts, choice)
+    limit = 1e-6 if dtype is torch.float32 else 1e-2
+    assert (residual.float() - expected).norm() < limit * expected.norm()
+
+
+@pytest.mark.parametrize("padding", [[], [1], [0, 3], [0, 1, 2, 3]], ids=str)
+def test_padding_hits_no_expert(
+    padding: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of all products, and the experts that are read, are the real tokens'."""
+    real = torch.ones(4, dtype=torch.bool)
+    real[[*padding]] = False
+    x, experts = torch.randn(4, HIDDEN), experts_of()
+    x[~real] = torch.nan
+    router = Router(weight=torch.randn(EXPERTS, HIDDEN), rule=RoutingRule(TOP_K))
+    choice = plain_experts.route(x, router, real)
+    read, rows = set[int](), list[int]()
+    linear = F.linear
+
+    def counted(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        rows.append(len(x))
+        if len(matrix) == HIDDEN:
+            read.add(matrix.storage_offset() // matrix.numel())
+        return linear(x, matrix, bias)
+
+    monkeypatch.setattr(F, "linear", counted)
+    residual = torch.zeros(4, HIDDEN)
+    plain_experts.add_experts(residual, x, experts, choice)
+    monkeypatch.undo()
+    assert sum(rows) == 2 * TOP_K * int(real.sum())
+    assert read == {*choice.ids[real].flatten().tolist()}
+    assert residual[~real].eq(0).all()
+    alone = Choice(choice.ids[real], choice.weights[real])
+    torch.testing.assert_close(residual[real], one_by_one(x[real], experts, alone))
