@@ -14,7 +14,6 @@ from minfer.kernels.pdl import early, follow
 
 TILE = 1024  # elements of a program: 8 a thread, in loads of 16 bytes
 WARPS = 4
-ALL = tl.constexpr(tl.PropagateNan.ALL)
 CLAMP = tl.constexpr(plain.CLAMP)
 STEEPNESS = tl.constexpr(plain.STEEPNESS)
 ROOT = tl.constexpr((2 / math.pi) ** 0.5)
@@ -31,8 +30,10 @@ def gated_product(gate, up, activation: tl.constexpr):
         inner = ROOT * (gate + CUBIC * gate * gate * gate)
         product = gate / (1 + tl.exp(-2 * inner)) * up
     else:
-        gate = tl.minimum(gate, CLAMP, propagate_nan=ALL)
-        up = tl.clamp(up, -CLAMP, CLAMP, propagate_nan=ALL)
+        # By comparison, so that NaN stays.
+        gate = tl.where(gate > CLAMP, CLAMP, gate)
+        up = tl.where(up > CLAMP, CLAMP, up)
+        up = tl.where(up < -CLAMP, -CLAMP, up)
         product = gate / (1 + tl.exp(-STEEPNESS * gate)) * (up + 1)
     return product
 
