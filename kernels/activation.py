@@ -27,14 +27,14 @@ def gated_product(gate, up, activation: tl.constexpr):
         product = gate / (1 + tl.exp(-gate)) * up
     elif activation == "gelu_tanh":
         # gelu by tanh, as tanh(y) = 2 * sigmoid(2 * y) - 1
-        inner = ROOT * (gate + CUBIC * gate * gate * gate)
-        product = gate / (1 + tl.exp(-2 * inner)) * up
+        inner = (gate + gate * gate * gate * CUBIC) * ROOT
+        product = gate / (1 + tl.exp(inner * -2)) * up
     else:
         # By comparison, so that NaN stays.
         gate = tl.where(gate > CLAMP, CLAMP, gate)
         up = tl.where(up > CLAMP, CLAMP, up)
         up = tl.where(up < -CLAMP, -CLAMP, up)
-        product = gate / (1 + tl.exp(-STEEPNESS * gate)) * (up + 1)
+        product = gate / (1 + tl.exp(gate * -STEEPNESS)) * (up + 1)
     return product
 
 

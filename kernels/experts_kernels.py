@@ -11,8 +11,6 @@ import triton.language as tl
 from minfer.kernels.activation import gated_product
 from minfer.kernels.pdl import arrive, follow, follow_first, prefetch
 
-ALL = tl.constexpr(tl.PropagateNan.ALL)
-
 
 @triton.jit
 def _lanes(k, size: tl.constexpr, depth: tl.constexpr):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer.kernels import norm, rope
+from minfer.kernels import norm, plain, rope
 from minfer.kernels.activation import gated_mul
-from minfer.kernels.leaves import Norm
+from minfer.kernels.leaves import Activation, Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.rope import rope_and_cache
 from tests.circles import claimed
@@ -211,3 +211,16 @@ def test_rope_writes_far_slots() -> None:
     step.run()
     assert torch.equal(cache[1, -1, -1], step.qkv[0, -256:].view(4, 64))
     assert not cache[0].flatten(0, 1)[:-1].any()
+
+
+@types
+@pytest.mark.parametrize("activation", ["gelu_tanh", "clamped"])
+def test_other_gated_activations(
+    device: str, dtype: torch.dtype, activation: Activation
+) -> None:
+    x = 6 * randn(3, 200, dtype=dtype, device=device)
+    expected = plain.gated_mul(x.double().cpu(), activation)
+    out = gated_mul(x, activation)
+    assert error(out.cpu(), expected) < 2 * LIMIT[dtype]
+    broken = torch.full_like(x, math.nan)
+    assert gated_mul(broken, activation).isnan().all()
