@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, Final, cast
 
 import torch
+import torch.nn.functional as F
 
 from bench.results import run, spread
 from minfer import LLM, SamplingParams
@@ -29,8 +30,9 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.models.moe import MoE, MoEWeights
 from minfer.effects.models.weights import Weights
 from minfer.kernels import router
-from minfer.kernels.experts import experts_hit
-from minfer.kernels.leaves import Choice
+from minfer.kernels.activation import gated_mul
+from minfer.kernels.experts import add_experts, experts_hit
+from minfer.kernels.leaves import Choice, Experts
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "moe": {  # Qwen3-30B-A3B
@@ -210,6 +212,39 @@ class Model:
         }
 
 
+def loop(name: str) -> dict[str, Any]:
+    """Returns the time of one layer's experts for 64 tokens, beside that of a loop over
+    all experts in plain torch, each in one CUDA graph: microseconds.
+    """
+    from triton.testing import do_bench_cudagraph
+
+    shape, tokens = SHAPES[name], 64
+    count = shape.get("num_experts", shape.get("n_routed_experts"))
+    hidden, inter = shape["hidden_size"], shape["moe_intermediate_size"]
+    how = {"device": "cuda", "dtype": torch.bfloat16}
+    experts = Experts(
+        gate_up=torch.randn(count, 2 * inter, hidden, **how) / 45,
+        down=torch.randn(count, hidden, inter, **how) / 28,
+    )
+    x, out = torch.randn(tokens, hidden, **how), torch.zeros(tokens, hidden, **how)
+    picked = torch.rand(tokens, count, device="cuda").topk(shape["num_experts_per_tok"])
+    choice = Choice(picked.indices.int(), picked.values)
+    share = torch.zeros(tokens, count, device="cuda")
+    share.scatter_(1, picked.indices, picked.values)
+    shares = share.to(torch.bfloat16).unbind(1)
+
+    def looped() -> None:
+        for gate_up, down, part in zip(
+            experts.gate_up, experts.down, shares, strict=True
+        ):
+            inner = gated_mul(F.linear(x, gate_up))
+            out.add_(F.linear(inner, down) * part[:, None])
+
+    calls = {"grouped": lambda: add_experts(out, x, experts, choice), "loop": looped}
+    found = {key: 1e3 * do_bench_cudagraph(call) for key, call in calls.items()}
+    return found | {"times": found["loop"] / found["grouped"]}
+
+
 def draw(weights: Weights) -> None:
     """Draw embeddings and routers from N(0, 1)."""
     weights.embed.normal_()
@@ -222,6 +257,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all models that are named."""
     found: dict[str, Any] = {}
     for name in args.models:
+        if args.loop:
+            found[name] = loop(name)
+            print(name, found[name], flush=True)
+            continue
         model = Model(name, args)
         if args.hits:
             found[name] = {"hits": [model.hit(rows) for rows in args.rows]}
@@ -250,6 +289,7 @@ if __name__ == "__main__":
             "--rows": {"nargs": "*", "type": int, "default": [1, 8, 64, 256]},
             "--long": {"nargs": "*", "type": int, "default": [1, 8]},
             "--hits": {"action": "store_true", "help": "count experts instead"},
+            "--loop": {"action": "store_true", "help": "beside a loop over experts"},
             "--tiny": {"action": "store_true"},
         },
     )
