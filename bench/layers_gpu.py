@@ -219,14 +219,17 @@ def loop(name: str) -> dict[str, Any]:
     from triton.testing import do_bench_cudagraph
 
     shape, tokens = SHAPES[name], 64
-    count = shape.get("num_experts", shape.get("n_routed_experts"))
+    count = int(shape.get("num_experts") or shape["n_routed_experts"])
     hidden, inter = shape["hidden_size"], shape["moe_intermediate_size"]
-    how = {"device": "cuda", "dtype": torch.bfloat16}
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
+
     experts = Experts(
-        gate_up=torch.randn(count, 2 * inter, hidden, **how) / 45,
-        down=torch.randn(count, hidden, inter, **how) / 28,
+        gate_up=drawn(count, 2 * inter, hidden) / 45,
+        down=drawn(count, hidden, inter) / 28,
     )
-    x, out = torch.randn(tokens, hidden, **how), torch.zeros(tokens, hidden, **how)
+    x, out = drawn(tokens, hidden), drawn(tokens, hidden).zero_()
     picked = torch.rand(tokens, count, device="cuda").topk(shape["num_experts_per_tok"])
     choice = Choice(picked.indices.int(), picked.values)
     share = torch.zeros(tokens, count, device="cuda")
