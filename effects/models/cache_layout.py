@@ -58,6 +58,7 @@ def one_group(spec: ModelSpec) -> CacheLayout:
     """
     windows = spec.windows
     window = 0 if None in windows else max(filter(None, windows), default=0)
+    window = window if window > 1 else 0  # of one token, blocks are not given back
     layers = len(spec.layers)
     places = tuple(LayerPlace(0, index) for index in range(layers))
     return CacheLayout((CacheGroup(window),), layers, places)

@@ -54,7 +54,7 @@ def norm_gated(
     `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
     kernels = _kernels(gate_up)
-    found: Tensor = kernels.norm_gated(x, norm, gate_up, activation, fused)
+    found: Tensor = kernels.norm_gated(x, norm, gate_up, activation, fused=fused)
     return found
 
 

@@ -72,7 +72,7 @@ def batches(before: EngineState, facts: Facts) -> list[PlanBatch]:
         for at, gen, row in plan.get("joined", ()):
             gens.insert(at, gen)
             rows[gen] = row
-        for at, name, sample, _ in plan.get("opens", ()):
+        for at, name, sample, *_ in plan.get("opens", ()):
             names[gens[at]] = named((name, sample))
         members = [names.get(gen, f"generation {gen}") for gen in gens]
         made.append(_batch(plan, members, [rows.get(gen) for gen in gens]))
@@ -92,15 +92,22 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
     ):
         for at, value in plan.get(fact, ()):
             batch.rows[names[at]][what] = value
-    for at, _, _, table in plan.get("opens", ()):
-        batch.rows[names[at]]["blocks"] = table
+    for at, _, _, *tables in plan.get("opens", ()):
+        for group, table in enumerate(tables):
+            batch.rows[names[at]][_of_group("blocks", group)] = table
     owner = dict(zip(rows, names, strict=True))
-    for row, at, blocks in plan.get("grows", ()):
+    for row, at, blocks, *group in plan.get("grows", ()):
         name = owner.get(row, f"device row {row}")
+        what = _of_group("new blocks", *group)
         grown = {"from entry": at, "blocks": blocks}
-        batch.rows.setdefault(name, {})["new blocks"] = grown
+        batch.rows.setdefault(name, {})[what] = grown
     batch.rest = {"copies": plan.get("copies", [])}
     return batch
+
+
+def _of_group(what: str, group: int = 0) -> str:
+    """A figure's name, of any group of layers but the first."""
+    return f"{what} of layer group {group}" if group else what
 
 
 # --- comparing --------------------------------------------------------------------------
@@ -122,7 +129,9 @@ def _members(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
 def _figures(step: str, old: PlanBatch, new: PlanBatch) -> Iterator[Difference]:
     """Differences of the rows that are in it on both sides, column by column."""
     both = [name for name in old.rows if name in new.rows]
-    for what, default in _COLUMNS.items():
+    figures = (name for side in (old, new) for row in side.rows.values() for name in row)
+    for what in dict.fromkeys((*_COLUMNS, *figures)):
+        default = _COLUMNS.get(what)
         was = {name: old.rows[name].get(what, default) for name in both}
         now = {name: new.rows[name].get(what, default) for name in both}
         odd = [name for name in both if was[name] != now[name]]

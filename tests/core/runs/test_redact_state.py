@@ -82,7 +82,7 @@ def test_from_it_on_decisions_replay(seeds: range) -> None:
 @pytest.mark.long
 def test_nothing_of_the_text_is_in_it() -> None:
     """No token, content key, seed or name, in all that is written of it."""
-    config, turns = recorded(23)
+    config, turns = recorded(24)
     assert can_be_redacted(config)
     requests = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
     for turn in turns:

@@ -301,12 +301,9 @@ def test_a_model_that_transformers_runs_is_verified_too(
     layers = json.loads((copy / "config.json").read_text())["num_hidden_layers"]
     rewrite(
         copy / "config.json",
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        mlp_only_layers=[*range(layers)],
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=8,
+        architectures=["Dots1ForCausalLM"],
+        model_type="dots1",
+        first_k_dense_replace=layers,
     )
     assert prepare(EngineArgs(model=str(copy), executor="dry")).spec.parameters
     assert checked(capsys, copy, 0, "auto")["verdict"] == "supported"
