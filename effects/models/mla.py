@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
+from minfer.effects.models.gqa import partial_ranges
 from minfer.effects.models.kv_format import KvLayout
 from minfer.effects.models.linear import (
     LinearSizes,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LATENT_NORMS = NormRule(1e-6)  # of latents, whatever the config says
-# Elements of expanded keys and values at once, about 16 MB in float32.
-EXPANDED = 1 << 22
 
 
 @frozen(kw_only=True)
@@ -175,8 +174,6 @@ class MLA:
         """Returns the bytes of partial results on a GPU, as for grouped-query attention
         with one key head.
         """
-        from minfer.effects.models.gqa import partial_ranges
-
         return 4 * partial_ranges(rows, 1, length) * self.heads * (self.rank + 1)
 
 

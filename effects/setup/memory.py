@@ -45,6 +45,7 @@ from minfer.effects.models.shapes import (
     captured_tokens,
     cuda_activation_bytes,
     kept_bytes,
+    kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
     weight_bytes,
@@ -145,7 +146,7 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes.groups)
     page = layout.layers_a_page * layer_kv_bytes_per_token(spec)
-    page += 0 if draft is None else sum(one.token_bytes for one in draft.kv_formats)
+    page += 0 if draft is None else kv_bytes_per_token(draft)
     block = page * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
@@ -261,8 +262,8 @@ def _available_here() -> int:
 def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Returns lines about what is kept of a token."""
     size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes.groups)
-    specs = [plan.spec, *([] if plan.draft is None else [plan.draft])]
-    token = sum(one.token_bytes for spec in specs for one in spec.kv_formats)
+    token = kv_bytes_per_token(plan.spec)
+    token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     if len(layout.groups) == 1:
         block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
         return [("KV of a token", size_text(token)), block]

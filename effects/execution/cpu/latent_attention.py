@@ -12,12 +12,14 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import ChunkReads, DecodeGroup, Reads
-from minfer.effects.models.mla import EXPANDED, MLA
+from minfer.effects.models.mla import MLA
 from minfer.kernels.leaves import LatentWeights
 
 # Queries of a chunk from which expanding is faster: it costs as much as the products of
 # so many queries that it saves, at the sizes of DeepSeek-V2 and V3.
 EXPAND_FROM: Final = 128
+# Elements of expanded keys and values at once, about 16 MB in float32.
+EXPANDED: Final = 1 << 22
 
 
 def blocks_of(blocks: Tensor, which: Tensor | slice) -> Tensor:
