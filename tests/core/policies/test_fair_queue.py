@@ -120,6 +120,14 @@ def test_of_those_who_are_ahead_no_more_are_kept_than_half(least: int) -> None:
     assert least == 1 or (0, "c4") in kept
 
 
+def test_accounts_of_live_samples_take_no_place_of_those_that_are_ahead() -> None:
+    live = {(0, f"live{i}"): Account(50.0, live=1) for i in range(3)}
+    ahead = {(0, "far"): Account(9.0), (0, "near"): Account(7.0), (0, "last"): Account(6)}
+    state = Accounts(by_owner=Map(live | ahead))
+    kept = state.with_room(4).by_owner
+    assert set(kept) == {*live, (0, "far"), (0, "near")}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("classes", [False, True])
 def test_who_comes_once_with_a_name_or_class_of_its_own_fills_no_memory(

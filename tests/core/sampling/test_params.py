@@ -64,6 +64,7 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("allowed_token_ids", []),
         ("allowed_token_ids", 5),
         ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", [5, 2**31 + 1]),
         ("allowed_token_ids", [True]),
         ("allowed_token_ids", range(70_000)),
         ("bad_words", 5),
