@@ -33,13 +33,17 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
-    """Returns the bytes of all weights, in the spec's own dtypes or all in `dtype`."""
+    """Returns the bytes of all weights, or what they would be, all in `dtype`."""
     element = dtype_bytes(dtype or spec.dtype)
-    if spec.parameters:
-        return spec.parameters * element
-    matrices = sum(layer.matrix_elements for layer in spec.layers)
-    rest = parameter_count(spec) - matrices
-    return rest * element + matrices * dtype_bytes(dtype or spec.weight_dtype)
+    if spec.parameters or dtype is not None:
+        return parameter_count(spec) * element
+    matrices = [
+        (sizes.matrix_elements, sizes.matrix_bytes(spec.scheme_of(i, sizes), element))
+        for i, layer in enumerate(spec.layers)
+        for sizes in layer.matrices
+    ]
+    rest = parameter_count(spec) - sum(elements for elements, _ in matrices)
+    return rest * element + sum(stored for _, stored in matrices)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:

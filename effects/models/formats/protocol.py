@@ -1,0 +1,34 @@
+"""What a format of quantized checkpoints is."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import Linear, Scheme
+
+
+class Format(Protocol):
+    """How a checkpoint stores quantized matrices. A frozen value."""
+
+    @property
+    def text(self) -> str:
+        """What people call it: "AWQ"."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """How its matrices are kept in memory."""
+
+    @property
+    def inert(self) -> tuple[str, ...]:
+        """How names of further tensors end, which are not read."""
+
+    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """Yields the tensors of a matrix [outputs, inputs] of this name. Each part's rows
+        are outputs, once arranged.
+        """
+
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """Yields the tensors of the matrices [experts, outputs, inputs] of all experts of
+        a layer, where these are one. Raises `UnsupportedModelError` if the format has no
+        such tensors.
+        """
