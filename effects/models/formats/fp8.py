@@ -27,6 +27,7 @@ class Fp8:
     """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
 
     blocks: bool
+    method: Final = "fp8"
 
     @property
     def text(self) -> str:
@@ -39,6 +40,11 @@ class Fp8:
         return FP8_BLOCKS if self.blocks else FP8
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        """What unquantized matrices lack."""
+        return (".weight_scale_inv", ".weight_scale")
+
+    @property
     def inert(self) -> tuple[str, ...]:
         """Scales of activations, and of a cache of 8 bits."""
         return (".input_scale", ".k_scale", ".v_scale")
@@ -47,11 +53,12 @@ class Fp8:
         """See `Format.parts`."""
         yield Part(f"{matrix}.weight", by.weight, types=TYPES)
         outputs, groups = by.scaled.shape
+        shape: tuple[int, ...] = ()
         if self.blocks:
             shape, rows = (-(-outputs // BLOCK), groups), partial(_of_rows, outputs)
             name = f"{matrix}.weight_scale_inv"
         else:
-            shape, rows = (), partial(_of_all, outputs)
+            rows = partial(_of_all, outputs)
             name = f"{matrix}.weight_scale"
         yield Part(name, by.scaled, rows, shape, FLOATS)
 

@@ -11,12 +11,20 @@ class Format(Protocol):
     """How a checkpoint stores quantized matrices. A frozen value."""
 
     @property
+    def method(self) -> str:
+        """Its `quant_method` in configs."""
+
+    @property
     def text(self) -> str:
         """What people call it: "AWQ"."""
 
     @property
     def scheme(self) -> Scheme:
         """How its matrices are kept in memory."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """How names of tensors end that only quantized matrices have."""
 
     @property
     def inert(self) -> tuple[str, ...]:
