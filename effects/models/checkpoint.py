@@ -140,7 +140,9 @@ def _filled(
     hidden = None if weight_bytes(spec) >= SHOWN else True  # None: unless a terminal
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         for part in layer_parts(spec.layers[i], layers[i], files):
-            part.fill(where[layer_prefix(i) + part.name].tensor())
+            place = where.get(layer_prefix(i) + part.name)
+            if place is not None:  # else it is optional
+                part.fill(place.tensor())
         layers[i] = finish_layer(layers[i], dtype)
     return evolve(rest, layers=tuple(layers))
 
@@ -150,7 +152,11 @@ def _stream(parts: list[Part], where: Mapping[str, TensorPlace]) -> None:
     from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
-        [TensorJob(where[part.name].path, where[part.name].name, part) for part in parts]
+        [
+            TensorJob(where[part.name].path, where[part.name].name, part)
+            for part in parts
+            if part.name in where
+        ]
     )
 
 
@@ -193,14 +199,16 @@ def _by_model(
         where[name] = place
     if spec.tie_word_embeddings and EMBED not in where and LM_HEAD in where:
         where[EMBED] = where.pop(LM_HEAD)
-    if missing := [name for name in expected if name not in where]:
+    needed = (name for name, part in expected.items() if not part.optional)
+    if missing := [name for name in needed if name not in where]:
         raise _missing(missing, expected[missing[0]].shape, found, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         expected[LM_HEAD] = expected[EMBED]
     _check_surplus(spec, found, {n: p for n, p in where.items() if n not in expected})
-    for name, part in expected.items():
-        _check_header(name, part, where[name])
-    return {name: where[name] for name in expected}
+    there = {name: where[name] for name in expected if name in where}
+    for name, place in there.items():
+        _check_header(name, expected[name], place)
+    return there
 
 
 def _missing(

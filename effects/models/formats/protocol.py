@@ -3,8 +3,21 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import Linear, Scheme
+
+
+class OneByOne:
+    """A format without tensors of the matrices of all experts."""
+
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.expert_parts`."""
+        del by
+        raise UnsupportedModelError(
+            f"{matrix}: quantized matrices of all experts in one tensor are supported in "
+            f"MXFP4 alone; a checkpoint with a tensor for each expert is supported"
+        )
 
 
 class Format(Protocol):
