@@ -7,6 +7,7 @@ adds no parameters. `Norm` and `Router` are the other two things that products n
 torch is not imported: the sizes of a model are read without it.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -190,6 +191,13 @@ class Linear:
         return evolve(
             self, weight=weight, bias=bias, scales=scales, zeros=zeros, parts=parts
         )
+
+    def pieces(self) -> "Iterator[Linear]":
+        """Yields the matrices that are fused in one; they share its memory."""
+        end = 0
+        for outputs in self.parts:
+            end += outputs
+            yield self.select(slice(end - outputs, end))
 
 
 @frozen(eq=False)

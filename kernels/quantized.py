@@ -124,7 +124,8 @@ def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None
         return None
     size = scheme.group if scheme.activations == "groups" else x.shape[-1]
     padded = F.pad(x.float(), (0, -x.shape[-1] % size))
-    numbers, scales = _rounded(padded.view(len(x), -1, size), scheme)
+    pieces = padded.view(len(x), padded.shape[1] // size, size)  # there may be no tokens
+    numbers, scales = _rounded(pieces, scheme)
     return numbers.flatten(-2)[..., : x.shape[-1]], scales.squeeze(-1)
 
 

@@ -166,7 +166,7 @@ def weight_parts(
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
     their places.
     """
-    for name, part in zip(sizes.names, split(linear), strict=True):
+    for name, part in zip(sizes.names, linear.pieces(), strict=True):
         yield from matrix_parts(name, part, files)
 
 
@@ -177,14 +177,6 @@ def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
         return
     for part in files.format_of(name).parts(name, linear):
         yield evolve(part, matrix=name)
-
-
-def split(linear: Linear) -> Iterator[Linear]:
-    """Yields the matrices that are fused in one; they share its memory."""
-    end = 0
-    for outputs in linear.parts:
-        end += outputs
-        yield linear.select(slice(end - outputs, end))
 
 
 def unquantized(linear: Linear, dtype: str) -> Linear:
