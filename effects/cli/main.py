@@ -24,7 +24,7 @@ COMMANDS: Final = (
     Entry(
         "verify",
         "check that a model computes here what transformers computes",
-        "minfer.effects.cli.verify",
+        "minfer.effects.cli.verify.command",
     ),
     Entry(
         "replay",

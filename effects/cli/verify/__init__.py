@@ -1,4 +1,4 @@
-"""The comparisons of `minfer verify`, one module for each question.
+"""`minfer verify`: its comparisons, one module for each question.
 
 Comparisons find differences from transformers: token ids, templates, logits, greedy text.
 A damaged checkpoint is damaged for both, so there are checks of the checkpoint by itself:
