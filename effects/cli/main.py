@@ -27,6 +27,11 @@ COMMANDS: Final = (
         "minfer.effects.cli.verify.command",
     ),
     Entry(
+        "compare",
+        "show levels of quantization beside each other",
+        "minfer.effects.cli.compare.command",
+    ),
+    Entry(
         "replay",
         "check or change what a recorded run decided",
         "minfer.effects.cli.replay",
