@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -97,26 +98,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _number_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the text's length and of the load."""
-    for name, default, meaning in (
-        ("--tokens", 2048, "most tokens of the text; the base's probabilities of all "),
-        ("--input-len", 128, "prompt tokens of a request, to measure speed"),
-        ("--output-len", 64, "output tokens of a request, from 2"),
-    ):
-        more = "take 4 bytes x vocabulary x N on disk" if name == "--tokens" else ""
-        parser.add_argument(
-            name,
-            type=_count if name == "--input-len" else _several,
-            default=default,
-            metavar="N",
-            help=f"{meaning}{more} (default: %(default)s)",
-        )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
+        "--tokens",
+        type=_several,
+        default=2048,
+        metavar="N",
+        help="most tokens of the text; the base's probabilities take 4 bytes x "
+        "vocabulary x N on disk meanwhile (default: %(default)s)",
+    )
+    add(
         "--batches",
         type=_count,
         nargs="+",
         default=(1, 8),
         metavar="N",
         help="how many requests arrive at once, to measure speed (default: 1 8)",
+    )
+    add(
+        "--input-len",
+        type=_count,
+        default=128,
+        metavar="N",
+        help="prompt tokens of each of them (default: %(default)s)",
+    )
+    add(
+        "--output-len",
+        type=_several,
+        default=64,
+        metavar="N",
+        help="output tokens of each of them, from 2 (default: %(default)s)",
     )
 
 
@@ -135,8 +146,8 @@ def _several(text: str) -> int:
 def _file(text: str) -> Path:
     """Returns a file that can be written, as far as can be known."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file in a folder that exists")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
     return path
 
 

@@ -129,7 +129,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     finite is null.
     """
     text = found.text
-    return {
+    tree = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "minfer": minfer.__version__,
         "commit": _commit(),
@@ -152,12 +152,14 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "load": {**asdict(found.load), "runs": RUNS},
         "random_weights": found.is_random,
         "units": UNITS,
-        "levels": [_finite(asdict(level)) for level in found.levels],
+        "levels": [asdict(level) for level in found.levels],
     }
+    finite: dict[str, Any] = _finite(tree)
+    return finite
 
 
 def _finite(value: Any) -> Any:
-    """Returns a tree with None for numbers that JSON has not."""
+    """Returns a tree of JSON, with None for numbers that it has not."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
