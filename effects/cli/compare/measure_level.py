@@ -89,14 +89,17 @@ def _result(
 def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
     """Returns the memory of weights and KV, a draft model's included."""
     plan, runner = llm.setup.memory, executor.runner
-    held = [runner] if runner.draft is None else [runner, runner.draft]
+    models, caches = [runner.model], [runner.cache.data]
+    if runner.draft is not None:
+        models.append(runner.draft.model)
+        caches.append(runner.draft.cache.data)
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     return Memory(
         weights_planned=plan.weights,
-        weights_held=held_bytes([one.model for one in held]),
+        weights_held=held_bytes(models),
         kv_planned=plan.kv_cache,
-        kv_held=held_bytes([one.cache.data for one in held]),
+        kv_held=held_bytes(caches),
         kv_blocks=plan.num_blocks,
         kv_of_token=token,
     )
@@ -127,8 +130,8 @@ def _tensors(tree: object) -> Iterator[Tensor]:
         inner = tree
     elif inspect.isfunction(tree):
         inner = [*inspect.getclosurevars(tree).nonlocals.values()]
-    elif attrs.has(type(tree)):
-        inner = [getattr(tree, one.name) for one in attrs.fields(type(tree))]
+    elif attrs.has(kind := type(tree)):
+        inner = [getattr(tree, one.name) for one in attrs.fields(kind)]
     for one in inner:
         yield from _tensors(one)
 

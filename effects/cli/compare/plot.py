@@ -20,6 +20,7 @@ def draw(found: Comparison, path: Path) -> None:
     """
     rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
     figure: Any = Figure(figsize=SIZE, layout="constrained")
+    figure.suptitle(f"{found.levels[0].model} on {found.device.name}")
     (memory, perplexity, divergence), lines = figure.subplots(2, 3)
     _bars(memory, found, "weights held, MiB", lambda one: one.memory.weights_held / MIB)
     _bars(perplexity, found, "perplexity", lambda one: one.quality.perplexity)
@@ -70,4 +71,6 @@ def _lines(
     batches = found.load.batches
     for level, label in zip(found.levels, labels(found), strict=True):
         axes.plot(batches, [value(one) for one in level.speeds], "o-", label=label)
-    axes.set(title=title, xlabel="batch", xticks=batches, ylim=(0, None))
+    axes.set_xscale("log", base=2)
+    axes.set(title=title, xlabel="batch", ylim=(0, None))
+    axes.set_xticks(batches, map(str, batches))

@@ -52,6 +52,7 @@ def table(found: Comparison) -> str:
     windows = f"{len(text.windows)} windows of {text.length} tokens"
     tokens = f"{load.prompt} prompt tokens, {load.output} output tokens"
     about = [
+        ("model", found.levels[0].model),
         ("device", f"{device.name}, {processor()}, {torch.get_num_threads()} threads"),
         ("text", f"{text.file}: {text.positions} positions in {windows}"),
         ("load", f"{tokens}; medians of {RUNS} runs"),

@@ -241,10 +241,8 @@ def test_a_text_with_other_tokens_is_named(
 def test_a_full_disk_is_named(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minfer.effects.cli.compare import score_text
-
     usage = shutil.disk_usage(place)._replace(free=1000)
-    monkeypatch.setattr(score_text.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     err = refused(capsys, place, "--levels", "auto", "float32")
     assert "the base's probabilities need" in err
 
