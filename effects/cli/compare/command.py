@@ -219,11 +219,14 @@ def _compare(
     load: "Load",
 ) -> "Comparison":
     """Measure all levels, one after the other. Raises as `measure_level`."""
+    import torch
+
     from minfer.effects.cli.compare.measure_level import LevelFailedError, measure_level
     from minfer.effects.cli.compare.report import Comparison
     from minfer.effects.cli.compare.score_text import BaseProbabilities, check_disk
     from minfer.effects.cli.compare.text_windows import read_windows
 
+    threads = torch.get_num_threads()
     text = read_windows(options.text, options.tokens, levels, setups)
     vocab, results = setups[0].spec.vocab_size, []
     with ExitStack() as stack:
@@ -242,6 +245,7 @@ def _compare(
                 raise LevelFailedError(f"level {level.name}: {error}") from error
     return Comparison(
         device=setups[0].device,
+        threads=threads,
         text=text,
         load=load,
         is_random=levels[0].args.load_format == "dummy",

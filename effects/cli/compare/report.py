@@ -11,7 +11,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from attrs import asdict, frozen
 
 import minfer
@@ -40,6 +39,7 @@ class Comparison:
     """All levels, the base first, and what they were measured with."""
 
     device: DeviceInfo
+    threads: int  # of torch, of a thread that has not set its own
     text: TextWindows
     load: Load
     is_random: bool  # whether the weights are
@@ -53,13 +53,13 @@ def table(found: Comparison) -> str:
     tokens = f"{load.prompt} prompt tokens, {load.output} output tokens"
     about = [
         ("model", found.levels[0].model),
-        ("device", f"{device.name}, {processor()}, {torch.get_num_threads()} threads"),
+        ("device", f"{device.name}, {processor()}, {found.threads} threads"),
         ("text", f"{text.file}: {text.positions} positions in {windows}"),
         ("load", f"{tokens}; medians of {RUNS} runs"),
         ("base", labels(found)[0]),
     ]
     if found.is_random:
-        about.append(("weights", "random: perplexity says nothing about the model"))
+        about.append(("weights", "random: figures of the text say nothing about a model"))
     lines = [f"{name:<8}{value}" for name, value in about]
     header = ["", *labels(found)]
     rows = [[name, *map(cell, found.levels)] for name, cell in _cells(found)]
@@ -141,7 +141,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
             "name": found.device.name,
             "processor": processor(),
             "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
+            "torch_threads": found.threads,
         },
         "text": {
             "file": text.file,

@@ -82,8 +82,9 @@ class Sums:
     def quality(self) -> Quality:
         """Returns the means."""
         count = self.positions
+        mean = torch.tensor(self.cost / count, dtype=torch.float64)
         return Quality(
-            perplexity=float(torch.tensor(self.cost / count).exp()),
+            perplexity=float(mean.exp()),
             kl_divergence=self.divergence / count if self.compared else None,
             top1_agreement=self.agreed / count if self.compared else None,
         )

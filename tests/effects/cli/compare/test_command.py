@@ -12,13 +12,16 @@ from typing import Any, Final
 import pytest
 import torch
 import transformers
+from attrs import evolve, frozen
 from safetensors.torch import load_file, save_file
 
-from minfer.effects.cli.compare import levels
+from minfer.effects.cli.compare import levels, measure_level
 from minfer.effects.cli.main import main
 from minfer.effects.live.engine import open_engine as opening
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.values.checks import ConfigError
 from tests.effects.tiny_model import write_checkpoint
 
 TOKENS: Final = 512
@@ -88,17 +91,15 @@ def test_figures_are_those_of_a_direct_computation(
 
     monkeypatch.setattr(opening, "open_executor", opened)
     file = place / "figures.json"
-    how = ["--tokens", str(TOKENS + 100), "--json", str(file)]
-    assert compare(place, "--levels", "float32", "bf16", *how) == 0
+    how = ["--levels", "float32", "bf16", "--tokens", str(TOKENS + 100)]
+    assert compare(place, *how, "--json", str(file)) == 0
     assert len(models) == 2
     found = json.loads(file.read_text("utf-8"))
     assert found["text"]["positions"] == 2 * (WINDOW - 1)
     base, level = (one["quality"] for one in found["levels"])
     texts = windows(place)
-    exact, half = (
-        reference(bundled_folder(), dtype, texts)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
+    dtypes = (torch.float32, torch.bfloat16)
+    exact, half = (reference(bundled_folder(), dtype, texts) for dtype in dtypes)
     assert base["perplexity"] == pytest.approx(perplexity(exact, texts), rel=1e-3)
     # Sums in bfloat16 are rounded in another order than transformers'.
     assert level["perplexity"] == pytest.approx(perplexity(half, texts), rel=5e-3)
@@ -112,9 +113,8 @@ def test_figures_are_those_of_a_direct_computation(
         for speed in one["speeds"]:
             assert speed["ttft"] > 0
             assert 0 < speed["throughput"] < speed["batch"] / speed["tpot"]
-    assert f"perplexity {base['perplexity']:.4f} {level['perplexity']:.4f}\n" in re.sub(
-        " +", " ", capsys.readouterr().out
-    )
+    shown = re.sub(" +", " ", capsys.readouterr().out)
+    assert f"perplexity {base['perplexity']:.4f} {level['perplexity']:.4f}\n" in shown
 
 
 def drop_bits(file: Path, bits: int) -> None:
@@ -197,6 +197,41 @@ def test_values_of_quantization_are_levels(
     monkeypatch.setattr(levels, "has_quantization", lambda: False)
     err = refused(capsys, place, "--levels", "auto", "int8")
     assert "level int8: this version of minfer does not quantize at load" in err
+
+
+@frozen(kw_only=True)
+class Quantizing(EngineArgs):
+    """Settings with a quantization at load."""
+
+    quantization: str | None = None
+
+
+def test_a_level_is_a_setting_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "has_quantization", lambda: True)
+    names = ["auto", "int4:32", "bf16", "half", "org/name"]
+    found = levels.levels_of(names, Quantizing(model="m", seed=5))
+    base = Quantizing(model="m", seed=5)
+    assert [level.name for level in found] == names
+    assert [level.args for level in found] == [
+        base,
+        evolve(base, quantization="int4:32"),
+        evolve(base, dtype="bfloat16"),
+        evolve(base, dtype="float16"),
+        evolve(base, model="org/name"),
+    ]
+    with pytest.raises(ConfigError, match="--quantization does not go with compare"):
+        levels.levels_of(names, Quantizing(quantization="fp8"))
+
+
+def test_a_level_whose_requests_fail_is_named(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: object, **__: object) -> None:
+        raise measure_level.LevelFailedError("step 3: out of memory")
+
+    monkeypatch.setattr(measure_level, "measure_level", failed)
+    assert compare(place, "--levels", "float32") == 1
+    assert "minfer: level float32: step 3: out of memory\n" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("loads_nothing")

@@ -48,6 +48,7 @@ INT8: Final = evolve(
 )
 FOUND: Final = Comparison(
     device=DeviceInfo("cuda", "H100", 80, 70),
+    threads=2,
     text=TextWindows("text", "0" * 64, ((1, 2, 3), (4, 5, 6))),
     load=Load(batches=(1, 8), prompt=128, output=64, seed=3),
     is_random=False,
@@ -82,7 +83,7 @@ def test_the_table_has_a_column_for_each_level() -> None:
 
 def test_it_says_that_weights_are_random() -> None:
     assert "random" not in table(FOUND)
-    assert "weights random: perplexity" in table(evolve(FOUND, is_random=True))
+    assert "weights random: figures of the text" in table(evolve(FOUND, is_random=True))
 
 
 def test_levels_whose_short_names_are_equal_keep_their_paths() -> None:
