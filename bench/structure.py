@@ -45,7 +45,7 @@ LAYERS: Final = (
 SUBFOLDERS: Final = {
     "minfer": "testing runs committing speculate planning lifecycle policies records "
     "sampling blocks values",
-    "effects/cli": "bench compare",
+    "effects/cli": "bench compare verify",
     "effects/serving": "processes input_workers tokens observability openai anthropic "
     "request_parsing access wire page",
     "effects/runs": "load page",

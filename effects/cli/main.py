@@ -24,7 +24,12 @@ COMMANDS: Final = (
     Entry(
         "verify",
         "check that a model computes here what transformers computes",
-        "minfer.effects.cli.verify",
+        "minfer.effects.cli.verify.command",
+    ),
+    Entry(
+        "compare",
+        "show levels of quantization beside each other",
+        "minfer.effects.cli.compare.command",
     ),
     Entry(
         "replay",

@@ -11,9 +11,10 @@ sampled when `sample` is called (`deferred_sampling.py`), and other rows do not 
 that.
 """
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -249,14 +250,18 @@ class TorchExecutor:
         """Measure steps for an engine with this speculation. Before any plan."""
         if self.in_one_thread:
             use_one_thread()
-        with (
-            self.lock,
-            torch.inference_mode(),
-            on(self.runner.stream),
-        ):
+        with self.between_steps():
             return step_costs(self.runner, how)
 
-    # --- what `minfer verify` runs the model by itself with -----------------------------
+    # --- what `minfer verify` and `compare` run the model by itself with ----------------
+
+    @contextlib.contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """Run work of the caller on the executor's stream, while no plan is in flight and
+        nothing is captured.
+        """
+        with self.lock, torch.inference_mode(), on(self.runner.stream):
+            yield
 
     @property
     def model(self) -> Model:

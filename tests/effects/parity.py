@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bench.results import run, show
 from minfer import LLM, SamplingParams
-from minfer.effects.cli.compare.logit_differences import packed_logits
+from minfer.effects.cli.verify.logit_differences import packed_logits
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Discarded, Preempted

@@ -1,11 +1,19 @@
-"""The comparisons of `minfer verify`, one module for each question.
+"""`minfer compare`: levels of one model beside each other, on a text and under load.
 
-Comparisons find differences from transformers: token ids, templates, logits, greedy text.
-A damaged checkpoint is damaged for both, so there are checks of the checkpoint by itself:
-its tensors, its ids, and whether text is more probable to it than the same tokens
-shuffled. Damage that leaves a model which works a little worse (two layers exchanged,
-say) looks like a worse model.
+A level is a dtype, a value of --quantization, or another checkpoint with the same
+tokenizer. The first level is the base. Levels run one after the other, and the weights of
+one are freed before the next is loaded. For each level are measured:
 
-Random weights are no damage: they predict no text, but compute like others. So they are
-recognized, and comparisons with them are valid.
+    memory        of weights and of the KV cache: as planned, and as held by tensors
+    perplexity    exp of the mean of -log p(next token), over all positions
+    divergence    mean over all positions of KL(base || level) in nats: the sum over the
+                  vocabulary of p_base * (log p_base - log p_level)
+    agreement     share of positions at which base and level have the same likeliest token
+    TTFT, TPOT    median over requests; throughput: output tokens a second of a batch
+
+The text is cut into windows of `max_model_len` tokens, which do not overlap; the rest
+behind the last whole window is left out. The positions are those whose next token is in
+the same window. Divergence needs all probabilities of base and level at the same
+positions, so the base's are kept in a temporary file: 4 bytes x vocabulary x positions,
+which --tokens bounds (2,048 tokens x 150,000 are 1.2 GB).
 """

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minfer import LLM
-from minfer.effects.cli.compare.passages import TOOLS
+from minfer.effects.cli.verify.passages import TOOLS
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """What findings come to."""
 
-from minfer.effects.cli.compare.findings import Check, judged, verdict
+from minfer.effects.cli.verify.findings import Check, judged, verdict
 
 
 def test_what_is_bad_is_counted_and_the_first_reported() -> None:

@@ -7,8 +7,8 @@ from typing import Final
 
 from attrs import asdict
 
-from minfer.effects.cli.compare.findings import FAILED, Check, failed, verdict
 from minfer.effects.cli.options import engine_options
+from minfer.effects.cli.verify.findings import FAILED, Check, failed, verdict
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import engine_args
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     Raises as `LLM` does.
     """
     # They import torch and transformers.
-    from minfer.effects.cli.compare.examine import examine
+    from minfer.effects.cli.verify.examine import examine
     from minfer.effects.models.fallback import quiet
 
     args = engine_args(options, executor="torch")

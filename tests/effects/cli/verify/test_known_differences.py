@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.cli.compare.known_differences import DIFFERENCES, differences
+from minfer.effects.cli.verify.known_differences import DIFFERENCES, differences
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from minfer.effects.cli.compare.findings import Check, judged
-from minfer.effects.cli.compare.reference import Logits
+from minfer.effects.cli.verify.findings import Check, judged
+from minfer.effects.cli.verify.reference import Logits
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.records.request import SamplingParams

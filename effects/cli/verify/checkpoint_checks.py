@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from minfer.effects.cli.compare.findings import Check, judged
+from minfer.effects.cli.verify.findings import Check, judged
 from minfer.effects.models.checkpoint import read_optional, shards
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.text.tokenizer import Tokenizer

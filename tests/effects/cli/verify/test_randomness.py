@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minfer.effects.cli.compare.randomness import looks_random
+from minfer.effects.cli.verify.randomness import looks_random
 from minfer.effects.setup.folders import bundled_folder
 from tests.effects.tiny_model import write_checkpoint
 

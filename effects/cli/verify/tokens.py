@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.cli.compare.findings import NOTE, SKIPPED, Check, judged
-from minfer.effects.cli.compare.passages import TALKS, TEXTS, TOOLS
+from minfer.effects.cli.verify.findings import NOTE, SKIPPED, Check, judged
+from minfer.effects.cli.verify.passages import TALKS, TEXTS, TOOLS
 from minfer.effects.text.chat_templates import ChatOptions, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES, PLAIN

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.effects.cli.compare.findings import NOTE, Check
+from minfer.effects.cli.verify.findings import NOTE, Check
 from minfer.effects.models.checkpoint import read_optional
 from minfer.effects.models.config_reader import whole
 from minfer.effects.setup.advice import advised_params, not_applied

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minfer.effects.cli.compare import tokens
 from minfer.effects.cli.main import main
+from minfer.effects.cli.verify import tokens
 from minfer.effects.execution.cpu import cpu_backend
 from minfer.effects.execution.cpu.cpu_sampler import choose
 from minfer.effects.execution.running import runner

@@ -8,12 +8,12 @@ from typing import Final
 import transformers
 from attrs import asdict, evolve
 
-from minfer.effects.cli.compare import checkpoint_checks, logit_differences, tokens
-from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
-from minfer.effects.cli.compare.known_differences import differences
-from minfer.effects.cli.compare.passages import CODE, PROSE, prompts
-from minfer.effects.cli.compare.randomness import looks_random
-from minfer.effects.cli.compare.reference import (
+from minfer.effects.cli.verify import checkpoint_checks, logit_differences, tokens
+from minfer.effects.cli.verify.findings import FAILED, RANDOM, Check
+from minfer.effects.cli.verify.known_differences import differences
+from minfer.effects.cli.verify.passages import CODE, PROSE, prompts
+from minfer.effects.cli.verify.randomness import looks_random
+from minfer.effects.cli.verify.reference import (
     load_reference,
     reference_logits,
     write_random,

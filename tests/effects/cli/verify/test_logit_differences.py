@@ -1,8 +1,8 @@
-"""How far logits may be from each other; test_verify.py damages models and minfer."""
+"""How far logits may be from each other; test_command.py damages models and minfer."""
 
 import torch
 
-from minfer.effects.cli.compare import logit_differences
+from minfer.effects.cli.verify import logit_differences
 
 
 def test_half_precision_that_is_worse_than_it_must_be_is_found() -> None:

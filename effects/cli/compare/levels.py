@@ -1,0 +1,103 @@
+"""Levels by name, and the settings of an engine that they mean."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, fields_dict, frozen
+
+from minfer.effects.cli.compare.quantization_names import level_names
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.setup.engine_args import DTYPES, EngineArgs
+from minfer.effects.setup.prepare import Setup, prepare
+from minfer.values.checks import ConfigError
+
+OWN: Final = "auto"  # the checkpoint's own dtype and format
+_SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_QUANTIZATION: Final = "quantization"
+
+
+@frozen
+class Level:
+    """One level: its name as it was given, and its engine's settings."""
+
+    name: str
+    args: EngineArgs
+
+
+def has_quantization() -> bool:
+    """Returns whether engines have the setting."""
+    return _QUANTIZATION in fields_dict(EngineArgs)
+
+
+def default_levels() -> tuple[str, ...]:
+    """Returns the levels that are compared if none are given."""
+    return (OWN, "int8", "int4") if has_quantization() else (OWN, "float32")
+
+
+def levels_of(names: Sequence[str], args: EngineArgs) -> tuple[Level, ...]:
+    """Returns the levels of these names, of the model of `args`. Raises ConfigError."""
+    for name in ("dtype", _QUANTIZATION):
+        if getattr(args, name, None) not in (None, OWN):
+            raise ConfigError(
+                f"--{name} does not go with compare; give it as a level, as in "
+                f"--levels {OWN} {getattr(args, name)}"
+            )
+    return tuple(Level(name, evolve(args, **_settings(name))) for name in names)
+
+
+def _settings(name: str) -> Mapping[str, Any]:
+    """Returns the settings of a level that differ from those of all. Raises
+    ConfigError.
+    """
+    if name == OWN:
+        return {}
+    dtype = DTYPES.get(_SHORT.get(name, name))
+    if dtype is not None:
+        return {"dtype": dtype}
+    if name in level_names():
+        if not has_quantization():
+            raise ConfigError(
+                f"level {name}: this version of minfer does not quantize at load; "
+                f"compare dtypes ({', '.join(_SHORT)}) or checkpoints"
+            )
+        return {_QUANTIZATION: name}
+    if "/" in name or Path(name).is_dir():
+        return {"model": name}
+    dtypes = ", ".join((*_SHORT, *DTYPES))
+    raise ConfigError(
+        f"{name!r} is no level; --levels takes {OWN} (the checkpoint's own dtype), a "
+        f"dtype ({dtypes}), a value of --quantization ({', '.join(level_names())}), or "
+        "another checkpoint: its folder, or its name on the hub (org/name)"
+    )
+
+
+@contextmanager
+def naming(level: Level) -> Iterator[None]:
+    """Name the level in errors of its settings and its checkpoint. Raises ConfigError."""
+    try:
+        yield
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(f"level {level.name}: {error}") from error
+
+
+def prepared(levels: Sequence[Level]) -> list[Setup]:
+    """Returns each level's setup, before any is loaded.
+
+    Raises ConfigError for a level that cannot run here, and for one whose vocabulary has
+    another size than the base's.
+    """
+    setups: list[Setup] = []
+    for level in levels:
+        with naming(level):
+            setup = prepare(level.args, warns=False)
+            size = setup.spec.vocab_size
+            base = setups[0].spec.vocab_size if setups else size
+            if size != base:
+                raise ConfigError(
+                    f"its vocabulary has {size} tokens, and the base's has {base}; "
+                    "compare checkpoints of one tokenizer"
+                )
+        setups.append(setup)
+    return setups
