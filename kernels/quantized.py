@@ -202,11 +202,12 @@ def _microscaled(wide: Tensor) -> Stored:
     exponent = torch.where(largest > 0, exponent, torch.zeros_like(exponent))
     exponent = exponent.clamp(-BIAS, BIAS)
     scaled = wide / torch.exp2(exponent.float())[..., None]
+    absolute = scaled.abs().clamp(max=FP4[-1]).contiguous()
     table = torch.tensor(FP4, device=wide.device)
     between = (table[1:] + table[:-1]) / 2
-    size = torch.bucketize(scaled.abs().clamp(max=FP4[-1]), between)
+    size = torch.bucketize(absolute, between)
     # Halfway, the number with an even last bit is meant.
-    down = torch.bucketize(scaled.abs().clamp(max=FP4[-1]), between, right=True)
+    down = torch.bucketize(absolute, between, right=True)
     size = torch.where(size % 2 == 0, size, down)
     numbers = (size + 8 * (scaled < 0)).to(torch.uint8)
     return Stored(packed(numbers.flatten(-2)), (exponent + BIAS).to(torch.uint8), None)

@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.dense import Dense, dense_matrix_parts, feed_norm_parts
 from minfer.effects.models.families import ExpertKeys, Family
-from minfer.effects.models.linear import LinearSizes, Maker, NormRule, matrix_parts, split
+from minfer.effects.models.linear import LinearSizes, Maker, NormRule, matrix_parts
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import (
@@ -290,7 +290,7 @@ def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.matrices
     for i in range(sizes.experts):
-        of_gate, of_up = split(experts.gate_up.select(i))
+        of_gate, of_up = experts.gate_up.select(i).pieces()
         pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(i)))
         for name, place in pieces:
             yield from matrix_parts(f"{sizes.keys.experts}.{i}.{name}", place, files)

@@ -90,7 +90,7 @@ def rounded(x: Tensor, scheme: Scheme) -> Tensor:
         return x
     size = scheme.group if scheme.activations == "groups" else x.shape[-1]
     pieces = []
-    for piece in x.float().split(size, -1):
+    for piece in torch.split(x.float(), size, -1):
         largest = piece.abs().amax(-1, keepdim=True)
         most = 127 if scheme.name == "int8" else 448
         scale = torch.where(largest > 0, largest / most, 1)
@@ -127,11 +127,12 @@ def arithmetic(model: Any, scheme: Scheme, *, turned: bool) -> Iterator[None]:
         return product(x, weight)
 
     patched: Any = Tensor
-    F.linear, patched.__matmul__ = linear, multiply
+    functions: Any = F
+    functions.linear, patched.__matmul__ = linear, multiply
     try:
         yield
     finally:
-        F.linear, patched.__matmul__ = plain, product
+        functions.linear, patched.__matmul__ = plain, product
 
 
 def compare(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.cli.compare.levels import (
+    DEFAULT_LEVELS,
     Level,
-    default_levels,
     levels_of,
     naming,
     prepared,
@@ -73,9 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--levels",
         nargs="+",
         metavar="LEVEL",
-        default=default_levels(),
+        default=DEFAULT_LEVELS,
         help=f"the base, and what is compared with it (default: "
-        f"{' '.join(default_levels())})",
+        f"{' '.join(DEFAULT_LEVELS)})",
     )
     add(
         "--text",

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import evolve, fields_dict, frozen
+from attrs import evolve, frozen
 
-from minfer.effects.cli.compare.quantization_names import level_names
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.quantization import LEVELS
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.values.checks import ConfigError
@@ -16,6 +16,7 @@ from minfer.values.checks import ConfigError
 OWN: Final = "auto"  # the checkpoint's own dtype and format
 _SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _QUANTIZATION: Final = "quantization"
+DEFAULT_LEVELS: Final = (OWN, "int8", "int4")
 
 
 @frozen
@@ -24,16 +25,6 @@ class Level:
 
     name: str
     args: EngineArgs
-
-
-def has_quantization() -> bool:
-    """Returns whether engines have the setting."""
-    return _QUANTIZATION in fields_dict(EngineArgs)
-
-
-def default_levels() -> tuple[str, ...]:
-    """Returns the levels that are compared if none are given."""
-    return (OWN, "int8", "int4") if has_quantization() else (OWN, "float32")
 
 
 def levels_of(names: Sequence[str], args: EngineArgs) -> tuple[Level, ...]:
@@ -56,19 +47,14 @@ def _settings(name: str) -> Mapping[str, Any]:
     dtype = DTYPES.get(_SHORT.get(name, name))
     if dtype is not None:
         return {"dtype": dtype}
-    if name in level_names():
-        if not has_quantization():
-            raise ConfigError(
-                f"level {name}: this version of minfer does not quantize at load; "
-                f"compare dtypes ({', '.join(_SHORT)}) or checkpoints"
-            )
+    if name in LEVELS:
         return {_QUANTIZATION: name}
     if "/" in name or Path(name).is_dir():
         return {"model": name}
     dtypes = ", ".join((*_SHORT, *DTYPES))
     raise ConfigError(
         f"{name!r} is no level; --levels takes {OWN} (the checkpoint's own dtype), a "
-        f"dtype ({dtypes}), a value of --quantization ({', '.join(level_names())}), or "
+        f"dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), or "
         "another checkpoint: its folder, or its name on the hub (org/name)"
     )
 

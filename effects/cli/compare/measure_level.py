@@ -75,7 +75,7 @@ def _result(
         level=level.name,
         model=level.args.model or "bundled",
         dtype=spec.dtype,
-        weight_dtype=spec.weight_dtype,
+        matrices="plain" if spec.quantization is None else spec.quantization.text,
         kv_dtype=spec.kv_dtype,
         memory=memory,
         quality=quality,

@@ -41,7 +41,7 @@ class LevelResult:
     level: str
     model: str
     dtype: str  # of activations
-    weight_dtype: str
+    matrices: str  # how those of layers are stored
     kv_dtype: str
     memory: Memory
     quality: Quality

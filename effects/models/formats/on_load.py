@@ -40,17 +40,24 @@ def _part(name: str, by: Linear) -> Part:
     shape = (*by.weight.shape[:-1], by.inputs)
 
     def take(stored: "Tensor") -> None:
-        from minfer.kernels.quantized import quantize
-
-        pieces = [(by, stored)]
-        if stored.dim() == 3:
-            pieces = [(by.select(i), one) for i, one in enumerate(stored)]
-        for place, matrix in pieces:
-            device = place.weight.device
-            found = quantize(matrix.to(device), place.scheme, stored.dtype)
-            place.weight.copy_(found.weight)
-            place.scaled.copy_(found.scales)
-            if place.zeros is not None and found.zeros is not None:
-                place.zeros.copy_(found.zeros)
+        if stored.dim() == 2:
+            _store(by, stored)
+            return
+        for i, fused in enumerate(stored):
+            expert = by.select(i)
+            matrices = fused.split_with_sizes(expert.parts)
+            for place, matrix in zip(expert.pieces(), matrices, strict=True):
+                _store(place, matrix)
 
     return Part(name, by.weight, shape=shape, take=take)
+
+
+def _store(place: Linear, matrix: "Tensor") -> None:
+    """Quantize a matrix into its place."""
+    from minfer.kernels.quantized import quantize
+
+    found = quantize(matrix.to(place.weight.device), place.scheme, matrix.dtype)
+    place.weight.copy_(found.weight)
+    place.scaled.copy_(found.scales)
+    if place.zeros is not None and found.zeros is not None:
+        place.zeros.copy_(found.zeros)

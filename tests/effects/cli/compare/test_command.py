@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 import transformers
-from attrs import evolve, frozen
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from minfer.effects.cli.compare import levels, measure_level
@@ -190,37 +190,20 @@ def test_bad_input_is_named_before_anything_is_loaded(
     assert message in refused(capsys, place, *options)
 
 
-@pytest.mark.usefixtures("loads_nothing")
-def test_values_of_quantization_are_levels(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(levels, "has_quantization", lambda: False)
-    err = refused(capsys, place, "--levels", "auto", "int8")
-    assert "level int8: this version of minfer does not quantize at load" in err
-
-
-@frozen(kw_only=True)
-class Quantizing(EngineArgs):
-    """Settings with a quantization at load."""
-
-    quantization: str | None = None
-
-
-def test_a_level_is_a_setting_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "has_quantization", lambda: True)
-    names = ["auto", "int4:32", "bf16", "half", "org/name"]
-    found = levels.levels_of(names, Quantizing(model="m", seed=5))
-    base = Quantizing(model="m", seed=5)
+def test_a_level_is_a_setting_of_its_engine() -> None:
+    names = ["auto", "int4-g32", "bf16", "half", "org/name"]
+    base = EngineArgs(model="m", seed=5)
+    found = levels.levels_of(names, base)
     assert [level.name for level in found] == names
     assert [level.args for level in found] == [
         base,
-        evolve(base, quantization="int4:32"),
+        evolve(base, quantization="int4-g32"),
         evolve(base, dtype="bfloat16"),
         evolve(base, dtype="float16"),
         evolve(base, model="org/name"),
     ]
     with pytest.raises(ConfigError, match="--quantization does not go with compare"):
-        levels.levels_of(names, Quantizing(quantization="fp8"))
+        levels.levels_of(names, evolve(base, quantization="fp8"))
 
 
 def test_a_level_whose_requests_fail_is_named(
