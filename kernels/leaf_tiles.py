@@ -12,9 +12,9 @@ float32; one with several groups rounds scaled weights to the activations' dtype
 
 Two of 4 bits: those of even inputs, in the low halves, are multiplied with the even
 activations, the others with the odd ones. No weights change places: a product sums over
-its inputs in any order. On Hopper two instructions a pair make bfloat16 of them: placed
-under the exponent of 128, the integer q is 128 + q; FP4's bits are those of a bfloat16
-whose exponent is 126 too small.
+its inputs in any order. On Hopper few instructions make bfloat16 of four bytes, two
+numbers at once: under the exponent of 128, the integer q is 128 + q; bits of FP4 and FP8
+are those of a bfloat16 whose exponent is 126 or 120 too small.
 """
 
 from typing import Final
@@ -43,30 +43,43 @@ sub.rn.bf16x2 $2, c, m;
 sub.rn.bf16x2 $3, d, m;
 }""")
 FP4: Final = tl.constexpr("""{
-.reg .b32 a, b, c, d, e, f, g, h, m;
+.reg .b32 a, b, c, d, e, m;
 mov.b32 m, 0x7e807e80;
-prmt.b32 a, $4, 0, 0x4140;
-prmt.b32 b, $4, 0, 0x4342;
-shl.b32 c, a, 6;
-shl.b32 d, b, 6;
-shl.b32 e, a, 2;
-shl.b32 f, b, 2;
-shl.b32 g, a, 12;
-shl.b32 h, b, 12;
-shl.b32 a, a, 8;
-shl.b32 b, b, 8;
-and.b32 c, c, 0x01c001c0;
-and.b32 d, d, 0x01c001c0;
+prmt.b32 c, $4, 0, 0x1404;
+prmt.b32 d, $4, 0, 0x3424;
+shl.b32 a, c, 4;
+shl.b32 b, d, 4;
+shr.u32 e, a, 6;
 and.b32 e, e, 0x01c001c0;
-and.b32 f, f, 0x01c001c0;
-lop3.b32 c, g, 0x80008000, c, 0xea;
-lop3.b32 d, h, 0x80008000, d, 0xea;
-lop3.b32 e, a, 0x80008000, e, 0xea;
-lop3.b32 f, b, 0x80008000, f, 0xea;
-mul.rn.bf16x2 $0, c, m;
-mul.rn.bf16x2 $1, d, m;
-mul.rn.bf16x2 $2, e, m;
-mul.rn.bf16x2 $3, f, m;
+lop3.b32 a, a, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $0, a, m;
+shr.u32 e, b, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 b, b, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $1, b, m;
+shr.u32 e, c, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 c, c, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $2, c, m;
+shr.u32 e, d, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 d, d, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $3, d, m;
+}""")
+# Four numbers of FP8 to bfloat16.
+FP8: Final = tl.constexpr("""{
+.reg .b32 a, b, c, d, m;
+mov.b32 m, 0x7b807b80;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+and.b32 c, c, 0x07f007f0;
+and.b32 d, d, 0x07f007f0;
+lop3.b32 a, a, 0x80008000, c, 0xea;
+lop3.b32 b, b, 0x80008000, d, 0xea;
+mul.rn.bf16x2 $0, a, m;
+mul.rn.bf16x2 $1, b, m;
 }""")
 
 
@@ -147,13 +160,9 @@ def add_products(acc, tile, y, swapped: tl.constexpr):
     cores take 64 lines of that, and 8 of the second.
     """
     groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
-    if groups == 1:
-        sums = _add_dots(tl.zeros_like(acc), tile[:2], y, 1, swapped)
+    if groups == 1 and len(tile) == 2:
+        sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
         factor = _factors(tile[1])
-        if len(tile) > 2:
-            given = tl.sum(y.to(tl.float32), 1)[:, None]
-            middle = tile[2].to(tl.float32) - MIDDLE
-            sums -= middle * tl.trans(given) if swapped else given * tl.trans(middle)
         acc += sums * (factor if swapped else tl.trans(factor))
     else:
         acc = _add_dots(acc, tile, y, groups, swapped)
@@ -179,7 +188,7 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
     lanes: tl.constexpr = tile[0].shape[1]
     if is_packed(tile[0]):
         even, odd = _pairs(tile, y.dtype)
-        if groups > 1:
+        if groups > 1 or len(tile) > 2:
             factor = _spread(_factors(tile[1]).to(even.dtype), lanes)
             even *= factor
             odd *= factor
@@ -187,7 +196,7 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
         acc = _dot(acc, even.to(y.dtype), y0, swapped)
         acc = _dot(acc, odd.to(y.dtype), y1, swapped)
     else:
-        w = tile[0]
+        w = _numbers(tile[0], y.dtype)
         if groups > 1:
             w = w.to(tl.float32) * _spread(_factors(tile[1]), lanes)
         acc = _dot(acc, w.to(y.dtype), y, swapped)
@@ -221,6 +230,19 @@ def _spread(values, lanes: tl.constexpr):
         wide = tl.broadcast_to(values[:, :, None], [lines, groups, lanes // groups])
         values = tl.reshape(wide, [lines, lanes])
     return values
+
+
+@triton.jit
+def _numbers(w, dtype: tl.constexpr):
+    """Numbers of 8 bits or more in this type, NaN excepted."""
+    fp8: tl.constexpr = (w.dtype == tl.float8e4nv) and (dtype == tl.bfloat16)
+    if fp8 and tl.target_info.cuda_capability_geq(9, 0):
+        w = tl.inline_asm_elementwise(
+            FP8, "=r,=r,r", [w], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        w = w.to(dtype)
+    return w
 
 
 @triton.jit
