@@ -160,7 +160,7 @@ def add_products(acc, tile, y, swapped: tl.constexpr):
     cores take 64 lines of that, and 8 of the second.
     """
     groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
-    if groups == 1 and len(tile) == 2:
+    if groups == 1:
         sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
         factor = _factors(tile[1])
         acc += sums * (factor if swapped else tl.trans(factor))
@@ -188,7 +188,7 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
     lanes: tl.constexpr = tile[0].shape[1]
     if is_packed(tile[0]):
         even, odd = _pairs(tile, y.dtype)
-        if groups > 1 or len(tile) > 2:
+        if groups > 1:
             factor = _spread(_factors(tile[1]).to(even.dtype), lanes)
             even *= factor
             odd *= factor
@@ -223,13 +223,13 @@ def _factors(s):
 
 @triton.jit
 def _spread(values, lanes: tl.constexpr):
-    """Values [lines, groups] for each of the lanes, or for all if there is one group."""
-    if values.shape[1] > 1:
-        lines: tl.constexpr = values.shape[0]
-        groups: tl.constexpr = values.shape[1]
-        wide = tl.broadcast_to(values[:, :, None], [lines, groups, lanes // groups])
-        values = tl.reshape(wide, [lines, lanes])
-    return values
+    """Values [lines, groups] for each of the lanes. Of one group too: a broadcast alone
+    would keep the compiler from moving bytes, not numbers, to where they are multiplied.
+    """
+    lines: tl.constexpr = values.shape[0]
+    groups: tl.constexpr = values.shape[1]
+    wide = tl.broadcast_to(values[:, :, None], [lines, groups, lanes // groups])
+    return tl.reshape(wide, [lines, lanes])
 
 
 @triton.jit
