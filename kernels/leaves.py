@@ -114,6 +114,7 @@ MXFP4: Final = Scheme(
     cpu="quantized",
     gpu="quantized",
 )
+PIECE: Final = 1 << 24  # numbers of a matrix that are dequantized at once
 INT4_GROUPS: Final = (32, 64, 128)
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import plain
-from minfer.kernels.leaves import FP8_BLOCKS, Activation, Linear, Norm, Scheme
+from minfer.kernels.leaves import FP8_BLOCKS, PIECE, Activation, Linear, Norm, Scheme
 
 FP8_MAX: Final = 448.0
 INT8_MAX: Final = 127
@@ -32,7 +32,6 @@ FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and from 8 on their neg
 FP4_EXPONENT: Final = 2  # of the largest, 6 = 1.5 * 2^2
 BIAS: Final = 127  # of exponents in 8 bits
 MIDDLE: Final = 8  # what means 0 in groups without zeros
-PIECE: Final = 1 << 24  # numbers that are dequantized at once
 
 
 class Stored(NamedTuple):
@@ -53,7 +52,7 @@ def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
     groups, inputs = scheme.groups(matrix.shape[-1]), matrix.shape[-1]
     if inputs % groups:
         raise ValueError(f"{inputs} inputs are not divided by groups of {scheme.group}")
-    wide = matrix.float().unflatten(-1, (groups, -1))
+    wide = matrix.float().reshape(*matrix.shape[:-1], groups, -1)
     if scheme.bits == 8:
         weight, scales = _rounded(wide, scheme)
         return Stored(weight.flatten(-2), scales.squeeze(-1), None)
@@ -125,7 +124,7 @@ def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None
         return None
     size = scheme.group if scheme.activations == "groups" else x.shape[-1]
     padded = F.pad(x.float(), (0, -x.shape[-1] % size))
-    numbers, scales = _rounded(padded.unflatten(-1, (-1, size)), scheme)
+    numbers, scales = _rounded(padded.view(len(x), -1, size), scheme)
     return numbers.flatten(-2)[..., : x.shape[-1]], scales.squeeze(-1)
 
 
@@ -163,7 +162,8 @@ def _in_blocks(matrix: Tensor) -> Stored:
     *count, outputs, inputs = matrix.shape
     size = 128
     padded = F.pad(matrix.float(), (0, -inputs % size, 0, -outputs % size))
-    tiles = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+    down, across = padded.shape[-2] // size, padded.shape[-1] // size
+    tiles = padded.view(*count, down, size, across, size)
     largest = tiles.abs().amax((-3, -1))  # [..., blocks of outputs, of inputs]
     scales = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
     by_output = scales.repeat_interleave(size, -2)[..., :outputs, :].contiguous()

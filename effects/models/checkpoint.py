@@ -31,6 +31,7 @@ from minfer.effects.models.quantization import Files
 from minfer.effects.models.refusals import quantized_objection
 from minfer.effects.models.shapes import weight_bytes
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec, layer_prefix
+from minfer.effects.models.tensor_names import model_name
 from minfer.effects.models.weight_files import (
     INDEX_NAME,
     FoundTensors,
@@ -47,7 +48,6 @@ from minfer.values.checks import LARGEST_TOKEN
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 SHOWN = 1 << 30  # bytes from which a progress bar is shown on a terminal
-PREFIX = "model."  # of all names but the output head's
 STACKED = (
     ".experts.gate_up_proj",
     ".experts.gate_up_proj_blocks",
@@ -140,7 +140,9 @@ def _filled(
     hidden = None if weight_bytes(spec) >= SHOWN else True  # None: unless a terminal
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         for part in layer_parts(spec.layers[i], layers[i], files):
-            part.fill(where[layer_prefix(i) + part.name].tensor())
+            place = where.get(layer_prefix(i) + part.name)
+            if place is not None:  # else it is optional
+                part.fill(place.tensor())
         layers[i] = finish_layer(layers[i], dtype)
     return evolve(rest, layers=tuple(layers))
 
@@ -150,7 +152,11 @@ def _stream(parts: list[Part], where: Mapping[str, TensorPlace]) -> None:
     from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
-        [TensorJob(where[part.name].path, where[part.name].name, part) for part in parts]
+        [
+            TensorJob(where[part.name].path, where[part.name].name, part)
+            for part in parts
+            if part.name in where
+        ]
     )
 
 
@@ -182,36 +188,27 @@ def _by_model(
     odd = [one for one in odd if not one.startswith(spec.skipped)]
     if files.format is None and (why := quantized_objection(odd)):
         raise UnsupportedModelError(f"{folder}: {why}")
+    known = {*expected, LM_HEAD}
     where: dict[str, TensorPlace] = {}
     for place in found.places.values():
         if place.name.startswith(spec.skipped) or place.name.endswith(inert):
             continue
-        name = _model_name(spec, place.name, {*expected, LM_HEAD})
+        name = model_name(spec, place.name, known)
         if name in where:
             check_same(where[name], place)
         where[name] = place
     if spec.tie_word_embeddings and EMBED not in where and LM_HEAD in where:
         where[EMBED] = where.pop(LM_HEAD)
-    if missing := [name for name in expected if name not in where]:
+    needed = (name for name, part in expected.items() if not part.optional)
+    if missing := [name for name in needed if name not in where]:
         raise _missing(missing, expected[missing[0]].shape, found, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         expected[LM_HEAD] = expected[EMBED]
     _check_surplus(spec, found, {n: p for n, p in where.items() if n not in expected})
-    for name, part in expected.items():
-        _check_header(name, part, where[name])
-    return {name: where[name] for name in expected}
-
-
-def _model_name(spec: ModelSpec, name: str, known: set[str]) -> str:
-    """Returns the model's name of a tensor that a file calls `name`."""
-    name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
-    for prefix in spec.family.prefixes:
-        if (found := name.replace(prefix, "", 1)) in known:
-            return found
-    for candidate in (name.removeprefix(PREFIX), PREFIX + name):
-        if candidate != name and candidate in known:
-            return candidate
-    return name
+    there = {name: where[name] for name in expected if name in where}
+    for name, place in there.items():
+        _check_header(name, expected[name], place)
+    return there
 
 
 def _missing(

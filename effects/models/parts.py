@@ -25,6 +25,7 @@ class Part:
     # Takes the arranged tensor, instead of a copy to `place`: of a matrix that is
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
+    optional: bool = False  # a checkpoint may lack it
 
     @property
     def shape(self) -> tuple[int, ...]:

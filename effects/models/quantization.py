@@ -23,6 +23,7 @@ from minfer.kernels.leaves import (
     Scheme,
     int4,
 )
+from minfer.values.checks import ConfigError
 
 # What --quantization makes of an unquantized checkpoint as it is loaded.
 LEVELS: Final[Mapping[str, Scheme]] = {
@@ -78,8 +79,23 @@ class Files:
 PLAIN_FILES: Final = Files()
 
 
-def at_load(level: str) -> Quantization:
-    """Returns how --quantization stores the matrices of an unquantized checkpoint."""
+def requested(level: str | None, stored: Quantization | None) -> Quantization | None:
+    """Returns how matrices are stored by the setting `quantization` and a checkpoint's
+    config. Raises ConfigError where they differ.
+    """
+    if level is None or (stored is not None and level == stored.format.method):
+        return stored
+    if stored is not None:
+        raise ConfigError(
+            f"quantization {level!r}: the checkpoint is quantized already "
+            f"({stored.format.text}); leave the setting out, or use an unquantized "
+            f"checkpoint"
+        )
+    if level not in LEVELS:
+        raise ConfigError(
+            f"quantization {level!r}: the checkpoint is not quantized, and as it is "
+            f"loaded it can be to {', '.join(LEVELS)}"
+        )
     return Quantization(OnLoad(LEVELS[level]))
 
 

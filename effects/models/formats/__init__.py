@@ -8,12 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.awq import read_awq
+from minfer.effects.models.formats.compressed_tensors import read_compressed
 from minfer.effects.models.formats.fp8 import read_fp8
+from minfer.effects.models.formats.gptq import read_gptq
+from minfer.effects.models.formats.mxfp4 import read_mxfp4
 from minfer.effects.models.formats.protocol import Format as Format
 
 # By `quant_method`.
 READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed,
     "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 
 

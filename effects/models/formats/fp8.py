@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
 
@@ -23,10 +24,11 @@ TYPES: Final = ("F8_E4M3",)
 
 
 @frozen
-class Fp8:
+class Fp8(OneByOne):
     """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
 
     blocks: bool
+    method: Final = "fp8"
 
     @property
     def text(self) -> str:
@@ -39,6 +41,11 @@ class Fp8:
         return FP8_BLOCKS if self.blocks else FP8
 
     @property
+    def markers(self) -> tuple[str, ...]:
+        """What unquantized matrices lack."""
+        return (".weight_scale_inv", ".weight_scale")
+
+    @property
     def inert(self) -> tuple[str, ...]:
         """Scales of activations, and of a cache of 8 bits."""
         return (".input_scale", ".k_scale", ".v_scale")
@@ -47,29 +54,22 @@ class Fp8:
         """See `Format.parts`."""
         yield Part(f"{matrix}.weight", by.weight, types=TYPES)
         outputs, groups = by.scaled.shape
+        shape: tuple[int, ...] = ()
         if self.blocks:
-            shape, rows = (-(-outputs // BLOCK), groups), partial(_of_rows, outputs)
+            shape, rows = (-(-outputs // BLOCK), groups), partial(of_rows, outputs)
             name = f"{matrix}.weight_scale_inv"
         else:
-            shape, rows = (), partial(_of_all, outputs)
+            rows = partial(of_all, outputs)
             name = f"{matrix}.weight_scale"
         yield Part(name, by.scaled, rows, shape, FLOATS)
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.expert_parts`."""
-        del by
-        raise UnsupportedModelError(
-            f"{matrix}: FP8 matrices of all experts in one tensor are not supported; a "
-            f"checkpoint with a tensor for each expert is"
-        )
 
-
-def _of_rows(outputs: int, stored: "Tensor") -> "Tensor":
+def of_rows(outputs: int, stored: "Tensor") -> "Tensor":
     """Returns the scales of blocks for each output."""
     return stored.float().repeat_interleave(BLOCK, 0)[:outputs]
 
 
-def _of_all(outputs: int, stored: "Tensor") -> "Tensor":
+def of_all(outputs: int, stored: "Tensor") -> "Tensor":
     """Returns the scale of a matrix for each output."""
     return stored.float().reshape(1, 1).expand(outputs, 1)
 

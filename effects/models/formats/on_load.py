@@ -17,6 +17,8 @@ class OnLoad:
     """One matrix at a time is in memory unquantized."""
 
     scheme: Scheme
+    method: str = ""
+    markers: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
 
     @property
