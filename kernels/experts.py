@@ -32,6 +32,10 @@ other rows of the tile are not in it; it is stored by its pair; and sums over a 
 experts are in order of k. So within a path and a tune (of shapes alone,
 experts_tunes.py), a token's bits depend on that token, and on how many there are.
 
+Quantized experts. Tiles are decoded as they are multiplied (leaf_tiles.py), for any
+number of tokens: activations stay as they are, which schemes of 8 bits would round. So an
+expert's bytes are read once, as they are stored.
+
 Roundings. plain_experts.py rounds gates and ups, silu, and an expert's outputs to the
 activations' dtype. Here all is float32 up to the gated product, which is rounded; outputs
 of experts are rounded where there are many tokens, not where there are few. The
@@ -77,7 +81,8 @@ def add_experts(
     if not tokens or not _fits(residual, x, experts):
         plain_experts.add_experts(residual, x, experts, choice)
         return
-    tune = tune or tune_of(tokens, top_k, experts)
+    wide = x.element_size() > 2
+    tune = tune or tune_of(tokens, top_k, experts, wide=wide)
     if isinstance(tune, Few):
         _few(residual, x, experts, choice, tune)
     else:
