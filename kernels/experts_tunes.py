@@ -123,7 +123,7 @@ WIDE: Final = Grouped(
 # decoded where the tensor cores take them.
 FEW_NARROW: Final = {
     8: Few(FewTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)),
-    4: Few(FewTune(2, 1024, 1, 1), DownTune(2, 512, 1, 8)),
+    4: Few(FewTune(2, 1024, 1, 1), DownTune(2, 1024, 1, 6)),
 }
 GROUPED_NARROW: Final = [
     GroupedEntry(

@@ -17,9 +17,7 @@ from minfer.kernels.pdl import arrive, follow
 
 
 @triton.jit
-def _tile(
-    leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.constexpr
-):
+def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.constexpr):
     """The operands of a pass besides x: their mask, weights, and the norm's weights."""
     lane = k + tl.arange(0, depth)[None, :]
     inside = (lane < size) | (size % depth == 0)

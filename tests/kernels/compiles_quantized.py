@@ -1,5 +1,5 @@
 """Compile the kernels of quantized matrices for a Hopper GPU where there is none, as
-`compiles.py` does others: `TRITON_INTERPRET=0 python -m tests.kernels.compiles_quantized`.
+`compiles.py` does others: `python -m tests.kernels.compiles_quantized`.
 """
 
 import torch

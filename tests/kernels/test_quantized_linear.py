@@ -28,6 +28,7 @@ from minfer.kernels.leaves import (
 from minfer.kernels.linear_tunes import Tune
 from minfer.kernels.quantized_kernels import dequantized, round_rows
 from minfer.kernels.quantized_tunes import TABLE, tune_of
+from tests.circles import long
 
 from .conftest import CUDA
 
@@ -36,6 +37,7 @@ LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Under the interpreter, products of bfloat16 are wrong.
 TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 EPS = 1e-5
+CLAMPED: Activation = "clamped"
 ZEROS = int4(32, zeros=True)
 SCHEMES = {
     "fp8": FP8,
@@ -52,7 +54,7 @@ ONE_SPLIT = Tune(1, 16, 128, 2, 2, 2)
 MANY = Tune(16, 16, 64, 1, 4, 2)
 SPLIT = Tune(16, 32, 128, 2, 4, 2)
 SWAPPED = Tune(16, 16, 32, 1, 4, 2, swapped=True)
-TUNES = [ONE, ONE_SPLIT, MANY, SPLIT, SWAPPED]
+TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY, SWAPPED]))]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -92,9 +94,7 @@ class Case:
             return torch.randn(shape, generator=draw, device=DEVICE).to(dtype)
 
         self.x, self.norm = randn(tokens, ins), Norm(randn(ins), EPS)
-        self.by = leaf(
-            randn(outs, ins) / ins**0.5, scheme, randn(outs) if bias else None
-        )
+        self.by = leaf(randn(outs, ins) / ins**0.5, scheme, randn(outs) if bias else None)
         self.residual = randn(tokens, outs)
         if CUDA:  # weights are there before the kernel before a product is launched
             torch.cuda.synchronize()
@@ -138,22 +138,23 @@ def relative(out: Tensor, expected: Tensor) -> float:
 @schemes
 @pytest.mark.parametrize("tune", TUNES, ids=str)
 def test_few_tokens(scheme: Scheme, tune: Tune) -> None:
-    tokens = 2 if tune.rows == 1 else 3
+    tokens = 1 if tune.rows == 1 else 3
     Case(scheme, tokens, 192, 32).check("norm_linear", tune)
 
 
 @pytest.mark.long
 @schemes
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("tune", [ONE, MANY, SPLIT], ids=str)
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+@pytest.mark.parametrize("tune", [ONE, SPLIT], ids=str)
 def test_every_function(scheme: Scheme, tune: Tune, dtype: torch.dtype) -> None:
     bias = tune.splits > 1
-    case = Case(scheme, 2, 320, 48, dtype, bias)
+    case = Case(scheme, 2, 192, 48, dtype, bias)
     case.check("linear", tune)
     case.check("linear_add", tune)
-    Case(scheme, 2, 320, 96, dtype, bias).check("norm_gated", tune)
+    Case(scheme, 2, 192, 32, dtype, bias).check("norm_gated", tune)
 
 
+@pytest.mark.long
 @schemes
 def test_inputs_that_no_tile_divides(scheme: Scheme) -> None:
     """Blocks of 128 may be cut; other groups divide the inputs."""
@@ -197,7 +198,8 @@ def test_many_tokens_are_multiplied_with_the_dequantized_matrix(scheme: Scheme) 
     if CUDA and scheme.activations == "rows":
         pytest.skip("libraries round the activations")
     case = Case(scheme, 70, 192, 32)
-    for name in ("norm_linear", "linear", "linear_add", "norm_gated"):
+    names: tuple[Name, ...] = ("norm_linear", "linear", "linear_add", "norm_gated")
+    for name in names if CUDA else names[-2:]:
         case.check(name, None)
 
 
@@ -228,9 +230,8 @@ def test_blocks_of_8_bits_stay_in_the_kernel() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("activation", ["gelu_tanh", "clamped"])
-def test_other_activations(activation: Activation) -> None:
-    case = Case(ZEROS, 2, 64, 32)
+def test_other_activations() -> None:
+    case, activation = Case(ZEROS, 1, 64, 32), CLAMPED
     for tune in (ONE, None):
         made = case.made("norm_gated", tune, activation)
         assert relative(made, case.expected("norm_gated", activation)) < 1e-5
@@ -248,7 +249,8 @@ def test_libraries_in_8_bits(scheme: Scheme, tokens: int) -> None:
     if scheme is INT8:
         assert torch.equal(made, wanted)
     assert relative(made, wanted.double()) < 5e-3
-    for name in ("norm_linear", "linear_add", "norm_gated"):
+    names: tuple[Name, ...] = ("norm_linear", "linear_add", "norm_gated")
+    for name in names:
         assert relative(case.made(name, None), case.expected(name)) < 5e-2
 
 
