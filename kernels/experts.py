@@ -32,6 +32,10 @@ other rows of the tile are not in it; it is stored by its pair; and sums over a 
 experts are in order of k. So within a path and a tune (of shapes alone,
 experts_tunes.py), a token's bits depend on that token, and on how many there are.
 
+Quantized experts. Tiles are decoded as they are multiplied (leaf_tiles.py), for any
+number of tokens: activations stay as they are, which schemes of 8 bits would round. So an
+expert's bytes are read once, as they are stored.
+
 Roundings. plain_experts.py rounds gates and ups, silu, and an expert's outputs to the
 activations' dtype. Here all is float32 up to the gated product, which is rounded; outputs
 of experts are rounded where there are many tokens, not where there are few. The
@@ -77,7 +81,8 @@ def add_experts(
     if not tokens or not _fits(residual, x, experts):
         plain_experts.add_experts(residual, x, experts, choice)
         return
-    tune = tune or tune_of(tokens, top_k, experts)
+    wide = x.element_size() > 2
+    tune = tune or tune_of(tokens, top_k, experts, wide=wide)
     if isinstance(tune, Few):
         _few(residual, x, experts, choice, tune)
     else:
@@ -107,23 +112,40 @@ def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
     return rows and together and on_triton(x)
 
 
+def _sizes(experts: Experts) -> tuple[int, int]:
+    """Returns the hidden and the inner size."""
+    return experts.down.weight.shape[1], experts.down.inputs
+
+
+def _scaled(by: Linear, depth: int) -> int:
+    """How many inputs share a scale, where sums over several matrices are not scaled at
+    their end. A scale of all inputs is that of every pass of so many.
+    """
+    if by.scales is None:
+        return 0
+    return by.scheme.group or max(by.inputs, depth)
+
+
 def _few(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Few
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.weight.shape[1:]
+    hidden, inter = _sizes(experts)
     inner = x.new_empty(tokens * top_k, inter)
     wide, narrow = tune
     few_gate_up[tokens * top_k, triton.cdiv(inter, wide.columns)](
         x=x,
         x_stride=x.stride(0),
         weight=experts.gate_up.weight,
+        scales=experts.gate_up.scales,
+        zeros=experts.gate_up.zeros,
         bias=experts.gate_up.bias,
         out=inner,
         ids=choice.ids,
         top_k=top_k,
         columns=inter,
         size=hidden,
+        scaled=_scaled(experts.gate_up, wide.depth),
         activation=experts.activation,
         cols=wide.columns,
         depth=wide.depth,
@@ -134,6 +156,8 @@ def _few(
     few_down[tokens, triton.cdiv(hidden, narrow.columns)](
         x=inner,
         weight=experts.down.weight,
+        scales=experts.down.scales,
+        zeros=experts.down.zeros,
         bias=experts.down.bias,
         residual=residual,
         residual_stride=residual.stride(0),
@@ -142,6 +166,7 @@ def _few(
         top_k=top_k,
         columns=hidden,
         size=inter,
+        scaled=_scaled(experts.down, narrow.depth),
         cols=narrow.columns,
         depth=narrow.depth,
         ahead=narrow.ahead,
@@ -154,7 +179,7 @@ def _grouped(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Grouped
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.weight.shape[1:]
+    hidden, inter = _sizes(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
@@ -225,6 +250,8 @@ class _Tiles:
             x=x,
             x_stride=x.stride(0),
             weight=by.weight,
+            scales=by.scales,
+            zeros=by.zeros,
             bias=by.bias,
             out=out,
             lists=self.lists,
@@ -234,6 +261,7 @@ class _Tiles:
             top_k=top_k,
             columns=columns,
             size=x.shape[1],
+            scaled=by.scheme.group,
             activation=activation,
             rows=self.rows,
             cols=tune.columns,

@@ -9,14 +9,15 @@ import triton
 import triton.language as tl
 
 from minfer.kernels.activation import gated_product
-from minfer.kernels.pdl import arrive, follow, follow_first, prefetch
-
-
-@triton.jit
-def _lanes(k, size: tl.constexpr, depth: tl.constexpr):
-    """The elements [depth] of a pass from k, and which of them exist."""
-    lane = k + tl.arange(0, depth)
-    return lane, (lane < size) | (size % depth == 0)
+from minfer.kernels.leaf_tiles import (
+    add_lanes,
+    add_products,
+    is_packed,
+    leaf_lines,
+    load_tile,
+    prefetch_lines,
+)
+from minfer.kernels.pdl import arrive, follow, follow_first
 
 
 @triton.jit
@@ -24,12 +25,15 @@ def few_gate_up(
     x,
     x_stride,
     weight,
+    scales,
+    zeros,
     bias,
     out,
     ids,
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
+    scaled: tl.constexpr,
     activation: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
@@ -40,52 +44,61 @@ def few_gate_up(
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
     if expert >= 0:
-        line = tl.program_id(1) * cols + tl.arange(0, cols)
-        mine = line < columns
+        column = tl.program_id(1) * cols + tl.arange(0, cols)
+        mine = column < columns
         # Lines past the end repeat the last: no mask is needed.
-        line = tl.minimum(line, columns - 1)
-        gates = weight + (expert * 2 * columns + line)[:, None] * size
+        line = tl.minimum(column, columns - 1)
+        line = expert * 2 * columns + line
+        gates = leaf_lines(weight, scales, zeros, line, size, scaled)
+        ups = leaf_lines(weight, scales, zeros, line + columns, size, scaled)
         row = x + pair // top_k * x_stride
-        gate = tl.zeros([cols, depth], tl.float32)
-        up = tl.zeros([cols, depth], tl.float32)
+        lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
+        gate = tl.zeros([cols, lanes], tl.float32)
+        up = tl.zeros([cols, lanes], tl.float32)
+        full: tl.constexpr = size % depth == 0
         for k in tl.range(0, size, depth, num_stages=stages):
-            lane, inside = _lanes(k, size, depth)
-            w = tl.load(gates + lane[None, :], mask=inside[None, :], other=0.0)
-            v = tl.load(
-                gates + columns * size + lane[None, :], mask=inside[None, :], other=0.0
-            )
-            y = tl.load(row + lane, mask=inside, other=0.0).to(tl.float32)[None, :]
-            gate += w.to(tl.float32) * y
-            up += v.to(tl.float32) * y
+            lane = k + tl.arange(0, depth)
+            w = load_tile(gates, k, size, full, depth, scaled)
+            v = load_tile(ups, k, size, full, depth, scaled)
+            y = tl.load(row + lane, mask=(lane < size) | full, other=0.0)
+            y = y.to(tl.float32)[None, :]
+            gate = add_lanes(gate, w, y)
+            up = add_lanes(up, v, y)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
         if bias is not None:
-            biases = bias + expert * 2 * columns + line
-            gate += tl.load(biases)
-            up += tl.load(biases + columns)
+            gate += tl.load(bias + line)
+            up += tl.load(bias + line + columns)
         made = gated_product(gate, up, activation).to(out.dtype.element_ty)
-        tl.store(out + pair * columns + line, made, mask=mine)
+        tl.store(out + pair * columns + column, made, mask=mine)
 
 
 @triton.jit
 def _down_tile(
     weight,
+    scales,
+    zeros,
     expert,
     line,
-    lane,
+    k,
     columns: tl.constexpr,
     size: tl.constexpr,
+    depth: tl.constexpr,
+    scaled: tl.constexpr,
 ):
     """Weights [lines, lanes] of an expert; of no expert, none are read."""
-    inside = lane < tl.where(expert >= 0, size, 0)
-    at = weight + (expert * columns + line)[:, None] * size + lane[None, :]
-    return tl.load(at, mask=inside[None, :], other=0.0)
+    limit = tl.where(expert >= 0, size, 0)
+    line = expert * columns + line
+    leaf = leaf_lines(weight, scales, zeros, line, size, scaled)
+    return load_tile(leaf, k, limit, False, depth, scaled)
 
 
 @triton.jit
 def few_down(
     x,
     weight,
+    scales,
+    zeros,
     bias,
     residual,
     residual_stride,
@@ -94,6 +107,7 @@ def few_down(
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
+    scaled: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
     ahead: tl.constexpr,
@@ -108,29 +122,37 @@ def few_down(
     # Lines past the end repeat the last.
     line = tl.minimum(column, columns - 1)
     passes: tl.constexpr = (size + depth - 1) // depth
-    tiles = tl.tuple([])
+    tiles = ()
     for n in tl.static_range(min(ahead, top_k * passes)):
         at = ids + token * top_k + n // passes
         expert = tl.load(at, cache_modifier=".cg").to(tl.int64)
-        lane = n % passes * depth + lanes
-        tiles += (_down_tile(weight, expert, line, lane, columns, size),)
+        k = n % passes * depth
+        tiles += (
+            _down_tile(
+                *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
+            ),
+        )
     follow()
     where = residual + token * residual_stride + column
     before = tl.load(where, mask=column < columns, other=0.0)
-    acc = tl.zeros([cols, depth], tl.float32)
+    packed: tl.constexpr = is_packed(weight)
+    acc = tl.zeros([cols, depth // 2 if packed else depth], tl.float32)
     start = tl.zeros([cols], tl.float32)
     for n in tl.static_range(top_k * passes):
         pair = token * top_k + n // passes
         expert = tl.load(ids + pair).to(tl.int64)
         share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
-        lane = n % passes * depth + lanes
+        k = n % passes * depth
+        lane = k + lanes
         if n < ahead:
             w = tiles[n]
         else:
-            w = _down_tile(weight, expert, line, lane, columns, size)
+            w = _down_tile(
+                *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
+            )
         inside = lane < tl.where(expert >= 0, size, 0)
         y = tl.load(x + pair * size + lane, mask=inside, other=0.0).to(tl.float32)
-        acc += w.to(tl.float32) * (y * share)[None, :]
+        acc = add_lanes(acc, w, (y * share)[None, :])
         if bias is not None and n % passes == 0:
             own = bias + expert * columns + line
             known = line < tl.where(expert >= 0, columns, 0)
@@ -200,6 +222,8 @@ def grouped(
     x,
     x_stride,
     weight,
+    scales,
+    zeros,
     bias,
     out,
     lists,
@@ -209,6 +233,7 @@ def grouped(
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
+    scaled: tl.constexpr,
     activation: tl.constexpr,
     rows: tl.constexpr,
     cols: tl.constexpr,
@@ -235,12 +260,11 @@ def grouped(
     line = tl.arange(0, lines)
     column = tl.minimum(column_tile * cols + line // each, columns - 1)
     line = expert * (each * columns) + column + line % each * columns
+    leaf = leaf_lines(weight, scales, zeros, line, size, scaled)
     if activation is None:
         if exists:
             for i in tl.static_range(stages):
-                lane = i * depth + tl.arange(0, depth // 16) * 16
-                lane = tl.minimum(lane, size - 1)[None, :]
-                prefetch(weight + line[:, None] * size + lane)
+                prefetch_lines(leaf[0], i * depth, size, depth)
         follow()
     if exists:
         row = tl.arange(0, rows)
@@ -249,12 +273,15 @@ def grouped(
         acc = _tile(
             x + (pair // top_k).to(tl.int64)[:, None] * x_stride,
             there[:, None],
-            weight + line[:, None] * size,
+            leaf,
             size,
             depth,
+            scaled,
             swapped,
             stages,
         )
+        if scales is not None and scaled == 0:
+            acc *= tl.load(scales + line)[None, :]
         if bias is not None:
             acc += tl.load(bias + line)[None, :]
         if activation is not None:
@@ -270,28 +297,23 @@ def grouped(
 def _tile(
     x,
     there,
-    weight,
+    leaf,
     size: tl.constexpr,
     depth: tl.constexpr,
+    scaled: tl.constexpr,
     swapped: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Products [rows, lines] of rows of x with lines of the weights. swapped: the weights
-    are the first operand, as tensor cores take 64 lines of that, and 8 of the second.
-    """
+    """Products [rows, lines] of rows of x with lines of the weights."""
     rows: tl.constexpr = x.shape[0]
-    lines: tl.constexpr = weight.shape[0]
+    lines: tl.constexpr = leaf[0].shape[0]
     acc = tl.zeros([lines, rows] if swapped else [rows, lines], tl.float32)
+    full: tl.constexpr = size % depth == 0
     for k in tl.range(0, size, depth, num_stages=stages):
-        lane, inside = _lanes(k, size, depth)
-        lane = lane[None, :]
-        inside = inside[None, :]
-        w = tl.load(weight + lane, mask=inside, other=0.0)
-        y = tl.load(x + lane, mask=there & inside, other=0.0)
-        if swapped:
-            acc = tl.dot(w, tl.trans(y), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(y, tl.trans(w), acc, input_precision="ieee")
+        lane = k + tl.arange(0, depth)[None, :]
+        w = load_tile(leaf, k, size, full, depth, scaled)
+        y = tl.load(x + lane, mask=there & ((lane < size) | full), other=0.0)
+        acc = add_products(acc, w, y, swapped)
     return tl.trans(acc) if swapped else acc
 
 

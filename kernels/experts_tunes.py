@@ -118,13 +118,45 @@ GROUPED: Final = [
 WIDE: Final = Grouped(
     16, GroupedTune(16, 32, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 1, False)
 )
+# Of quantized experts, start values from arithmetic until they are measured: a warp loads
+# at least 256 bytes of a line, and rows are the first operand, so that numbers are
+# decoded where the tensor cores take them.
+FEW_NARROW: Final = {
+    8: Few(FewTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)),
+    4: Few(FewTune(2, 1024, 1, 1), DownTune(2, 1024, 1, 6)),
+}
+GROUPED_NARROW: Final = [
+    GroupedEntry(
+        8,
+        Grouped(
+            16,
+            GroupedTune(32, 128, 4, 4, 1, False),
+            GroupedTune(64, 128, 4, 4, 1, False),
+        ),
+    ),
+    GroupedEntry(
+        24,
+        Grouped(
+            32,
+            GroupedTune(32, 128, 4, 4, 1, False),
+            GroupedTune(64, 128, 4, 4, 1, False),
+        ),
+    ),
+    *GROUPED[2:],
+]
 
 
-def tune_of(tokens: int, top_k: int, experts: Experts) -> Tune:
-    """The constants for so many tokens, of so many experts each."""
-    mean = tokens * top_k / len(experts.down.weight)
+def tune_of(tokens: int, top_k: int, experts: Experts, *, wide: bool = False) -> Tune:
+    """The constants for so many tokens, of so many experts each. wide: activations are
+    float32.
+    """
+    by = experts.down
+    mean = tokens * top_k / len(by.weight)
     if tokens == 1 or mean <= FEW_SHARE:
-        return next(row.tune for row in FEW if experts.down.inputs <= row.inter)
-    if experts.down.weight.element_size() > 2:
+        if not by.scheme.is_plain:
+            return FEW_NARROW[by.scheme.bits]
+        return next(row.tune for row in FEW if by.inputs <= row.inter)
+    if wide or by.weight.element_size() > 2:
         return WIDE
-    return next(row.tune for row in GROUPED if mean <= row.mean)
+    table = GROUPED if by.scheme.is_plain else GROUPED_NARROW
+    return next(row.tune for row in table if mean <= row.mean)

@@ -42,8 +42,8 @@ def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> 
     table's (linear_tunes.py).
     """
     tune = tune or tune_of("norm_linear", x, by.weight)
-    if tune is not None and _fits(x, by):
-        return _launch(x, by, tune, norm=norm)
+    if tune is not None and fits(x, by):
+        return launch(x, by, tune, norm=norm)
     return plain.linear(rms_norm(x, norm), by)
 
 
@@ -55,8 +55,8 @@ def linear(x: Tensor, by: Linear) -> Tensor:
 def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias; else as above."""
     tune = tune or tune_of("linear_add", x, by.weight)
-    if tune is not None and _fits(x, by) and residual.is_contiguous():
-        _launch(x, by, tune, out=residual)
+    if tune is not None and fits(x, by) and residual.is_contiguous():
+        launch(x, by, tune, out=residual)
     else:
         plain.linear_add(residual, x, by)
 
@@ -77,15 +77,15 @@ def norm_gated(
     if activation != "silu":
         return gated_mul(norm_linear(x, norm, gate_up), activation)
     tune = tune or tune_of("norm_gated", x, gate_up.weight)
-    if tune is not None and _fits(x, gate_up, gated=True):
-        return _launch(x, gate_up, tune, norm=norm, gated=True)
+    if tune is not None and fits(x, gate_up, gated=True):
+        return launch(x, gate_up, tune, norm=norm, gated=True)
     normed, inter = rms_norm(x, norm), gate_up.weight.shape[0] // 2
     if fused and gate_up.bias is None and pays(x.shape[0], inter):
         return gated(normed, gate_up)
     return gated_mul(plain.linear(normed, gate_up))
 
 
-def _fits(x: Tensor, by: Linear, *, gated: bool = False) -> bool:
+def fits(x: Tensor, by: Linear, *, gated: bool = False) -> bool:
     """Whether the kernel takes such tensors: contiguous, with sizes that are multiples of
     16.
     """
@@ -96,7 +96,7 @@ def _fits(x: Tensor, by: Linear, *, gated: bool = False) -> bool:
     return tokens > 0 and aligned and together and on_triton(x)
 
 
-def _launch(
+def launch(
     x: Tensor,
     by: Linear,
     tune: Tune,
@@ -106,7 +106,7 @@ def _launch(
     out: Tensor | None = None,
 ) -> Tensor:
     """Run the kernel into a new tensor, or add to `out`."""
-    weight = by.weight
+    weight, add = by.weight, out is not None
     tokens, size = x.shape
     columns = len(weight) // (1 + gated)
     row_tiles = triton.cdiv(tokens, tune.rows)
@@ -124,6 +124,8 @@ def _launch(
         x=x,
         norm=None if norm is None else norm.weight,
         weight=weight,
+        scales=by.scales,
+        zeros=by.zeros,
         bias=by.bias,
         out=out,
         parts=parts,
@@ -132,29 +134,32 @@ def _launch(
         tokens=tokens,
         columns=columns,
         gated=gated,
+        add=add,
         size=size,
+        group=by.scheme.group,
         rows=tune.rows,
         cols=tune.columns,
         depth=tune.depth,
         splits=tune.splits,
         stages=tune.stages,
-        held=_held(weight, tune, gated=gated),
+        held=_held(by, tune, gated=gated),
+        swapped=tune.swapped,
         num_warps=tune.warps,
         launch_pdl=early(x),
     )
     return out
 
 
-def _held(weight: Tensor, tune: Tune, *, gated: bool) -> int:
+def _held(by: Linear, tune: Tune, *, gated: bool) -> int:
     """The number of passes whose weights a program holds before x is available: all, or
     none.
     """
-    size = weight.shape[1]
     depth = tune.depth * tune.splits
-    passes = triton.cdiv(size, depth)
+    passes = triton.cdiv(by.inputs, depth)
     lines = tune.columns * (1 + gated)
-    bytes_held = lines * tune.depth * passes * weight.element_size()
+    element = by.weight.element_size()
+    bytes_held = lines * tune.depth * passes * element // by.scheme.numbers
     few = bytes_held <= HELD_BYTES * THREADS * tune.warps
-    few = few and weight.numel() <= HELD_WEIGHTS
-    whole = tune.splits == 1 or size % depth == 0
+    few = few and by.weight.numel() <= HELD_WEIGHTS
+    whole = tune.splits == 1 or by.inputs % depth == 0
     return passes if tune.rows == tune.stages == 1 and few and whole else 0

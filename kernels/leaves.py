@@ -30,7 +30,8 @@ class Scheme:
     scales: str = ""  # their dtype; empty: the activations', or there are none
     zeros: bool = False  # each group has the number that stands for 0
     # What activations are rounded to before a product: nothing, or the same type, with a
-    # scale for a row of them, or for a group of a row.
+    # scale for a row of them, or for a group of a row. Kernels of the GPU do not round
+    # those of few tokens, of experts, or in groups, which is more exact.
     activations: Literal["as they are", "rows", "groups"] = "as they are"
     cpu: str  # the module of this folder on the CPU; empty: there is none
     gpu: str
@@ -82,7 +83,8 @@ FP8: Final = Scheme(
     scales="float32",
     activations="rows",
     cpu="quantized",
-    gpu="quantized",
+    gpu="quantized_linear",
+    gpu_experts="experts",
 )
 # DeepSeek-V3's: a scale of 128 x 128 numbers, stored for each output, so that matrices
 # are fused wherever their blocks begin.
@@ -94,7 +96,8 @@ FP8_BLOCKS: Final = Scheme(
     scales="float32",
     activations="groups",
     cpu="quantized",
-    gpu="quantized",
+    gpu="quantized_linear",
+    gpu_experts="experts",
 )
 INT8: Final = Scheme(
     name="int8",
@@ -103,7 +106,8 @@ INT8: Final = Scheme(
     scales="float32",
     activations="rows",
     cpu="quantized",
-    gpu="quantized",
+    gpu="quantized_linear",
+    gpu_experts="experts",
 )
 # Microscaling (OCP 2023): FP4 E2M1, scales of 8 bits that are powers of two.
 MXFP4: Final = Scheme(
@@ -113,7 +117,8 @@ MXFP4: Final = Scheme(
     group=32,
     scales="uint8",
     cpu="quantized",
-    gpu="quantized",
+    gpu="quantized_linear",
+    gpu_experts="experts",
 )
 PIECE: Final = 1 << 24  # numbers of a matrix that are dequantized at once
 INT4_GROUPS: Final = (32, 64, 128)
@@ -130,7 +135,8 @@ def int4(group: int, *, zeros: bool = False) -> Scheme:
         group=group,
         zeros=zeros,
         cpu="quantized",
-        gpu="quantized",
+        gpu="quantized_linear",
+        gpu_experts="experts",
     )
 
 

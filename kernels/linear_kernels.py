@@ -5,34 +5,44 @@ launches it.
 import triton
 import triton.language as tl
 
-from minfer.kernels.pdl import arrive, follow, prefetch
+from minfer.kernels.leaf_tiles import (
+    add_lanes,
+    add_products,
+    is_packed,
+    leaf_lines,
+    load_tile,
+    prefetch_lines,
+)
+from minfer.kernels.pdl import arrive, follow
 
 
 @triton.jit
-def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):
-    """The operands of a pass besides x: weights, the norm's weights, and their mask."""
+def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.constexpr):
+    """The operands of a pass besides x: their mask, weights, and the norm's weights."""
     lane = k + tl.arange(0, depth)[None, :]
     inside = (lane < size) | (size % depth == 0)
-    w = tl.load(weight + lane, mask=inside, other=0.0)
-    n = tl.load(norm + lane, mask=inside, other=0.0) if norm is not None else w
-    return w, n, inside
+    tile = (inside, load_tile(leaf, k, size, size % depth == 0, depth, group))
+    if norm is not None:
+        tile += (tl.load(norm + lane, mask=inside, other=0.0),)
+    return tile
 
 
 @triton.jit
-def _pass(acc, squares, x, there, tile, normed: tl.constexpr):
+def _pass(acc, squares, x, there, tile, swapped: tl.constexpr):
     """The sums plus a tile's products; those of one row are not yet summed over the
     depth.
     """
-    w, n, inside = tile
-    y = tl.load(x + tl.arange(0, w.shape[1])[None, :], mask=there & inside, other=0.0)
-    if normed:
+    depth: tl.constexpr = tile[0].shape[1]
+    y = tl.load(x + tl.arange(0, depth)[None, :], mask=there & tile[0], other=0.0)
+    dtype: tl.constexpr = y.dtype
+    if len(tile) > 2:
         wide = y.to(tl.float32)
         squares += wide * wide
-        y = wide * n
+        y = wide * tile[2]
     if y.shape[0] == 1:
-        acc += w.to(tl.float32) * y
+        acc = add_lanes(acc, tile[1], y)
     else:
-        acc = tl.dot(y.to(w.dtype), tl.trans(w), acc, input_precision="ieee")
+        acc = add_products(acc, tile[1], y.to(dtype), swapped)
     return acc, squares
 
 
@@ -40,7 +50,7 @@ def _pass(acc, squares, x, there, tile, normed: tl.constexpr):
 def _products(
     x,
     norm,
-    weight,
+    leaf,
     tiles,
     there,
     first,
@@ -49,23 +59,30 @@ def _products(
     rows: tl.constexpr,
     lines: tl.constexpr,
     depth: tl.constexpr,
+    group: tl.constexpr,
     stages: tl.constexpr,
     held: tl.constexpr,
+    swapped: tl.constexpr,
 ):
     """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares
     [rows].
     """
-    acc = tl.zeros([lines, depth] if rows == 1 else [rows, lines], tl.float32)
+    lanes: tl.constexpr = depth // 2 if is_packed(leaf[0]) else depth
+    tall: tl.constexpr = rows == 1 or swapped
+    wide: tl.constexpr = lanes if rows == 1 else rows
+    acc = tl.zeros([lines, wide] if tall else [rows, lines], tl.float32)
     squares = tl.zeros([rows, depth], tl.float32)
     for i in tl.static_range(held):
         at = x + first + i * depth
-        acc, squares = _pass(acc, squares, at, there, tiles[i], norm is not None)
+        acc, squares = _pass(acc, squares, at, there, tiles[i], swapped)
     if held == 0:
         for k in tl.range(first, last, depth, num_stages=stages):
-            tile = _tile(weight, norm, k, size, depth)
-            acc, squares = _pass(acc, squares, x + k, there, tile, norm is not None)
+            tile = _tile(leaf, norm, k, size, depth, group)
+            acc, squares = _pass(acc, squares, x + k, there, tile, swapped)
     if rows == 1:
         acc = tl.sum(acc, 1)[None, :]
+    elif swapped:
+        acc = tl.trans(acc)
     return acc, tl.sum(squares, 1)
 
 
@@ -74,6 +91,8 @@ def product(
     x,
     norm,
     weight,
+    scales,
+    zeros,
     bias,
     out,
     parts,
@@ -82,16 +101,19 @@ def product(
     tokens,
     columns,
     gated: tl.constexpr,
+    add: tl.constexpr,
     size: tl.constexpr,
+    group: tl.constexpr,
     rows: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
     splits: tl.constexpr,
     stages: tl.constexpr,
     held: tl.constexpr,
+    swapped: tl.constexpr,
 ):
-    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; no norm: out
-    +=.
+    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; add: to what
+    is in `out`.
     """
     tile = tl.program_id(1) // splits
     part = tl.program_id(1) % splits
@@ -105,7 +127,7 @@ def product(
     lines: tl.constexpr = cols * each
     line = tl.arange(0, lines)
     line = tl.minimum(tile * cols + line // each, columns - 1) + line % each * columns
-    at = weight + line.to(tl.int64)[:, None] * size
+    leaf = leaf_lines(weight, scales, zeros, line, size, group)
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
     first = part * share
     # Operands added at the end are loaded at the start: at the end they would cost a
@@ -113,14 +135,17 @@ def product(
     start = tl.zeros([rows, lines], tl.float32)
     if bias is not None:
         start += tl.load(bias + line)
-    tiles = _early(at, norm, first, size, depth, stages, held)
+    factor = 1.0
+    if scales is not None and group == 0:
+        factor = tl.load(scales + line)
+    tiles = _early(leaf, norm, first, size, depth, group, stages, held)
     follow()
-    if norm is None:
+    if add:
         start += tl.load(where, mask=mine, other=0.0)
     acc, total = _products(
         x + row * size,
         norm,
-        at,
+        leaf,
         tiles,
         row < tokens,
         first,
@@ -129,8 +154,10 @@ def product(
         rows,
         lines,
         depth,
+        group,
         stages,
         held,
+        swapped,
     )
     if splits > 1:
         cell = tile * tl.num_programs(0) + tl.program_id(0)
@@ -150,6 +177,8 @@ def product(
             total += tl.load(squares + i * lot)
     if norm is not None:
         acc *= tl.rsqrt(total / size + eps)[:, None]
+    if scales is not None and group == 0:
+        acc *= factor
     acc += start
     if gated:
         gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
@@ -159,21 +188,21 @@ def product(
 
 @triton.jit
 def _early(
-    weight,
+    leaf,
     norm,
     first,
     size: tl.constexpr,
     depth: tl.constexpr,
+    group: tl.constexpr,
     stages: tl.constexpr,
     held: tl.constexpr,
 ):
     """The tiles of `held` passes, loaded; if there are none, the first are prefetched to
     the cache.
     """
-    tiles = tl.tuple([])
+    tiles = ()
     for i in tl.static_range(held):
-        tiles += (_tile(weight, norm, first + i * depth, size, depth),)
+        tiles += (_tile(leaf, norm, first + i * depth, size, depth, group),)
     for i in tl.static_range(0 if held else stages):
-        ahead = first + i * depth + tl.arange(0, depth // 16) * 16
-        prefetch(weight + tl.minimum(ahead, size - 16))
+        prefetch_lines(leaf[0], first + i * depth, size, depth)
     return tiles

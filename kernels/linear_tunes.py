@@ -27,6 +27,7 @@ class Tune(NamedTuple):
     splits: int  # programs that share a tile's depth
     warps: int
     stages: int
+    swapped: bool = False  # weights are the first operand of the tensor cores
 
 
 class TuneEntry(NamedTuple):

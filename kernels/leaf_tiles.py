@@ -1,0 +1,284 @@
+"""Tiles of a leaf's matrix in Triton: loaded as they are stored, then multiplied.
+
+All kernels of products decode by these functions. The dtypes say how numbers are stored:
+bytes are two of 4 bits (with scales in bytes: FP4, else integers), else a number is an
+element. `group` is the scheme's; 0: scales, if there are any, multiply the sums.
+
+Arithmetic. Activations stay as they are, unlike in the schemes of 8 bits: with few tokens
+memory is the limit, and this is more exact. Numbers of few bits are exact in the
+activations' dtype. A pass within one group multiplies numbers, and scales its sums in
+float32; one with several groups rounds scaled weights to the activations' dtype, as
+`quantized.dequantize` does. Integers are centred on 8, so a zero point z is z - 8.
+
+Two of 4 bits: those of even inputs, in the low halves, are multiplied with the even
+activations, the others with the odd ones. No weights change places: a product sums over
+its inputs in any order. On Hopper few instructions make bfloat16 of four bytes, two
+numbers at once: under the exponent of 128, the integer q is 128 + q; bits of FP4 and FP8
+are those of a bfloat16 whose exponent is 126 or 120 too small.
+"""
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from minfer.kernels.pdl import prefetch
+
+MIDDLE = tl.constexpr(8)
+# Four bytes to four low and four high halves, in pairs of bfloat16.
+INTEGERS: Final = tl.constexpr("""{
+.reg .b32 a, b, c, d, m;
+mov.b32 m, 0x43084308;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
+sub.rn.bf16x2 $0, a, m;
+sub.rn.bf16x2 $1, b, m;
+sub.rn.bf16x2 $2, c, m;
+sub.rn.bf16x2 $3, d, m;
+}""")
+FP4: Final = tl.constexpr("""{
+.reg .b32 a, b, c, d, e, m;
+mov.b32 m, 0x7e807e80;
+prmt.b32 c, $4, 0, 0x1404;
+prmt.b32 d, $4, 0, 0x3424;
+shl.b32 a, c, 4;
+shl.b32 b, d, 4;
+shr.u32 e, a, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 a, a, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $0, a, m;
+shr.u32 e, b, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 b, b, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $1, b, m;
+shr.u32 e, c, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 c, c, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $2, c, m;
+shr.u32 e, d, 6;
+and.b32 e, e, 0x01c001c0;
+lop3.b32 d, d, 0x80008000, e, 0xea;
+mul.rn.bf16x2 $3, d, m;
+}""")
+# Four numbers of FP8 to bfloat16.
+FP8: Final = tl.constexpr("""{
+.reg .b32 a, b, c, d, m;
+mov.b32 m, 0x7b807b80;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+and.b32 c, c, 0x07f007f0;
+and.b32 d, d, 0x07f007f0;
+lop3.b32 a, a, 0x80008000, c, 0xea;
+lop3.b32 b, b, 0x80008000, d, 0xea;
+mul.rn.bf16x2 $0, a, m;
+mul.rn.bf16x2 $1, b, m;
+}""")
+
+
+@triton.constexpr_function
+def is_packed(values):
+    """Whether elements of this, or of what it points to, are two numbers each."""
+    kind = values.type.scalar
+    return (kind.element_ty if kind.is_ptr() else kind) == tl.uint8
+
+
+@triton.jit
+def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.constexpr):
+    """Where lines [lines] of a matrix, or of several, begin: weights, scales and zeros of
+    groups, as far as there are any.
+    """
+    line = line.to(tl.int64)[:, None]
+    each: tl.constexpr = 2 if is_packed(weight) else 1
+    groups: tl.constexpr = (size + group - 1) // group if group else 1
+    leaf = (weight + line * (size // each),)
+    if group:
+        leaf += (scales + line * groups,)
+        if zeros is not None:
+            leaf += (zeros + line * groups,)
+    return leaf
+
+
+@triton.jit
+def load_tile(
+    leaf,
+    k,
+    limit,
+    full: tl.constexpr,
+    depth: tl.constexpr,
+    group: tl.constexpr,
+):
+    """A tile [lines, depth] of `leaf_lines` from input k on, as it is stored: weights,
+    and scales and zeros [lines, groups]. full: no input is beyond `limit`.
+    """
+    each: tl.constexpr = 2 if is_packed(leaf[0]) else 1
+    lane = k // each + tl.arange(0, depth // each)[None, :]
+    tile = (tl.load(leaf[0] + lane, mask=(lane < limit // each) | full, other=0.0),)
+    for i in tl.static_range(1, len(leaf)):
+        at = k // group + tl.arange(0, max(depth // group, 1))[None, :]
+        tile += (tl.load(leaf[i] + at, mask=(at * group < limit) | full, other=0.0),)
+    return tile
+
+
+@triton.jit
+def prefetch_lines(weight, k, size: tl.constexpr, depth: tl.constexpr):
+    """Prefetch a tile of lines [lines, 1] to the cache, 32 bytes at once."""
+    each: tl.constexpr = 2 if is_packed(weight) else 1
+    step: tl.constexpr = 256 // weight.dtype.element_ty.primitive_bitwidth
+    ahead = tl.arange(0, max(depth // each // step, 1))[None, :] * step
+    prefetch(weight + tl.minimum(k // each + ahead, size // each - 1))
+
+
+@triton.jit
+def add_lanes(acc, tile, y):
+    """acc [lines, lanes] plus products of a tile with one row y [1, depth], not summed
+    over lanes, of which there are as many as elements of the tile's weights.
+    """
+    lanes: tl.constexpr = tile[0].shape[1]
+    if is_packed(tile[0]):
+        even, odd = _pairs(tile, tl.float32)
+        y0, y1 = tl.split(tl.reshape(y, [1, lanes, 2]))
+        products = even * y0 + odd * y1
+    else:
+        products = tile[0].to(tl.float32) * y
+    if len(tile) > 1:
+        products *= _spread(_factors(tile[1]), lanes)
+    return acc + products
+
+
+@triton.jit
+def add_products(acc, tile, y, swapped: tl.constexpr):
+    """acc [rows, lines] plus products of rows y [rows, depth] with a tile, by tensor
+    cores. swapped: acc is [lines, rows], and weights are the first operand, as tensor
+    cores take 64 lines of that, and 8 of the second.
+    """
+    groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
+    if groups == 1:
+        sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
+        factor = _factors(tile[1])
+        acc += sums * (factor if swapped else tl.trans(factor))
+    else:
+        acc = _add_dots(acc, tile, y, groups, swapped)
+    return acc
+
+
+@triton.jit
+def scaled_tile(tile):
+    """The weights [lines, depth] of a tile in float32."""
+    lanes: tl.constexpr = tile[0].shape[1]
+    factor = _spread(_factors(tile[1]), lanes)
+    if is_packed(tile[0]):
+        even, odd = _pairs(tile, tl.float32)
+        wide = tl.interleave(even * factor, odd * factor)
+    else:
+        wide = tile[0].to(tl.float32) * factor
+    return wide
+
+
+@triton.jit
+def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
+    """acc plus products, of scaled weights if there are several groups."""
+    lanes: tl.constexpr = tile[0].shape[1]
+    if is_packed(tile[0]):
+        even, odd = _pairs(tile, y.dtype)
+        if groups > 1:
+            factor = _spread(_factors(tile[1]).to(even.dtype), lanes)
+            even *= factor
+            odd *= factor
+        y0, y1 = tl.split(tl.reshape(y, [y.shape[0], lanes, 2]))
+        acc = _dot(acc, even.to(y.dtype), y0, swapped)
+        acc = _dot(acc, odd.to(y.dtype), y1, swapped)
+    else:
+        w = _numbers(tile[0], y.dtype)
+        if groups > 1:
+            w = w.to(tl.float32) * _spread(_factors(tile[1]), lanes)
+        acc = _dot(acc, w.to(y.dtype), y, swapped)
+    return acc
+
+
+@triton.jit
+def _dot(acc, w, y, swapped: tl.constexpr):
+    if swapped:
+        acc = tl.dot(w, tl.trans(y), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(y, tl.trans(w), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _factors(s):
+    """Scales in float32; bytes are exponents, of which 0 is the smallest number."""
+    if s.dtype == tl.uint8:
+        bits = s.to(tl.int32)
+        return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
+    return s.to(tl.float32)
+
+
+@triton.jit
+def _spread(values, lanes: tl.constexpr):
+    """Values [lines, groups] for each of the lanes. Of one group too: a broadcast alone
+    would keep the compiler from moving bytes, not numbers, to where they are multiplied.
+    """
+    lines: tl.constexpr = values.shape[0]
+    groups: tl.constexpr = values.shape[1]
+    wide = tl.broadcast_to(values[:, :, None], [lines, groups, lanes // groups])
+    return tl.reshape(wide, [lines, lanes])
+
+
+@triton.jit
+def _numbers(w, dtype: tl.constexpr):
+    """Numbers of 8 bits or more in this type, NaN excepted."""
+    fp8: tl.constexpr = (w.dtype == tl.float8e4nv) and (dtype == tl.bfloat16)
+    if fp8 and tl.target_info.cuda_capability_geq(9, 0):
+        w = tl.inline_asm_elementwise(
+            FP8, "=r,=r,r", [w], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        w = w.to(dtype)
+    return w
+
+
+@triton.jit
+def _pairs(tile, dtype: tl.constexpr):
+    """The numbers of low and high halves of bytes, less their zeros: in bfloat16 if that
+    is asked for on Hopper, else in float32.
+    """
+    fp4: tl.constexpr = tile[1].dtype == tl.uint8
+    kind: tl.constexpr = dtype if dtype == tl.bfloat16 else tl.float32
+    if (dtype != tl.float16) and tl.target_info.cuda_capability_geq(9, 0):
+        low, high = tl.inline_asm_elementwise(
+            FP4 if fp4 else INTEGERS,
+            "=r,=r,=r,=r,r",
+            [tile[0]],
+            (tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low, high = _half(tile[0] & 15, fp4), _half(tile[0] >> 4, fp4)
+    low, high = low.to(kind), high.to(kind)
+    if len(tile) > 2:
+        middle = _spread(tile[2].to(kind) - MIDDLE, tile[0].shape[1])
+        low -= middle
+        high -= middle
+    return low, high
+
+
+@triton.jit
+def _half(code, fp4: tl.constexpr):
+    """The numbers of 4 bits in float32: FP4, or integers less 8."""
+    if fp4:
+        exponent = (code >> 1 & 3).to(tl.int32)
+        digit = (code & 1).to(tl.int32)
+        size = tl.where(exponent == 0, digit, 2 + digit << exponent >> 1)  # halves
+        number = tl.where(code > 7, -size, size).to(tl.float32) * 0.5
+    else:
+        number = code.to(tl.float32) - MIDDLE
+    return number

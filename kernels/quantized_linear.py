@@ -1,0 +1,137 @@
+"""Products with quantized matrices on the GPU: the functions of plain.py.
+
+Theory. Few tokens: a product costs the bytes of its weights, so they are read as they are
+stored, and decoded in registers (leaf_tiles.py) by the kernel of fused_linear.py, with
+norm, gate and addition fused as there. Activations stay as they are, which schemes of 8
+bits round with many tokens: that is more exact, and memory is the limit. From two tokens
+on, and for 4 bits from one, the tensor cores multiply: 31 weights of 4 bits arrive at a
+processor in a clock, which leaves 4 of its instructions to each, and a float32
+multiplication with its conversions takes 8.
+
+Many tokens, in 8 bits with one scale an output: activations are rounded to 8 bits, a row
+at a time, by one kernel with the norm inside, and a library multiplies: FP8 by
+`torch._scaled_mm`, INT8 by `torch._int_mm`, whose integer sums are exact. In other
+schemes, and where those libraries do not take the sizes or the dtype, the matrix is
+dequantized into a tensor that lives as long as the product, and cuBLAS multiplies.
+quantized_tunes.py has the numbers of tokens between them, and the constants.
+"""
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.kernels import activation as gates
+from minfer.kernels import fused_linear
+from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
+from minfer.kernels.linear_tunes import Tune
+from minfer.kernels.norm import rms_norm
+from minfer.kernels.quantized_kernels import dequantized, round_rows
+from minfer.kernels.quantized_tunes import FUSED_NORM, tune_of
+
+LEAST_INTEGER_ROWS = 17  # of `torch._int_mm`
+
+gated_mul = gates.gated_mul
+
+
+def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> Tensor:
+    """rms_norm(x) @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype
+    of x.
+
+    Call it before a CUDA graph captures it. tune: constants instead of the table's.
+    """
+    tune = tune or tune_of(x, by)
+    if tune is not None and fused_linear.fits(x, by):
+        return _few(x, norm, by, tune)
+    if _in_8_bits(x, by):
+        return _rounded_product(x, norm, by)
+    return fused_linear.norm_linear(x, norm, _plain(by, x))
+
+
+def linear(x: Tensor, by: Linear, tune: Tune | None = None) -> Tensor:
+    """x @ weight.T + bias; else as above."""
+    tune = tune or tune_of(x, by)
+    if tune is not None and fused_linear.fits(x, by):
+        return _few(x, None, by, tune)
+    if _in_8_bits(x, by):
+        return _rounded_product(x, None, by)
+    return fused_linear.linear(x, _plain(by, x))
+
+
+def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None) -> None:
+    """residual [tokens, outputs] += x @ weight.T + bias; else as above."""
+    tune = tune or tune_of(x, by)
+    if tune is not None and fused_linear.fits(x, by) and residual.is_contiguous():
+        fused_linear.launch(x, by, tune, out=residual)
+    elif _in_8_bits(x, by):
+        residual.add_(_rounded_product(x, None, by))
+    else:
+        fused_linear.linear_add(residual, x, _plain(by, x))
+
+
+def norm_gated(
+    x: Tensor,
+    norm: Norm,
+    gate_up: Linear,
+    activation: Activation = "silu",
+    fused: bool = False,
+    tune: Tune | None = None,
+) -> Tensor:
+    """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
+    above.
+
+    fused: use gated.py where it is faster.
+    """
+    tune = tune or tune_of(x, gate_up, gated=True)
+    silu = activation == "silu"
+    if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
+        return _few(x, norm, gate_up, tune, gated=True)
+    if _in_8_bits(x, gate_up) or (tune is not None and not silu):
+        return gated_mul(norm_linear(x, norm, gate_up), activation)
+    return fused_linear.norm_gated(x, norm, _plain(gate_up, x), activation, fused)
+
+
+def _few(
+    x: Tensor, norm: Norm | None, by: Linear, tune: Tune, *, gated: bool = False
+) -> Tensor:
+    """The product by the kernel of few tokens, with the norm inside if there are so few
+    that it is worth to compute it in each program, and if float16 does not overflow.
+    """
+    inside = len(x) <= FUSED_NORM and (x.dtype is not torch.float16 or tune.rows == 1)
+    if norm is not None and not inside:
+        x, norm = rms_norm(x, norm), None
+    return fused_linear.launch(x, by, tune, norm=norm, gated=gated)
+
+
+def _in_8_bits(x: Tensor, by: Linear) -> bool:
+    """Whether a library multiplies numbers of 8 bits of such sizes."""
+    if by.scheme.activations != "rows" or not x.is_cuda:
+        return False
+    outputs, inputs = by.weight.shape
+    if by.scheme.storage == "int8":
+        return len(x) >= LEAST_INTEGER_ROWS and inputs % 8 == outputs % 8 == 0
+    aligned = inputs % 16 == outputs % 16 == 0
+    return len(x) > 0 and aligned and x.dtype is torch.bfloat16
+
+
+def _rounded_product(x: Tensor, norm: Norm | None, by: Linear) -> Tensor:
+    """The product of rows in 8 bits, each with a scale."""
+    numbers, scales = round_rows(x, by.weight.dtype, norm)
+    transposed = by.weight.t()
+    if by.scheme.storage == "int8":
+        total = torch._int_mm(numbers, transposed).float() * scales * by.scaled.t()
+        return (total if by.bias is None else total + by.bias.float()).to(x.dtype)
+    return torch._scaled_mm(
+        numbers,
+        transposed,
+        scales,
+        by.scaled.view(1, -1),
+        bias=by.bias,
+        out_dtype=x.dtype,
+        use_fast_accum=True,
+    )
+
+
+def _plain(by: Linear, x: Tensor) -> Linear:
+    """The leaf with its matrix in the dtype of x."""
+    weight = dequantized(by, x)
+    return evolve(by, weight=weight, scheme=PLAIN, scales=None, zeros=None)

@@ -1,0 +1,98 @@
+"""Compile the kernels of quantized matrices for a Hopper GPU where there is none, as
+`compiles.py` does others: `python -m tests.kernels.compiles_quantized`.
+"""
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from minfer import kernels
+from minfer.kernels import experts, quantized_linear
+from minfer.kernels.experts_tunes import FEW_NARROW, GROUPED_NARROW, Tune
+from minfer.kernels.leaves import (
+    FP8,
+    FP8_BLOCKS,
+    INT8,
+    MXFP4,
+    Choice,
+    Experts,
+    Linear,
+    Norm,
+    Scheme,
+    int4,
+)
+from minfer.kernels.quantized_kernels import dequantized, round_rows
+
+from .compiles import HIDDEN, INNER, QKV, Hopper, compiled, half, ints
+
+SCHEMES = (FP8, FP8_BLOCKS, INT8, int4(128), int4(32), int4(128, zeros=True), MXFP4)
+
+
+def leaf(scheme: Scheme, *shape: int, bias: bool = False) -> Linear:
+    *count, outputs, inputs = shape
+    groups = scheme.groups(inputs)
+    scales = torch.empty(
+        *count,
+        outputs,
+        groups,
+        dtype=getattr(torch, scheme.scales) if scheme.scales else torch.bfloat16,
+    )
+    zeros = torch.empty(*count, outputs, groups, dtype=torch.uint8)
+    storage = getattr(torch, scheme.storage)
+    return Linear(
+        weight=torch.empty(*count, outputs, inputs // scheme.numbers, dtype=storage),
+        bias=half(*count, outputs) if bias else None,
+        scheme=scheme,
+        scales=scales,
+        zeros=zeros if scheme.zeros else None,
+        parts=(outputs,),
+    )
+
+
+def products(scheme: Scheme, tokens: int) -> None:
+    x, norm = half(tokens, HIDDEN), Norm(half(HIDDEN), 1e-6)
+    quantized_linear.norm_linear(x, norm, leaf(scheme, QKV, HIDDEN, bias=True))
+    quantized_linear.linear_add(x, half(tokens, INNER), leaf(scheme, HIDDEN, INNER))
+    quantized_linear.norm_gated(x, norm, leaf(scheme, 2 * INNER, HIDDEN))
+
+
+def mixture(scheme: Scheme, tokens: int, tune: Tune) -> None:
+    """A layer of Qwen3-30B-A3B, or of gpt-oss-20b with biases."""
+    big = scheme is MXFP4
+    hidden, inter, top_k = (2880, 2880, 4) if big else (2048, 768, 8)
+    layer = Experts(
+        gate_up=leaf(scheme, 2, 2 * inter, hidden, bias=big),
+        down=leaf(scheme, 2, hidden, inter, bias=big),
+        activation="clamped" if big else "silu",
+    )
+    choice = Choice(ints(tokens, top_k), torch.ones(tokens, top_k))
+    x = half(tokens, hidden)
+    experts.add_experts(x, x, layer, choice, tune)
+
+
+def multiplied(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    """Instead of cuBLAS."""
+    return x.new_empty(len(x), len(weight))
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    JITFunction.run = compiled
+    kernels.interpreting = True  # kernels take tensors of the CPU
+    torch.nn.functional.linear = multiplied
+    for scheme in SCHEMES:
+        print(scheme.name, scheme.zeros, flush=True)
+        for tokens in (1, 16, 33):
+            products(scheme, tokens)
+        dequantized(leaf(scheme, QKV, HIDDEN), half(1, HIDDEN))
+        mixture(scheme, 1, FEW_NARROW[scheme.bits])
+        for row in GROUPED_NARROW:
+            mixture(scheme, 4, row.tune)
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        round_rows(half(512, INNER), dtype)
+        round_rows(half(512, HIDDEN), dtype, Norm(half(HIDDEN), 1e-6))
+
+
+if __name__ == "__main__":
+    main()

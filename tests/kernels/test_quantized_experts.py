@@ -1,0 +1,138 @@
+"""Sums of quantized experts against plain torch in float32, with dequantized matrices."""
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.kernels import plain_experts, quantized
+from minfer.kernels.experts_tunes import (
+    FEW_NARROW,
+    GROUPED_NARROW,
+    WIDE,
+    DownTune,
+    Few,
+    FewTune,
+    Grouped,
+    GroupedTune,
+    Tune,
+    tune_of,
+)
+from minfer.kernels.leaves import FP8, INT8, MXFP4, PLAIN, Experts, Linear, Scheme
+
+from .conftest import CUDA
+from .test_experts import TYPES, Case
+from .test_quantized_linear import LIMIT, relative, schemes
+
+# Small tiles, so that there are several of each kind.
+TUNES = {
+    "few": Few(FewTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
+    "few wide": Few(FewTune(16, 128, 2, 1), DownTune(32, 256, 2, 2)),
+    "rows": Grouped(
+        16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
+    ),
+    "lines": Grouped(
+        16, GroupedTune(32, 128, 4, 2, 2, True), GroupedTune(64, 64, 4, 2, 1, True)
+    ),
+}
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+
+
+def stored(by: Linear, scheme: Scheme) -> Linear:
+    weight, scales, zeros = quantized.quantize(by.weight, scheme, by.weight.dtype)
+    return evolve(by, weight=weight, scales=scales, zeros=zeros, scheme=scheme)
+
+
+def widened(by: Linear) -> Linear:
+    bias = None if by.bias is None else by.bias.float()
+    weight = quantized.dequantize(by)
+    return evolve(by, weight=weight, scales=None, zeros=None, scheme=PLAIN, bias=bias)
+
+
+def check(case: Case, scheme: Scheme, tune: Tune | None) -> None:
+    given = case.experts
+    case.experts = Experts(
+        gate_up=stored(given.gate_up, scheme),
+        down=stored(given.down, scheme),
+        activation=given.activation,
+    )
+    made = case.made(tune)
+    expected = case.residual.float()
+    wide = evolve(
+        case.experts,
+        gate_up=widened(case.experts.gate_up),
+        down=widened(case.experts.down),
+    )
+    plain_experts.add_experts(expected, case.x.float(), wide, case.choice)
+    error = relative(made, expected.double())
+    assert error < LIMIT[made.dtype], f"relative error {error:.2e}"
+
+
+@pytest.mark.long
+@schemes
+@pytest.mark.parametrize("tune", TUNES.values(), ids=[*TUNES])
+def test_schemes(scheme: Scheme, tune: Tune) -> None:
+    check(Case(2, 3, 1, 192, 64), scheme, tune)
+
+
+@schemes
+def test_one_token(scheme: Scheme) -> None:
+    check(Case(1, 2, 1, 64, 32 if scheme.group == 32 else 64), scheme, TUNES["few"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", [FP8, MXFP4], ids=["fp8", "mxfp4"])
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+@pytest.mark.parametrize("tune", [TUNES["few"], TUNES["rows"]], ids=["few", "rows"])
+def test_biases(scheme: Scheme, tune: Tune, dtype: torch.dtype) -> None:
+    check(Case(2, 3, 2, 64, 32, dtype, "clamped", bias=True), scheme, tune)
+
+
+@pytest.mark.long
+@schemes
+def test_padding_is_not_read(scheme: Scheme) -> None:
+    for tune in (TUNES["few"], TUNES["rows"]):
+        case = Case(2, 3, 1, 64, 64)
+        case.x[0] = torch.nan
+        case.choice.ids[0] = -1
+        case.choice.weights[0] = torch.nan
+        case.experts = evolve(
+            case.experts,
+            gate_up=stored(case.experts.gate_up, scheme),
+            down=stored(case.experts.down, scheme),
+        )
+        made = case.made(tune)
+        assert torch.equal(made[0], case.residual[0])
+        assert made.isfinite().all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scheme", "tokens"), [(MXFP4, 1), (INT8, 5)], ids=str)
+def test_constants_of_the_tables(scheme: Scheme, tokens: int) -> None:
+    check(Case(tokens, 2, 1, 64, 32), scheme, None)
+
+
+@schemes
+def test_constants_by_shape(scheme: Scheme) -> None:
+    down = stored(Case(1, 8, 1, 64, 64).experts.down, scheme)
+    layer = Experts(gate_up=down, down=down)
+    few = FEW_NARROW[scheme.bits]
+    assert tune_of(1, 8, layer) == few
+    taken = [tune_of(tokens, 4, layer) for tokens in range(1, 512, 3)]
+    assert [*dict.fromkeys(taken)] == [few, *(row.tune for row in GROUPED_NARROW)]
+    assert tune_of(64, 4, layer, wide=True) == WIDE
+
+
+@pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
+@schemes
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 8, 64, 300, 1100])
+def test_real_shapes(scheme: Scheme, dtype: torch.dtype, tokens: int) -> None:
+    check(Case(tokens, 32, 8, 2048, 768, dtype), scheme, None)
+    if scheme.group in (0, 32, 64):
+        case = Case(tokens, 16, 4, 2880, 2880, dtype, "clamped", bias=True)
+        check(case, scheme, None)
