@@ -32,7 +32,7 @@ from minfer.effects.models.weights import Weights
 from minfer.kernels import router
 from minfer.kernels.activation import gated_mul
 from minfer.kernels.experts import add_experts, experts_hit
-from minfer.kernels.leaves import Choice, Experts
+from minfer.kernels.leaves import Choice, Experts, Linear
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "moe": {  # Qwen3-30B-A3B
@@ -226,8 +226,8 @@ def loop(name: str) -> dict[str, Any]:
         return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
 
     experts = Experts(
-        gate_up=drawn(count, 2 * inter, hidden) / 45,
-        down=drawn(count, hidden, inter) / 28,
+        gate_up=Linear(weight=drawn(count, 2 * inter, hidden) / 45, parts=(inter, inter)),
+        down=Linear(weight=drawn(count, hidden, inter) / 28, parts=(hidden,)),
     )
     x, out = drawn(tokens, hidden), drawn(tokens, hidden).zero_()
     picked = torch.rand(tokens, count, device="cuda").topk(shape["num_experts_per_tok"])
@@ -238,7 +238,7 @@ def loop(name: str) -> dict[str, Any]:
 
     def looped() -> None:
         for gate_up, down, part in zip(
-            experts.gate_up, experts.down, shares, strict=True
+            experts.gate_up.weight, experts.down.weight, shares, strict=True
         ):
             inner = gated_mul(F.linear(x, gate_up))
             out.add_(F.linear(inner, down) * part[:, None])

@@ -52,7 +52,7 @@ from minfer.kernels.experts_kernels import (
     grouped,
 )
 from minfer.kernels.experts_tunes import Few, Grouped, GroupedTune, Tune, tune_of
-from minfer.kernels.leaves import Activation, Choice, Experts
+from minfer.kernels.leaves import Activation, Choice, Experts, Linear
 from minfer.kernels.pdl import arrivals, early
 
 CHUNK: Final = 1024  # pairs of a program that groups them
@@ -102,7 +102,8 @@ def most_tiles(pairs: int, experts: int, rows: int) -> int:
 def _fits(residual: Tensor, x: Tensor, experts: Experts) -> bool:
     """Whether the kernels take such tensors."""
     rows = residual.stride(1) == x.stride(1) == 1
-    together = experts.gate_up.is_contiguous() and experts.down.is_contiguous()
+    matrices = (experts.gate_up, experts.down)
+    together = all(one.weight.is_contiguous() for one in matrices)
     return rows and together and on_triton(x)
 
 
@@ -110,14 +111,14 @@ def _few(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Few
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.shape[1:]
+    hidden, inter = experts.down.weight.shape[1:]
     inner = x.new_empty(tokens * top_k, inter)
     wide, narrow = tune
     few_gate_up[tokens * top_k, triton.cdiv(inter, wide.columns)](
         x=x,
         x_stride=x.stride(0),
-        weight=experts.gate_up,
-        bias=experts.gate_up_bias,
+        weight=experts.gate_up.weight,
+        bias=experts.gate_up.bias,
         out=inner,
         ids=choice.ids,
         top_k=top_k,
@@ -132,8 +133,8 @@ def _few(
     )
     few_down[tokens, triton.cdiv(hidden, narrow.columns)](
         x=inner,
-        weight=experts.down,
-        bias=experts.down_bias,
+        weight=experts.down.weight,
+        bias=experts.down.bias,
         residual=residual,
         residual_stride=residual.stride(0),
         ids=choice.ids,
@@ -153,20 +154,19 @@ def _grouped(
     residual: Tensor, x: Tensor, experts: Experts, choice: Choice, tune: Grouped
 ) -> None:
     tokens, top_k = choice.ids.shape
-    hidden, inter = experts.down.shape[1:]
-    tiles = _Tiles(choice, len(experts.down), tune.rows)
+    hidden, inter = experts.down.weight.shape[1:]
+    tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
         x,
         top_k,
         experts.gate_up,
-        experts.gate_up_bias,
         experts.activation,
         inner,
         tune.gate_up,
     )
     parts = x.new_empty(tokens * top_k, hidden)
-    tiles.product(inner, 1, experts.down, experts.down_bias, None, parts, tune.down)
+    tiles.product(inner, 1, experts.down, None, parts, tune.down)
     combine[tokens, triton.cdiv(hidden, COMBINED)](
         parts=parts,
         residual=residual,
@@ -212,8 +212,7 @@ class _Tiles:
         self,
         x: Tensor,
         top_k: int,
-        weight: Tensor,
-        bias: Tensor | None,
+        by: Linear,
         activation: Activation | None,
         out: Tensor,
         tune: GroupedTune,
@@ -225,8 +224,8 @@ class _Tiles:
         grouped[self.most * triton.cdiv(columns, tune.columns),](
             x=x,
             x_stride=x.stride(0),
-            weight=weight,
-            bias=bias,
+            weight=by.weight,
+            bias=by.bias,
             out=out,
             lists=self.lists,
             tiles=self.tiles,

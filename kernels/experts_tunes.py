@@ -122,9 +122,9 @@ WIDE: Final = Grouped(
 
 def tune_of(tokens: int, top_k: int, experts: Experts) -> Tune:
     """The constants for so many tokens, of so many experts each."""
-    mean = tokens * top_k / len(experts.down)
+    mean = tokens * top_k / len(experts.down.weight)
     if tokens == 1 or mean <= FEW_SHARE:
-        return next(row.tune for row in FEW if experts.down.shape[2] <= row.inter)
-    if experts.down.element_size() > 2:
+        return next(row.tune for row in FEW if experts.down.inputs <= row.inter)
+    if experts.down.weight.element_size() > 2:
         return WIDE
     return next(row.tune for row in GROUPED if mean <= row.mean)

@@ -10,36 +10,127 @@ torch is not imported: the sizes of a model are read without it.
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@frozen
+@frozen(kw_only=True)
 class Scheme:
     """How a matrix's numbers are stored, and which modules multiply with it."""
 
     name: str
-    storage: str  # the dtype of the numbers
-    scales: str  # what a scale belongs to
-    arithmetic: str  # the dtype that products are computed in
+    bits: int  # of a number; 0: as activations have
+    storage: str  # the dtype that holds them; empty: the activations'
+    # Inputs that share a scale, of one output. 0: all inputs; there are scales unless
+    # the storage is the activations'.
+    group: int = 0
+    scales: str = ""  # their dtype; empty: the activations', or there are none
+    zeros: bool = False  # each group has the number that stands for 0
+    # What activations are rounded to before a product: nothing, or the same type, with a
+    # scale for a row of them, or for a group of a row.
+    activations: Literal["as they are", "rows", "groups"] = "as they are"
     cpu: str  # the module of this folder on the CPU; empty: there is none
     gpu: str
-    cpu_experts: str  # of products with the matrices of experts
-    gpu_experts: str
+    cpu_experts: str = "plain_experts"  # of products with the matrices of experts
+    gpu_experts: str = "plain_experts"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether numbers are stored in the activations' dtype, without scales."""
+        return not self.storage
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in an element of the storage: two of 4 bits are in a byte, the one of
+        the even input in the low half.
+        """
+        return 2 if self.bits == 4 else 1
+
+    def groups(self, inputs: int) -> int:
+        """Returns the scales of an output with so many inputs."""
+        if self.is_plain:
+            return 0
+        return -(-inputs // self.group) if self.group else 1
+
+    def matrix_bytes(self, outputs: int, inputs: int, element: int) -> int:
+        """Returns the bytes of a matrix, scales included, under activations of `element`
+        bytes.
+        """
+        if self.is_plain:
+            return outputs * inputs * element
+        scale = SCALE_BYTES.get(self.scales, element) + self.zeros
+        return outputs * (inputs * self.bits // 8 + self.groups(inputs) * scale)
 
 
+SCALE_BYTES: Final = {"float32": 4, "uint8": 1}
 PLAIN: Final = Scheme(
     name="plain",
-    storage="the activations' dtype: float32, bfloat16 or float16",
-    scales="none",
-    arithmetic="the activations' dtype, summed in float32",
+    bits=0,
+    storage="",
     cpu="plain",
     gpu="fused_linear",
-    cpu_experts="plain_experts",
     gpu_experts="experts",
 )
+# A scale of an output and of a token: each rounded to its largest magnitude.
+FP8: Final = Scheme(
+    name="fp8",
+    bits=8,
+    storage="float8_e4m3fn",
+    scales="float32",
+    activations="rows",
+    cpu="quantized",
+    gpu="quantized",
+)
+# DeepSeek-V3's: a scale of 128 x 128 numbers, stored for each output, so that matrices
+# are fused wherever their blocks begin.
+FP8_BLOCKS: Final = Scheme(
+    name="fp8_per_block",
+    bits=8,
+    storage="float8_e4m3fn",
+    group=128,
+    scales="float32",
+    activations="groups",
+    cpu="quantized",
+    gpu="quantized",
+)
+INT8: Final = Scheme(
+    name="int8",
+    bits=8,
+    storage="int8",
+    scales="float32",
+    activations="rows",
+    cpu="quantized",
+    gpu="quantized",
+)
+# Microscaling (OCP 2023): FP4 E2M1, scales of 8 bits that are powers of two.
+MXFP4: Final = Scheme(
+    name="mxfp4",
+    bits=4,
+    storage="uint8",
+    group=32,
+    scales="uint8",
+    cpu="quantized",
+    gpu="quantized",
+)
+PIECE: Final = 1 << 24  # numbers of a matrix that are dequantized at once
+INT4_GROUPS: Final = (32, 64, 128)
+
+
+def int4(group: int, *, zeros: bool = False) -> Scheme:
+    """Returns the scheme of integers from 0 to 15 in groups: (number - zero) * scale,
+    where zero is 8 unless groups have their own.
+    """
+    return Scheme(
+        name=f"int4-g{group}",
+        bits=4,
+        storage="uint8",
+        group=group,
+        zeros=zeros,
+        cpu="quantized",
+        gpu="quantized",
+    )
 
 
 class Shard(Enum):
@@ -62,14 +153,43 @@ class Norm:
 
 @frozen(eq=False, kw_only=True)
 class Linear:
-    """A matrix, or several fused ones, that activations are multiplied with."""
+    """A matrix, or several fused ones, that activations are multiplied with.
 
-    weight: "Tensor"  # [outputs, inputs]
+    Those of a layer's experts are one leaf: each tensor begins with a dimension of
+    experts.
+    """
+
+    weight: "Tensor"  # [outputs, inputs / scheme.numbers]
     bias: "Tensor | None" = None  # [outputs]
     scheme: Scheme = PLAIN
-    scales: "Tensor | None" = None  # factors for the numbers of `weight`
+    scales: "Tensor | None" = None  # [outputs, groups]: factors of the numbers
+    zeros: "Tensor | None" = None  # [outputs, groups] uint8: the numbers that mean 0
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
+
+    @property
+    def inputs(self) -> int:
+        """The size of the rows that it multiplies."""
+        return int(self.weight.shape[-1]) * self.scheme.numbers
+
+    @property
+    def scaled(self) -> "Tensor":
+        """The scales of a quantized matrix. Raises ValueError if it has none."""
+        if self.scales is None:
+            raise ValueError(f"a {self.scheme.name} matrix has no scales")
+        return self.scales
+
+    def select(self, at: "int | slice") -> "Linear":
+        """Returns a part of it along the first dimension: an expert's matrix, or some
+        outputs. It shares memory.
+        """
+        rest = (self.bias, self.scales, self.zeros)
+        bias, scales, zeros = (None if one is None else one[at] for one in rest)
+        weight = self.weight[at]
+        parts = self.parts if isinstance(at, int) else (len(weight),)
+        return evolve(
+            self, weight=weight, bias=bias, scales=scales, zeros=zeros, parts=parts
+        )
 
 
 @frozen(eq=False)
@@ -132,10 +252,6 @@ class Choice:
 class Experts:
     """The feed-forwards of a layer's experts."""
 
-    gate_up: "Tensor"  # [experts, 2 * inter, hidden]: gates, then what they multiply
-    down: "Tensor"  # [experts, hidden, inter]
-    gate_up_bias: "Tensor | None" = None  # [experts, 2 * inter]
-    down_bias: "Tensor | None" = None  # [experts, hidden]
+    gate_up: Linear  # 2 * inter outputs: gates, then what they multiply
+    down: Linear  # hidden outputs
     activation: Activation = "silu"
-    scheme: Scheme = PLAIN
-    shard: Shard = Shard.NONE

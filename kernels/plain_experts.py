@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels.leaves import Choice, Experts, Router
+from minfer.kernels import plain, quantized
+from minfer.kernels.leaves import Choice, Experts, Linear, Router
 from minfer.kernels.plain import gated_mul
 
 
@@ -55,24 +56,22 @@ def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -
     order = order[padding:]
     tokens = order // choice.ids.shape[1]
     inner = gated_mul(
-        _products(x.index_select(0, tokens), experts.gate_up, experts.gate_up_bias, hit),
-        experts.activation,
+        _products(x.index_select(0, tokens), experts.gate_up, hit), experts.activation
     )
-    own = _products(inner, experts.down, experts.down_bias, hit).float()
+    own = _products(inner, experts.down, hit).float()
     own.mul_(choice.weights.flatten()[order, None])
     total = torch.zeros_like(residual, dtype=torch.float32)
     residual.add_(total.index_add_(0, tokens, own))
 
 
-def _products(
-    x: Tensor, matrices: Tensor, biases: Tensor | None, hit: list[tuple[int, int]]
-) -> Tensor:
+def _products(x: Tensor, by: Linear, hit: list[tuple[int, int]]) -> Tensor:
     """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
     has each expert and the number of its pairs, in the order of the rows.
     """
+    product = plain.linear if by.scheme.is_plain else quantized.linear
     parts = x.split_with_sizes([count for _, count in hit])
     made = [
-        F.linear(part, matrices[expert], None if biases is None else biases[expert])
+        product(part, by.select(expert))
         for (expert, _), part in zip(hit, parts, strict=True)
     ]
     return torch.cat(made)

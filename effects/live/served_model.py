@@ -77,6 +77,7 @@ class ServedModel(Renders):
         model: str | None = None,
         *,
         dtype: str = "auto",
+        quantization: str | None = None,
         device: str = "auto",
         load_format: str = "auto",
         max_model_len: int | None = None,
@@ -106,6 +107,7 @@ class ServedModel(Renders):
         args = EngineArgs(
             model=model,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             load_format=load_format,
             max_model_len=max_model_len,

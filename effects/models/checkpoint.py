@@ -7,10 +7,14 @@ where tensors are made.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from attrs import evolve
+from tqdm import tqdm
 
 from minfer.effects.models.config_reader import CheckpointError as CheckpointError
 from minfer.effects.models.config_reader import (
@@ -21,9 +25,13 @@ from minfer.effects.models.config_reader import (
 from minfer.effects.models.json_files import CorruptFileError as CorruptFileError
 from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
+from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
+from minfer.effects.models.quantization import Files
 from minfer.effects.models.refusals import quantized_objection
-from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
+from minfer.effects.models.shapes import weight_bytes
+from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec, layer_prefix
+from minfer.effects.models.tensor_names import model_name
 from minfer.effects.models.weight_files import (
     INDEX_NAME,
     FoundTensors,
@@ -37,11 +45,13 @@ from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weigh
 from minfer.effects.models.weights import random_weights as random_weights
 from minfer.values.checks import LARGEST_TOKEN
 
-FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-PREFIX = "model."  # of all names but the output head's
-STACKED = ".experts.gate_up_proj"  # ends names of matrices of all experts of a layer
+SHOWN = 1 << 30  # bytes from which a progress bar is shown on a terminal
+STACKED = (
+    ".experts.gate_up_proj",
+    ".experts.gate_up_proj_blocks",
+)  # end names of matrices of all experts of a layer
 _log = logging.getLogger("minfer.weights")
 
 
@@ -89,36 +99,64 @@ def load_weights(
     missing, unexpected or misshapen tensors, `UnsupportedModelError` for what minfer does
     not run.
     """
+    dtype = dtype or spec.dtype
     with ExitStack() as stack:
         found = find_tensors(Path(folder), stack)
-        where = _by_model(spec, found, Path(folder))
-        weights = empty_weights(spec, dtype or spec.dtype, device)
-        parts = list(checkpoint_parts(spec, weights, stacked=_is_stacked(found)))
-        _fill(parts, where, device)
+        files = _files_of(spec, found)
+        where = _by_model(spec, found, files, Path(folder))
+        weights = empty_weights(spec, dtype, device)
+        if device == "cpu":
+            weights = _filled(spec, weights, files, where, dtype)
+        else:
+            _stream([*checkpoint_parts(spec, weights, files)], where)
+            layers = (finish_layer(layer, dtype) for layer in weights.layers)
+            weights = evolve(weights, layers=tuple(layers))
         if spec.tie_word_embeddings and LM_HEAD in where:
             _check_copy(where[LM_HEAD], weights)
     return weights
 
 
-def _is_stacked(found: FoundTensors) -> bool:
-    """Returns whether the matrices of all experts of a layer are one tensor: both forms
-    occur.
+def _files_of(spec: ModelSpec, found: FoundTensors) -> Files:
+    """Returns how the files store matrices: of experts, both forms occur."""
+    how = spec.quantization
+    stacked = any(place.name.endswith(STACKED) for place in found.places.values())
+    return Files(None if how is None else how.format, stacked)
+
+
+def _filled(
+    spec: ModelSpec,
+    weights: Weights,
+    files: Files,
+    where: Mapping[str, TensorPlace],
+    dtype: str,
+) -> Weights:
+    """Returns the weights with every tensor in its place, a layer after another, so that
+    none but one is in memory in two forms.
     """
-    return any(place.name.endswith(STACKED) for place in found.places.values())
+    layers, rest = list(weights.layers), evolve(weights, layers=())
+    del weights
+    for part in checkpoint_parts(evolve(spec, layers=()), rest, files):
+        part.fill(where[part.name].tensor())
+    hidden = None if weight_bytes(spec) >= SHOWN else True  # None: unless a terminal
+    for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
+        for part in layer_parts(spec.layers[i], layers[i], files):
+            place = where.get(layer_prefix(i) + part.name)
+            if place is not None:  # else it is optional
+                part.fill(place.tensor())
+        layers[i] = finish_layer(layers[i], dtype)
+    return evolve(rest, layers=tuple(layers))
 
 
-def _fill(parts: list[Part], where: Mapping[str, TensorPlace], device: str) -> None:
-    """Copy every tensor to its place in the weights, cast where dtypes differ."""
-    if device == "cpu":
-        for part in parts:
-            stored = where[part.name].tensor()
-            arranged = stored if part.arrange is None else part.arrange(stored)
-            part.place.copy_(arranged)
-        return
+def _stream(parts: list[Part], where: Mapping[str, TensorPlace]) -> None:
+    """Fill every tensor, on a GPU."""
     from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
-        [TensorJob(where[part.name].path, where[part.name].name, part) for part in parts]
+        [
+            TensorJob(where[part.name].path, where[part.name].name, part)
+            for part in parts
+            if part.name in where
+        ]
     )
 
 
@@ -135,7 +173,7 @@ def _check_copy(stored: TensorPlace, weights: Weights) -> None:
 
 
 def _by_model(
-    spec: ModelSpec, found: FoundTensors, folder: Path
+    spec: ModelSpec, found: FoundTensors, files: Files, folder: Path
 ) -> dict[str, TensorPlace]:
     """Returns the places by the model's tensor names, checked by headers alone.
 
@@ -144,41 +182,33 @@ def _by_model(
     head.
     """
     blank = empty_weights(spec, "float32", "meta")
-    parts = checkpoint_parts(spec, blank, stacked=_is_stacked(found))
-    expected = {part.name: part.shape for part in parts}
+    expected = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+    inert = () if files.format is None else files.format.inert
     odd = sorted(name for name in found.places if name not in expected)
-    if why := quantized_objection(one for one in odd if not one.startswith(spec.skipped)):
+    odd = [one for one in odd if not one.startswith(spec.skipped)]
+    if files.format is None and (why := quantized_objection(odd)):
         raise UnsupportedModelError(f"{folder}: {why}")
+    known = {*expected, LM_HEAD}
     where: dict[str, TensorPlace] = {}
     for place in found.places.values():
-        if place.name.startswith(spec.skipped):
+        if place.name.startswith(spec.skipped) or place.name.endswith(inert):
             continue
-        name = _model_name(spec, place.name, {*expected, LM_HEAD})
+        name = model_name(spec, place.name, known)
         if name in where:
             check_same(where[name], place)
         where[name] = place
     if spec.tie_word_embeddings and EMBED not in where and LM_HEAD in where:
         where[EMBED] = where.pop(LM_HEAD)
-    if missing := [name for name in expected if name not in where]:
-        raise _missing(missing, expected[missing[0]], found, folder)
+    needed = (name for name, part in expected.items() if not part.optional)
+    if missing := [name for name in needed if name not in where]:
+        raise _missing(missing, expected[missing[0]].shape, found, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         expected[LM_HEAD] = expected[EMBED]
     _check_surplus(spec, found, {n: p for n, p in where.items() if n not in expected})
-    for name, shape in expected.items():
-        _check_header(name, shape, where[name])
-    return {name: where[name] for name in expected}
-
-
-def _model_name(spec: ModelSpec, name: str, known: set[str]) -> str:
-    """Returns the model's name of a tensor that a file calls `name`."""
-    name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
-    for prefix in spec.family.prefixes:
-        if (found := name.replace(prefix, "", 1)) in known:
-            return found
-    for candidate in (name.removeprefix(PREFIX), PREFIX + name):
-        if candidate != name and candidate in known:
-            return candidate
-    return name
+    there = {name: where[name] for name in expected if name in where}
+    for name, place in there.items():
+        _check_header(name, expected[name], place)
+    return there
 
 
 def _missing(
@@ -220,17 +250,19 @@ def _check_surplus(
         _log.warning("%s: %s not in %s and not read", path, names, INDEX_NAME)
 
 
-def _check_header(name: str, shape: tuple[int, ...], place: TensorPlace) -> None:
+def _check_header(name: str, part: Part, place: TensorPlace) -> None:
     """Compare a tensor's shape and type with the expected ones."""
     header = place.file.get_slice(place.name)
-    if (found := tuple(header.get_shape())) != shape:
+    found, shape = tuple(header.get_shape()), part.shape
+    if found != shape and (math.prod(shape) > 1 or math.prod(found) != 1):
         raise TensorMismatchError(
             f"{place.path}: tensor {name} has shape {list(found)}, expected "
             f"{list(shape)} by config.json; use the config.json that belongs to these "
             f"weights"
         )
-    if (kind := header.get_dtype()) not in FLOAT_DTYPES:
+    if (kind := header.get_dtype()) not in part.types:
         raise UnsupportedModelError(
             f"{place.path}: tensor {name} has type {kind}, expected one of "
-            f"{', '.join(FLOAT_DTYPES)}; quantized weights are not supported yet"
+            f"{', '.join(part.types)}; use the config.json that belongs to these "
+            f"weights: its quantization_config says how matrices are stored"
         )

@@ -23,6 +23,7 @@ from minfer.effects.models.linear import (
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_gated
+from minfer.effects.models.quantization import Files
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class Dense:
         return self.hidden_size * self.intermediate_size
 
     @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices."""
-        return self.gate_up.matrix_elements + self.down.matrix_elements
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return (self.gate_up, self.down)
 
     @property
     def parameters(self) -> int:
@@ -132,16 +133,18 @@ def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[
     yield norm_part("post_feedforward_layernorm", after, rule)
 
 
-def dense_parts(sizes: Dense, weights: DenseWeights) -> Iterator[Part]:
+def dense_parts(sizes: Dense, weights: DenseWeights, files: Files) -> Iterator[Part]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield from matrix_parts(sizes, weights.gate_up, weights.down)
+    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
 
 
-def matrix_parts(sizes: Dense, gate_up: Linear, down: Linear) -> Iterator[Part]:
+def dense_matrix_parts(
+    sizes: Dense, gate_up: Linear, down: Linear, files: Files
+) -> Iterator[Part]:
     """Yields the tensors without the norms."""
-    yield from weight_parts(sizes.gate_up, gate_up)
-    yield from weight_parts(sizes.down, down)
+    yield from weight_parts(sizes.gate_up, gate_up, files)
+    yield from weight_parts(sizes.down, down, files)
     yield from bias_parts(sizes.gate_up, gate_up)
     yield from bias_parts(sizes.down, down)
 

@@ -31,6 +31,7 @@ from minfer.effects.models.linear import (
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
+from minfer.effects.models.quantization import Files
 from minfer.effects.models.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.windows import read_windows
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
@@ -105,9 +106,9 @@ class GQA:
         )
 
     @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices."""
-        return self.qkv.matrix_elements + self.out.matrix_elements
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return (self.qkv, self.out)
 
     @property
     def parameters(self) -> int:
@@ -236,13 +237,13 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     )
 
 
-def gqa_parts(sizes: GQA, weights: GQAWeights) -> Iterator[Part]:
+def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[Part]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
     for part in (
-        *weight_parts(sizes.qkv, weights.qkv),
+        *weight_parts(sizes.qkv, weights.qkv, files),
         *bias_parts(sizes.qkv, weights.qkv),
     ):
         of_values = part.name.startswith("self_attn.v_proj")
@@ -253,7 +254,7 @@ def gqa_parts(sizes: GQA, weights: GQAWeights) -> Iterator[Part]:
         yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
     if heads.sinks is not None:
         yield Part("self_attn.sinks", heads.sinks)
-    yield from weight_parts(sizes.out, weights.out)
+    yield from weight_parts(sizes.out, weights.out, files)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, norms)
@@ -263,14 +264,12 @@ def _ordered(part: Part, order: list[int] | None) -> Part:
     """Returns a part of queries or keys, the dimensions of its heads in `order`."""
     if order is None:
         return part
-    arrange = part.arrange
 
     def ordered(stored: "Tensor") -> "Tensor":
-        found = stored if arrange is None else arrange(stored)
-        by_head = found.view(-1, len(order), *found.shape[1:])
-        return by_head[:, order].view(found.shape)
+        by_head = stored.reshape(-1, len(order), *stored.shape[1:])
+        return by_head[:, order].view(stored.shape)
 
-    return evolve(part, arrange=ordered)
+    return part.then(ordered)
 
 
 def attend_gqa(

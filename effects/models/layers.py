@@ -7,9 +7,9 @@ case of each function below.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, fields, frozen, has
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.dense import (
@@ -29,7 +29,12 @@ from minfer.effects.models.gqa import (
     gqa_parts,
     read_gqa,
 )
-from minfer.effects.models.linear import Maker, NormRule
+from minfer.effects.models.linear import (
+    LinearSizes,
+    Maker,
+    NormRule,
+    unquantized,
+)
 from minfer.effects.models.mla import (
     MLA,
     MLAWeights,
@@ -48,7 +53,10 @@ from minfer.effects.models.moe import (
     read_moe,
 )
 from minfer.effects.models.parts import Part
+from minfer.effects.models.products import prepared
+from minfer.effects.models.quantization import PLAIN_FILES, Files
 from minfer.effects.models.rope_scaling import FULL, parse_ropes
+from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,9 +75,9 @@ class Layer:
     feed_forward: FeedForward
 
     @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices."""
-        return self.attention.matrix_elements + self.feed_forward.matrix_elements
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        return self.attention.matrices + self.feed_forward.matrices
 
     @property
     def parameters(self) -> int:
@@ -166,21 +174,40 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 
 
 def layer_parts(
-    layer: Layer, weights: LayerWeights, *, stacked: bool = False
+    layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
 ) -> Iterator[Part]:
-    """Yields the tensors of a layer of a checkpoint, with their places. `stacked`: the
-    matrices of experts are one tensor.
-    """
+    """Yields the tensors of a layer of a checkpoint, with their places."""
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as of_gqa:
-            yield from gqa_parts(gqa, of_gqa)
+            yield from gqa_parts(gqa, of_gqa, files)
         case MLA() as mla, MLAWeights() as of_mla:
-            yield from mla_parts(mla, of_mla)
+            yield from mla_parts(mla, of_mla, files)
     match layer.feed_forward, weights.feed_forward:
         case Dense() as dense, DenseWeights() as of_dense:
-            yield from dense_parts(dense, of_dense)
+            yield from dense_parts(dense, of_dense, files)
         case MoE() as moe, MoEWeights() as of_moe:
-            yield from moe_parts(moe, of_moe, stacked=stacked)
+            yield from moe_parts(moe, of_moe, files)
+
+
+def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
+    """Returns a layer, whose tensors are filled, in the form that kernels multiply with:
+    MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
+    parts of it, and quantized matrices as their kernels store them.
+    """
+    found: LayerWeights = _finished(weights, dtype)
+    return found
+
+
+def _finished(node: Any, dtype: str) -> Any:
+    """Returns a part of a layer's weights, finished."""
+    if isinstance(node, Linear):
+        return prepared(node)
+    if not has(type(node)) or isinstance(node, Norm | Router):
+        return node
+    if isinstance(node, LatentWeights):
+        return evolve(node, expansion=unquantized(node.expansion, dtype))
+    inner = {one.name: getattr(node, one.name) for one in fields(type(node))}
+    return evolve(node, **{key: _finished(one, dtype) for key, one in inner.items()})
 
 
 def attend(

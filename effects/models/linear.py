@@ -17,6 +17,7 @@ torch is imported only where tensors are made.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
@@ -24,6 +25,7 @@ from attrs import evolve, frozen
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.parts import Part
+from minfer.effects.models.quantization import PLAIN_FILES, Files, Quantization
 from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
 
 if TYPE_CHECKING:
@@ -42,16 +44,26 @@ class LinearSizes:
     inputs: int
     shard: Shard
     bias: bool = False
+    experts: int = 0  # matrices of so many experts, one leaf; 0: a matrix of its own
+    # Dequantized as it is loaded, if the checkpoint's is quantized.
+    plain: bool = False
 
     @property
     def matrix_elements(self) -> int:
         """Elements of the matrix, without the bias."""
-        return sum(self.outputs) * self.inputs
+        return max(1, self.experts) * sum(self.outputs) * self.inputs
 
     @property
     def elements(self) -> int:
         """Elements of matrix and bias."""
-        return self.matrix_elements + sum(self.outputs) * self.bias
+        biases = max(1, self.experts) * sum(self.outputs) * self.bias
+        return self.matrix_elements + biases
+
+    def matrix_bytes(self, scheme: Scheme, element: int) -> int:
+        """Returns the bytes of the matrix under activations of `element` bytes."""
+        outputs = max(1, self.experts) * sum(self.outputs)
+        used = PLAIN if self.plain else scheme
+        return used.matrix_bytes(outputs, self.inputs, element)
 
 
 @frozen
@@ -67,30 +79,57 @@ class NormRule:
 
 @frozen
 class Maker:
-    """Makes a model's uninitialised tensors: matrices in one dtype, the rest in another.
-
-    The rest (norms, biases, embeddings) is in the activations' dtype.
+    """Makes the uninitialised tensors of a layer, in the activations' dtype but for
+    quantized matrices.
     """
 
     dtype: str
-    weight_dtype: str
     device: str
+    quantization: Quantization | None = None
+    prefix: str = ""  # of the layer's names in a checkpoint
 
     def linear(self, sizes: LinearSizes) -> Linear:
-        """Returns a matrix. Raises `UnsupportedModelError` for dtypes that no kernel
-        multiplies.
+        """Returns a matrix, or those of experts. Raises `UnsupportedModelError` for fused
+        matrices of which only some are quantized.
         """
-        return Linear(
-            weight=self.matrix(sum(sizes.outputs), sizes.inputs, dtype=self.weight_dtype),
-            bias=self.vector(sum(sizes.outputs)) if sizes.bias else None,
-            scheme=scheme_of(self.weight_dtype, self.dtype),
-            shard=sizes.shard,
-            parts=sizes.outputs,
+        scheme, rows = self._scheme(sizes), sum(sizes.outputs)
+        count = (sizes.experts,) if sizes.experts else ()
+        bias = self.tensor(*count, rows) if sizes.bias else None
+        made = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
+        if scheme.is_plain:
+            return made(weight=self.matrix(*count, rows, sizes.inputs))
+        groups = scheme.groups(sizes.inputs)
+        if scheme.bits == 4 and sizes.inputs % scheme.group:
+            raise UnsupportedModelError(
+                f"{sizes.names[0]}: groups of {scheme.group} do not divide its "
+                f"{sizes.inputs} inputs; choose smaller groups, or 8 bits"
+            )
+        scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
+        zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
+        stored = self.tensor(
+            *count, rows, sizes.inputs // scheme.numbers, dtype=scheme.storage
         )
+        return made(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
 
-    def matrix(self, *shape: int, dtype: str | None = None) -> "Tensor":
-        """Returns a matrix [rows, columns], or several [count, rows, columns], in `dtype`
-        or the activations'.
+    def _scheme(self, sizes: LinearSizes) -> Scheme:
+        """Returns the scheme of all the matrices that are fused in one."""
+        if self.quantization is None:
+            return PLAIN
+        if sizes.plain and self.quantization.at_load:
+            return PLAIN
+        names = sizes.names[:1] if sizes.experts else sizes.names
+        first, *others = (self.prefix + name for name in names)
+        found = self.quantization.scheme_of(first)
+        for name in others:
+            if self.quantization.scheme_of(name) != found:
+                raise UnsupportedModelError(
+                    f"of {first} and {name}, which are one matrix here, only one is "
+                    f"quantized; use a checkpoint in which both are, or neither"
+                )
+        return found
+
+    def matrix(self, *shape: int) -> "Tensor":
+        """Returns a matrix [rows, columns], or several [count, rows, columns].
 
         Large float32 ones with more outputs than inputs are stored by column on the CPU:
         there a product with few rows is twice as fast (MKL), of an expert 1.25 times, and
@@ -99,7 +138,7 @@ class Maker:
         import torch
 
         *count, rows, columns = shape
-        kind, place = torch_dtype(dtype or self.dtype), torch.device(self.device)
+        kind, place = torch_dtype(self.dtype), torch.device(self.device)
         turned = place.type == "cpu" and kind is torch.float32 and rows > columns
         if turned and math.prod(shape) >= BY_COLUMN:
             return torch.empty((*count, columns, rows), dtype=kind).mT
@@ -114,33 +153,48 @@ class Maker:
         return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
 
     def tensor(self, *shape: int, dtype: str | None = None) -> "Tensor":
-        """Returns a tensor in `dtype`, or the activations'."""
+        """Returns a tensor in `dtype`, of torch, or the activations'."""
         import torch
 
-        kind = torch_dtype(dtype or self.dtype)
+        kind = getattr(torch, dtype) if dtype else torch_dtype(self.dtype)
         return torch.empty(shape, dtype=kind, device=self.device)
 
 
-def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
-    """Returns the scheme of matrices in `weight_dtype` that multiply activations in
-    `dtype`.
-
-    Raises `UnsupportedModelError` if there is none.
+def weight_parts(
+    sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
+) -> Iterator[Part]:
+    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
+    their places.
     """
-    if weight_dtype != dtype:
-        raise UnsupportedModelError(
-            f"weights in {weight_dtype} under activations in {dtype} are not supported; "
-            f"use one type for both"
-        )
-    return PLAIN
+    for name, part in zip(sizes.names, split(linear), strict=True):
+        yield from matrix_parts(name, part, files)
 
 
-def weight_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
-    """Yields each fused matrix: its name in a layer of a checkpoint, and its place."""
-    for name, part in zip(
-        sizes.names, linear.weight.split_with_sizes(linear.parts), strict=True
-    ):
-        yield Part(f"{name}.weight", part)
+def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
+    """Yields the tensors of one matrix of that name."""
+    if linear.scheme.is_plain:
+        yield Part(f"{name}.weight", linear.weight, matrix=name)
+        return
+    for part in files.format_of(name).parts(name, linear):
+        yield evolve(part, matrix=name)
+
+
+def split(linear: Linear) -> Iterator[Linear]:
+    """Yields the matrices that are fused in one; they share its memory."""
+    end = 0
+    for outputs in linear.parts:
+        end += outputs
+        yield linear.select(slice(end - outputs, end))
+
+
+def unquantized(linear: Linear, dtype: str) -> Linear:
+    """Returns a matrix in full numbers."""
+    if linear.scheme.is_plain:
+        return linear
+    from minfer.kernels.quantized import dequantize
+
+    weight = dequantize(linear).to(torch_dtype(dtype))
+    return evolve(linear, weight=weight, scheme=PLAIN, scales=None, zeros=None)
 
 
 def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
@@ -167,7 +221,7 @@ def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
     Where products are summed over the ranks, only the first has the bias. Raises
     ValueError if the matrix cannot be split evenly.
     """
-    if linear.scheme is not PLAIN:
+    if not linear.scheme.is_plain:
         raise ValueError(f"scales of {linear.scheme.name} matrices cannot be divided yet")
     if linear.shard is Shard.NONE:
         return linear

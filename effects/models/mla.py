@@ -36,6 +36,7 @@ from minfer.effects.models.linear import (
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
+from minfer.effects.models.quantization import Files
 from minfer.effects.models.rope_scaling import Rope, softmax_factor
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard
 
@@ -113,6 +114,7 @@ class MLA:
             outputs=(self.heads * (self.plain_dim + self.value_dim),),
             inputs=self.rank,
             shard=Shard.COLUMN,
+            plain=True,
         )
 
     @property
@@ -127,11 +129,10 @@ class MLA:
         )
 
     @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices."""
-        inner = self.inputs.matrix_elements + self.expansion.matrix_elements
-        queries = self.queries.matrix_elements if self.query_rank else 0
-        return inner + queries + self.out.matrix_elements
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices."""
+        queries = (self.queries,) if self.query_rank else ()
+        return (self.inputs, *queries, self.expansion, self.out)
 
     @property
     def parameters(self) -> int:
@@ -139,7 +140,8 @@ class MLA:
         ranks = self.rank + (self.query_rank or 0)
         biases = self.latent_dim + (self.query_rank or 0) if self.bias else 0
         out = self.hidden_size * (1 + self.norms.after + self.out_bias)
-        return self.matrix_elements + ranks + biases + out
+        matrices = sum(one.matrix_elements for one in self.matrices)
+        return matrices + ranks + biases + out
 
     # --- memory -------------------------------------------------------------------------
 
@@ -236,27 +238,30 @@ def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
     )
 
 
-def mla_parts(sizes: MLA, weights: MLAWeights) -> Iterator[Part]:
+def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[Part]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     of_queries = _turn_last(sizes, sizes.query_dim)
     of_latents = _turn_last(sizes, sizes.latent_dim)
     yield norm_part("input_layernorm", weights.norm, sizes.norms)
-    query, latent = weight_parts(sizes.inputs, weights.inputs)
     own = sizes.query_rank is None
-    yield evolve(query, arrange=of_queries) if own else query
-    yield evolve(latent, arrange=of_latents)
+    query_name, _ = sizes.inputs.names
+    for part in weight_parts(sizes.inputs, weights.inputs, files):
+        if part.matrix != query_name:
+            yield part.then(of_latents)
+        else:
+            yield part.then(of_queries) if own else part
     if weights.inputs.bias is not None:
         query, latent = bias_parts(sizes.inputs, weights.inputs)
         if not own:  # queries themselves have none
             yield query
-        yield evolve(latent, arrange=of_latents)
+        yield latent.then(of_latents)
     if weights.query_norm is not None and weights.queries is not None:
         yield norm_part("self_attn.q_a_layernorm", weights.query_norm, LATENT_NORMS)
-        for part in weight_parts(sizes.queries, weights.queries):
-            yield evolve(part, arrange=of_queries)
+        for part in weight_parts(sizes.queries, weights.queries, files):
+            yield part.then(of_queries)
     yield norm_part("self_attn.kv_a_layernorm", weights.latents.norm, LATENT_NORMS)
-    yield from weight_parts(sizes.expansion, weights.latents.expansion)
-    yield from weight_parts(sizes.out, weights.out)
+    yield from weight_parts(sizes.expansion, weights.latents.expansion, files)
+    yield from weight_parts(sizes.out, weights.out, files)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, sizes.norms)
@@ -273,7 +278,7 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
     lines = [*range(plain), *(plain + one for one in order)]
 
     def arrange(stored: "Tensor") -> "Tensor":
-        by_vector = stored.view(-1, width, *stored.shape[1:])
+        by_vector = stored.reshape(-1, width, *stored.shape[1:])
         return by_vector[:, lines].view(stored.shape)
 
     return arrange

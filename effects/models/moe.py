@@ -16,12 +16,12 @@ With tensor parallelism, every expert is split as a dense feed-forward is.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.dense import Dense, feed_norm_parts, matrix_parts
+from minfer.effects.models.dense import Dense, dense_matrix_parts, feed_norm_parts
 from minfer.effects.models.families import ExpertKeys, Family
-from minfer.effects.models.linear import Maker, NormRule
+from minfer.effects.models.linear import LinearSizes, Maker, NormRule, matrix_parts, split
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import (
@@ -34,6 +34,7 @@ from minfer.effects.models.products import (
     normalise,
     route,
 )
+from minfer.effects.models.quantization import Files
 from minfer.kernels.leaves import (
     Activation,
     Experts,
@@ -79,10 +80,35 @@ class MoE:
         return self.hidden_size * (self.experts + self.keys.shared_gate) + own
 
     @property
-    def matrix_elements(self) -> int:
-        """Elements of all matrices but the router."""
-        shared = 0 if self.shared is None else self.shared.matrix_elements
-        return self.experts * self.expert_elements + shared
+    def gate_up(self) -> LinearSizes:
+        """The gates of all experts, and what they multiply."""
+        gate, up, _ = self.keys.matrices
+        return LinearSizes(
+            names=(f"{self.keys.experts}.0.{gate}", f"{self.keys.experts}.0.{up}"),
+            outputs=(self.intermediate_size, self.intermediate_size),
+            inputs=self.hidden_size,
+            shard=Shard.COLUMN,
+            bias=self.keys.bias,
+            experts=self.experts,
+        )
+
+    @property
+    def down(self) -> LinearSizes:
+        """Back to the residual stream, of all experts."""
+        return LinearSizes(
+            names=(f"{self.keys.experts}.0.{self.keys.matrices[2]}",),
+            outputs=(self.hidden_size,),
+            inputs=self.intermediate_size,
+            shard=Shard.ROW,
+            bias=self.keys.bias,
+            experts=self.experts,
+        )
+
+    @property
+    def matrices(self) -> tuple[LinearSizes, ...]:
+        """The sizes of all matrices but the router."""
+        shared = () if self.shared is None else self.shared.matrices
+        return (self.gate_up, self.down, *shared)
 
     @property
     def parameters(self) -> int:
@@ -213,7 +239,7 @@ def _read_rule(read: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
 
 def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
     """Returns uninitialised weights of these sizes."""
-    hidden, inter, count = sizes.hidden_size, sizes.intermediate_size, sizes.experts
+    hidden, count = sizes.hidden_size, sizes.experts
     keys, norms = sizes.keys, sizes.norms
     shared = None
     if sizes.shared is not None:
@@ -232,21 +258,18 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
             rule=sizes.rule,
         ),
         experts=Experts(
-            gate_up=make.matrix(count, 2 * inter, hidden, dtype=make.weight_dtype),
-            down=make.matrix(count, hidden, inter, dtype=make.weight_dtype),
-            gate_up_bias=make.tensor(count, 2 * inter) if keys.bias else None,
-            down_bias=make.tensor(count, hidden) if keys.bias else None,
+            gate_up=make.linear(sizes.gate_up),
+            down=make.linear(sizes.down),
             activation=sizes.activation,
-            shard=Shard.COLUMN,
         ),
         shared=shared,
         after=make.norm(hidden, norms) if norms.after else None,
     )
 
 
-def moe_parts(sizes: MoE, weights: MoEWeights, *, stacked: bool) -> Iterator[Part]:
+def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[Part]:
     """Yields the tensors of a layer of a checkpoint, with their places: the matrices of
-    experts one by one, or `stacked`, those of all experts as one tensor.
+    experts one by one, or stacked, those of all experts as one tensor.
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
@@ -255,42 +278,55 @@ def moe_parts(sizes: MoE, weights: MoEWeights, *, stacked: bool) -> Iterator[Par
         yield Part(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield Part(f"{keys.router}.e_score_correction_bias", router.correction)
-    expert_parts = _stacked_parts if stacked or keys.turned else _single_parts
-    yield from expert_parts(keys, weights.experts)
+    expert_parts = _stacked_parts if files.stacked or keys.turned else _single_parts
+    yield from expert_parts(sizes, weights.experts, files)
     if sizes.shared is not None and shared is not None:
-        yield from matrix_parts(sizes.shared, shared.gate_up, shared.down)
+        yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, files)
         if shared.gate is not None:
             yield Part(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
 
 
-def _single_parts(keys: ExpertKeys, experts: Experts) -> Iterator[Part]:
+def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
     """Yields the tensors of each expert."""
-    gate, up, down = keys.matrices
-    for i in range(len(experts.down)):
-        halves = zip((gate, up), experts.gate_up[i].chunk(2), strict=True)
-        for name, place in (*halves, (down, experts.down[i])):
-            yield Part(f"{keys.experts}.{i}.{name}.weight", place)
+    gate, up, down = sizes.keys.matrices
+    for i in range(sizes.experts):
+        of_gate, of_up = split(experts.gate_up.select(i))
+        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(i)))
+        for name, place in pieces:
+            yield from matrix_parts(f"{sizes.keys.experts}.{i}.{name}", place, files)
 
 
-def _stacked_parts(keys: ExpertKeys, experts: Experts) -> Iterator[Part]:
+def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
     """Yields the tensors of all experts."""
-    turned = keys.turned
-    for name, place in (
-        ("gate_up_proj", experts.gate_up),
-        ("gate_up_proj_bias", experts.gate_up_bias),
-        ("down_proj", experts.down),
-        ("down_proj_bias", experts.down_bias),
+    keys = sizes.keys
+    alternate = _gates_first if keys.turned else None
+    for name, by, of_first, order in (
+        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate),
+        ("down_proj", experts.down, sizes.down, None),
     ):
-        if place is None:
-            continue
-        shape, arrange = tuple(place.shape), None
-        if turned and name == "gate_up_proj":
-            shape, arrange = (shape[0], shape[2], shape[1]), _gates_first_turned
-        elif turned and name == "down_proj":
-            shape, arrange = (shape[0], shape[2], shape[1]), _turned
-        elif turned and name == "gate_up_proj_bias":
-            arrange = _gates_first
-        yield Part(f"{keys.experts}.{name}", place, arrange, shape)
+        matrix = f"{keys.experts}.{name}"
+        for part in _stack_parts(matrix, by, files, turned=keys.turned):
+            yield evolve(part, matrix=of_first.names[0]).then(order)
+        if by.bias is not None:
+            yield Part(f"{matrix}_bias", by.bias).then(order)
+
+
+def _stack_parts(
+    matrix: str, by: Linear, files: Files, *, turned: bool
+) -> Iterator[Part]:
+    """Yields the tensors of one matrix of all experts; those with full numbers may be
+    [experts, in, out].
+    """
+    if by.scheme.is_plain:
+        found = iter([Part(matrix, by.weight)])
+    else:
+        found = files.format_of(matrix).expert_parts(matrix, by)
+    for part in found:
+        if turned and part.name == matrix:
+            experts, outputs, inputs = part.shape
+            yield evolve(part, shape=(experts, inputs, outputs), arrange=_turned)
+        else:
+            yield part
 
 
 def _turned(stored: "Tensor") -> "Tensor":
@@ -303,10 +339,6 @@ def _gates_first(stored: "Tensor") -> "Tensor":
     shape = stored.shape
     paired = stored.reshape(shape[0], -1, 2, *shape[2:])
     return paired.transpose(1, 2).reshape(shape)
-
-
-def _gates_first_turned(stored: "Tensor") -> "Tensor":
-    return _gates_first(_turned(stored))
 
 
 def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:

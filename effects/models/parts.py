@@ -1,12 +1,14 @@
 """The places of a checkpoint's tensors in a model's weights."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FLOATS: Final = ("BF16", "F16", "F32", "F64")  # types of safetensors files
 
 
 @frozen(eq=False)
@@ -18,12 +20,41 @@ class Part:
     # Brings the checkpoint's tensor into the form of `place`; None: it has that form.
     arrange: "Callable[[Tensor], Tensor] | None" = None
     _shape: tuple[int, ...] | None = None  # in the checkpoint; None: that of `place`
+    types: tuple[str, ...] = FLOATS  # that the checkpoint may store it in
+    matrix: str = ""  # the name of the matrix that it belongs to, if it can be quantized
+    # Takes the arranged tensor, instead of a copy to `place`: of a matrix that is
+    # quantized as it is read.
+    take: "Callable[[Tensor], None] | None" = None
+    optional: bool = False  # a checkpoint may lack it
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape in the checkpoint."""
         return tuple(self.place.shape) if self._shape is None else self._shape
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the checkpoint's numbers are copied as they are."""
+        return self.arrange is None and self.take is None
+
     def under(self, prefix: str) -> "Part":
-        """Returns the same part, its name behind a prefix."""
-        return evolve(self, name=prefix + self.name)
+        """Returns the same part, its names behind a prefix."""
+        matrix = prefix + self.matrix if self.matrix else ""
+        return evolve(self, name=prefix + self.name, matrix=matrix)
+
+    def then(self, order: "Callable[[Tensor], Tensor] | None") -> "Part":
+        """Returns the same part, rearranged once more; None: not so."""
+        if order is None:
+            return self
+        first = self.arrange
+        return evolve(
+            self, arrange=order if first is None else lambda stored: order(first(stored))
+        )
+
+    def fill(self, stored: "Tensor") -> None:
+        """Put the checkpoint's tensor in its place, cast where dtypes differ."""
+        arranged = stored if self.arrange is None else self.arrange(stored)
+        if self.take is not None:
+            self.take(arranged)
+        else:
+            self.place.copy_(arranged)

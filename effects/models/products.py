@@ -111,16 +111,24 @@ def route(x: "Tensor", router: Router, real: "Tensor | None") -> Choice:
 
 def add_experts(residual: "Tensor", x: "Tensor", by: Experts, choice: Choice) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
-    kernels = _kernels(by, experts=True)
+    kernels = _kernels(by.down, experts=True)
     kernels.add_experts(residual, x, by, choice)
 
 
-def _kernels(by: Linear | Experts, *, experts: bool = False) -> Any:
+def prepared(by: Linear) -> Linear:
+    """Returns a leaf that is filled, as its kernels store it."""
+    kernels = _kernels(by, experts=by.weight.dim() == 3)
+    prepare = getattr(kernels, "prepare", None)
+    return by if prepare is None else prepare(by)
+
+
+def _kernels(by: Linear, *, experts: bool = False) -> Any:
     """Returns the module of kernels that multiplies with this leaf."""
     scheme = by.scheme
-    on_gpu = (by.down if isinstance(by, Experts) else by.weight).is_cuda
     matrices, mixtures = (
-        (scheme.gpu, scheme.gpu_experts) if on_gpu else (scheme.cpu, scheme.cpu_experts)
+        (scheme.gpu, scheme.gpu_experts)
+        if by.weight.is_cuda
+        else (scheme.cpu, scheme.cpu_experts)
     )
     if not (name := mixtures if experts else matrices):
         raise UnsupportedModelError(

@@ -58,11 +58,6 @@ KINDS: Final[Mapping[str, str]] = {
         "DeepSeek-V3 and Kimi K2 work",
     ),
 }
-# Published formats, by `quant_method`.
-_FORMATS: Final = {
-    "mxfp4": "MXFP4, as gpt-oss is published",
-    "fp8": "FP8, in blocks as DeepSeek-V3 and Kimi K2 are published",
-}
 # How names of tensors end that belong to quantized matrices.
 _QUANTIZED: Final = (
     "_blocks",  # MXFP4
@@ -76,8 +71,8 @@ _QUANTIZED: Final = (
     ".absmax",  # bitsandbytes
 )
 _INSTEAD: Final = (
-    "quantized weights are not supported yet; use the unquantized checkpoint, or convert "
-    "the weights to bfloat16 and remove quantization_config from config.json"
+    "config.json has no quantization_config, which says how it was quantized; use the "
+    "config.json that belongs to these weights, or the unquantized checkpoint"
 )
 
 
@@ -96,13 +91,16 @@ def refuse_kind(read: ConfigReader, names: list[str]) -> None:
 
 
 def refuse_quantized(read: ConfigReader) -> None:
-    """Refuse a config of quantized weights. Raises `UnsupportedModelError`."""
+    """Refuse a config of quantized weights of a model that transformers runs. Raises
+    `UnsupportedModelError`.
+    """
     how: Any = read.config.get("quantization_config")
-    if how is None:
-        return
-    method = how.get("quant_method") if isinstance(how, dict) else how
-    known = _FORMATS.get(str(method), repr(method))
-    raise read.refusal(f"quantization_config ({known}): {_INSTEAD}")
+    if how is not None:
+        method = how.get("quant_method") if isinstance(how, dict) else how
+        raise read.refusal(
+            f"quantization_config ({method!r}) is not supported for this architecture, "
+            f"which transformers' own model runs; use an unquantized checkpoint"
+        )
 
 
 def quantized_objection(names: Iterable[str]) -> str | None:

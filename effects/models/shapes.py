@@ -10,6 +10,7 @@ from typing import Final
 
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.leaves import PIECE
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, REJECTION
 from minfer.sampling.params import MAX_ADJUSTMENTS
@@ -33,13 +34,17 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
-    """Returns the bytes of all weights, in the spec's own dtypes or all in `dtype`."""
+    """Returns the bytes of all weights, or what they would be, all in `dtype`."""
     element = dtype_bytes(dtype or spec.dtype)
-    if spec.parameters:
-        return spec.parameters * element
-    matrices = sum(layer.matrix_elements for layer in spec.layers)
-    rest = parameter_count(spec) - matrices
-    return rest * element + matrices * dtype_bytes(dtype or spec.weight_dtype)
+    if spec.parameters or dtype is not None:
+        return parameter_count(spec) * element
+    matrices = [
+        (sizes.matrix_elements, sizes.matrix_bytes(spec.scheme_of(i, sizes), element))
+        for i, layer in enumerate(spec.layers)
+        for sizes in layer.matrices
+    ]
+    rest = parameter_count(spec) - sum(elements for elements, _ in matrices)
+    return rest * element + sum(stored for _, stored in matrices)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:
@@ -119,7 +124,18 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
     step = tokens * (token + mask_bytes(spec, sizes)) + rows * row + rope
-    return step + rejecting_bytes(spec, sizes)
+    return step + rejecting_bytes(spec, sizes) + dequantized_bytes(spec)
+
+
+def dequantized_bytes(spec: ModelSpec) -> int:
+    """Returns the bytes of what plain torch dequantizes at once: in float64 at most, and
+    a copy in float32.
+    """
+    if spec.quantization is None:
+        return 0
+    matrices = (sizes for layer in spec.layers for sizes in layer.matrices)
+    largest = max(sum(one.outputs) * one.inputs for one in matrices)
+    return min(largest, PIECE) * (8 + 4)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:

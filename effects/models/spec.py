@@ -11,8 +11,16 @@ from attrs import frozen
 from minfer.effects.models.families import Family
 from minfer.effects.models.kv_format import KvFormat
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
-from minfer.effects.models.linear import NormRule
+from minfer.effects.models.linear import LinearSizes, NormRule
 from minfer.effects.models.moe import MoE
+from minfer.effects.models.quantization import Quantization
+from minfer.kernels.leaves import PLAIN, Scheme
+
+
+def layer_prefix(layer: int) -> str:
+    """Returns how the names of a layer's tensors begin in a checkpoint."""
+    return f"model.layers.{layer}."
+
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
 
@@ -30,8 +38,8 @@ class ModelSpec:
     layers: tuple[Layer, ...]
     max_position_embeddings: int  # after scaling
     dtype: str  # of activations: the residual stream, norms, embeddings, logits
-    _weight_dtype: str | None = None  # of the layers' matrices; None: the activations'
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
+    quantization: Quantization | None = None  # of the layers' matrices
     eos_ids: tuple[int, ...]
     norms: NormRule = NO_NORMS
     embedding_scale: float = 1.0
@@ -44,14 +52,15 @@ class ModelSpec:
     parameters: int = 0
 
     @property
-    def weight_dtype(self) -> str:
-        """The dtype of the layers' matrices."""
-        return self._weight_dtype or self.dtype
-
-    @property
     def kv_dtype(self) -> str:
         """The dtype of keys and values in the cache."""
         return self._kv_dtype or self.dtype
+
+    def scheme_of(self, layer: int, sizes: LinearSizes) -> Scheme:
+        """Returns how a layer's matrix is stored in memory."""
+        if self.quantization is None or sizes.plain:
+            return PLAIN
+        return self.quantization.scheme_of(layer_prefix(layer) + sizes.names[0])
 
     @property
     def has_experts(self) -> bool:

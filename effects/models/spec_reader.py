@@ -9,7 +9,8 @@ from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
 from minfer.effects.models.fields import check_fields
 from minfer.effects.models.layers import read_layers
 from minfer.effects.models.linear import NormRule
-from minfer.effects.models.refusals import refuse_kind, refuse_quantized
+from minfer.effects.models.quantization import read_quantization
+from minfer.effects.models.refusals import refuse_kind
 from minfer.effects.models.spec import ModelSpec
 
 RMS_NORM_EPS = 1e-6  # where a config has none
@@ -58,6 +59,7 @@ def parse_spec(
         layers=layers,
         max_position_embeddings=context,
         dtype=read_dtype(read, dtype),
+        quantization=read_quantization(read),
         eos_ids=read.ids("eos_token_id"),
         norms=norms,
         embedding_scale=hidden**0.5 if family.embedding_scale else 1.0,
@@ -104,7 +106,6 @@ def _family(read: ConfigReader) -> Family:
         refuse_kind(read, names)
         what = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
         raise read.unknown(f"{what} is not supported; supported: {', '.join(FAMILIES)}")
-    refuse_quantized(read)
     _check_activation(read, family)
     check_fields(read, family)
     return family

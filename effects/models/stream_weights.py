@@ -25,6 +25,10 @@ _TYPES: Final = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
 }
 
 
@@ -86,12 +90,12 @@ def _fill(
             about = header.tensors[job.name]
             kind, part = _TYPES[about["dtype"]], job.part
             whole = target = part.place
-            direct = part.arrange is None and target.is_contiguous()
+            direct = part.is_copy and target.is_contiguous()
             if kind is not target.dtype or not direct:
                 whole = torch.empty(part.shape, dtype=kind, device=target.device)
             _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
             if whole is not target:
-                target.copy_(whole if part.arrange is None else part.arrange(whole))
+                part.fill(whole)
     # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()
 

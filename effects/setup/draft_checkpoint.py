@@ -15,6 +15,7 @@ from attrs import frozen
 from minfer.effects.models.checkpoint import CheckpointError, read_config
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.folders import bundled_folder, model_folder
 from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
 from minfer.records.config import EngineConfig
@@ -76,7 +77,8 @@ def _folder(model: str | None) -> Path:
 def _spec(folder: Path, dtype: str) -> ModelSpec:
     """Returns the draft model's sizes, in the target's dtype."""
     try:
-        return parse_spec(read_config(folder), str(folder / "config.json"), dtype)
+        spec = parse_spec(read_config(folder), str(folder / "config.json"), dtype)
+        return as_stored(spec, folder)
     except CheckpointError as error:
         raise ConfigError(f"speculative_config: as a draft model: {error}") from error
 

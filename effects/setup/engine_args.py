@@ -8,6 +8,8 @@ from typing import Any, Final
 from attrs import field, fields, frozen
 
 from minfer.effects.models.dtypes import DTYPE_BYTES
+from minfer.effects.models.formats import READERS
+from minfer.effects.models.quantization import LEVELS
 from minfer.effects.setup.device import DEVICES
 from minfer.effects.setup.option_values import (
     BYTES,
@@ -52,6 +54,12 @@ class EngineArgs:
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
         "(default: auto, which is the checkpoint's)",
         one_of(("auto", *DTYPES), "TYPE"),
+    )
+    quantization: str | None = option(
+        None,
+        f"round a checkpoint's matrices as it is loaded: {', '.join(LEVELS)}; a "
+        "checkpoint that is quantized already needs no option (default: none)",
+        one_of((*LEVELS, *READERS), "TYPE", optional=True),
     )
     device: str = option(
         "auto",

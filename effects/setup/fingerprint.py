@@ -37,6 +37,9 @@ def fingerprint(
     if args.executor == "torch" and args.load_format != "dummy":
         weights = [_file_identity(path) for path in sorted(_files(folder))]
     formats = [asdict(one) for one in spec.kv_formats]
+    how = spec.quantization
+    if how is not None:  # in that of unquantized weights nothing changes
+        formats.append({"matrices": how.format.scheme.name, "plain": sorted(how.plain)})
     identity = json.dumps([config, spec.dtype, formats, weights], sort_keys=True)
     return hashlib.sha256(identity.encode()).digest()
 

@@ -298,6 +298,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         ("model", model),
         *more,
         ("dtype", plan.spec.dtype),
+        *([("matrices", how.text)] if (how := plan.spec.quantization) else []),
         ("weights", size_text(plan.weights)),
         *drafts,
         ("activations", f"{size_text(plan.activations)} (estimated)"),

@@ -67,14 +67,18 @@ def whole(
     return OptionKind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
 
 
-def one_of(known: tuple[str, ...], metavar: str | None = None) -> OptionKind:
-    """Returns the kind of a few words; help texts list them unless there is a
-    `metavar`.
+def one_of(
+    known: tuple[str, ...], metavar: str | None = None, *, optional: bool = False
+) -> OptionKind:
+    """Returns the kind of a few words, or None if `optional`; help texts list them unless
+    there is a `metavar`.
     """
+
+    def fits(value: Any) -> bool:
+        return (optional and value is None) or value in known
+
     choices = None if metavar else known
-    return OptionKind(
-        f"one of {', '.join(known)}", known.__contains__, metavar, choices=choices
-    )
+    return OptionKind(f"one of {', '.join(known)}", fits, metavar, choices=choices)
 
 
 def _is_share(value: Any) -> bool:

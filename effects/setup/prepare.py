@@ -20,9 +20,11 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import UnknownModelError
 from minfer.effects.models.gqa import GQA
+from minfer.effects.models.quantization import requested
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
@@ -93,7 +95,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     device = _device(args, limit)
     folder = model_folder(args.model)
     raw = read_config(folder)
-    spec = _spec(raw, str(folder / "config.json"), args.dtype)
+    spec = _quantized(_spec(raw, str(folder / "config.json"), args.dtype), folder, args)
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
@@ -165,6 +167,21 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
             # The table's own refusals say more than transformers' class does.
             unknown = isinstance(refused, UnknownModelError)
             raise (error if unknown else refused) from None
+
+
+def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
+    """Returns the spec with its matrices stored as the settings and the checkpoint's
+    files say. Raises ConfigError.
+    """
+    if spec.parameters and args.quantization is not None:
+        raise ConfigError(
+            f"quantization {args.quantization!r} is not supported for "
+            f"{spec.family.architecture}, which transformers' own model runs"
+        )
+    how = requested(args.quantization, spec.quantization)
+    spec = evolve(spec, quantization=how)
+    has_files = args.executor == "torch" and args.load_format != "dummy"
+    return as_stored(spec, folder) if has_files else spec
 
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:

@@ -145,10 +145,16 @@ def mixture(tokens: int, tune: Tune | None) -> None:
     """Two layers of experts: silu, and clamped with biases."""
     for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
         layer = Experts(
-            gate_up=half(2, 2 * inter, hidden),
-            down=half(2, hidden, inter),
-            gate_up_bias=half(2, 2 * inter) if biased else None,
-            down_bias=half(2, hidden) if biased else None,
+            gate_up=Linear(
+                weight=half(2, 2 * inter, hidden),
+                bias=half(2, 2 * inter) if biased else None,
+                parts=(inter, inter),
+            ),
+            down=Linear(
+                weight=half(2, hidden, inter),
+                bias=half(2, hidden) if biased else None,
+                parts=(hidden,),
+            ),
             activation="clamped" if biased else "silu",
         )
         choice = Choice(ints(tokens, top_k), torch.ones(tokens, top_k))

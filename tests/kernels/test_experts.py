@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from minfer import kernels
@@ -22,7 +23,7 @@ from minfer.kernels.experts_tunes import (
     Tune,
     tune_of,
 )
-from minfer.kernels.leaves import Activation, Choice, Experts
+from minfer.kernels.leaves import Activation, Choice, Experts, Linear
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed, long
 
@@ -85,27 +86,23 @@ class Case:
         weights, ids = scores.topk(top_k)
         self.choice = Choice(ids.int(), weights)
         self.experts = Experts(
-            gate_up=2 * randn(experts, 2 * inter, hidden) / hidden**0.5,
-            down=randn(experts, hidden, inter) / inter**0.5,
-            gate_up_bias=randn(experts, 2 * inter) if bias else None,
-            down_bias=randn(experts, hidden) if bias else None,
+            gate_up=Linear(
+                weight=2 * randn(experts, 2 * inter, hidden) / hidden**0.5,
+                bias=randn(experts, 2 * inter) if bias else None,
+                parts=(inter, inter),
+            ),
+            down=Linear(
+                weight=randn(experts, hidden, inter) / inter**0.5,
+                bias=randn(experts, hidden) if bias else None,
+                parts=(hidden,),
+            ),
             activation=activation,
         )
 
     def expected(self) -> Tensor:
         """The sum without the residual, in float32."""
         given = self.experts
-        biases = [
-            None if one is None else one.float()
-            for one in (given.gate_up_bias, given.down_bias)
-        ]
-        wide = Experts(
-            gate_up=given.gate_up.float(),
-            down=given.down.float(),
-            gate_up_bias=biases[0],
-            down_bias=biases[1],
-            activation=given.activation,
-        )
+        wide = evolve(given, gate_up=widened(given.gate_up), down=widened(given.down))
         out = torch.zeros_like(self.residual, dtype=torch.float32)
         plain_experts.add_experts(out, self.x.float(), wide, self.choice)
         return out
@@ -131,9 +128,14 @@ class Case:
     def forget_others(self) -> None:
         """Experts that no token chose hold NaN."""
         hit = {*self.choice.ids.flatten().tolist()}
-        for expert in {*range(len(self.experts.down))} - hit:
-            self.experts.gate_up[expert] = torch.nan
-            self.experts.down[expert] = torch.nan
+        for expert in {*range(len(self.experts.down.weight))} - hit:
+            self.experts.gate_up.weight[expert] = torch.nan
+            self.experts.down.weight[expert] = torch.nan
+
+
+def widened(by: Linear) -> Linear:
+    bias = None if by.bias is None else by.bias.float()
+    return evolve(by, weight=by.weight.float(), bias=bias)
 
 
 @both
@@ -218,8 +220,8 @@ def test_tiles_hold_the_pairs_of_experts_that_are_hit_and_no_others(
 def test_constants_by_shape(experts: int) -> None:
     layer, wide = (
         Experts(
-            gate_up=torch.empty(experts, 2, 1, dtype=dtype),
-            down=torch.empty(experts, 1, 1, dtype=dtype),
+            gate_up=Linear(weight=torch.empty(experts, 2, 1, dtype=dtype), parts=(1, 1)),
+            down=Linear(weight=torch.empty(experts, 1, 1, dtype=dtype), parts=(1,)),
         )
         for dtype in (torch.bfloat16, torch.float32)
     )
@@ -230,7 +232,8 @@ def test_constants_by_shape(experts: int) -> None:
     assert [*dict.fromkeys(taken)] == order
     assert taken == sorted(taken, key=order.index)
     assert tune_of(experts, 1, wide) == WIDE
-    long = Experts(gate_up=layer.gate_up, down=torch.empty(experts, 1, 9999))
+    down = Linear(weight=torch.empty(experts, 1, 9999), parts=(1,))
+    long = Experts(gate_up=layer.gate_up, down=down)
     assert tune_of(1, 8, long) == FEW[-1].tune
 
 

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import plain_experts
-from minfer.kernels.leaves import Activation, Choice, Experts, Router, RoutingRule
+from minfer.kernels.leaves import (
+    Activation,
+    Choice,
+    Experts,
+    Linear,
+    Router,
+    RoutingRule,
+)
 from minfer.kernels.plain import gated_mul
 
 EXPERTS, TOP_K, HIDDEN, INTER = 6, 3, 16, 8
@@ -29,10 +36,16 @@ def experts_of(
 
     down = randn(EXPERTS, HIDDEN, INTER)
     return Experts(
-        gate_up=randn(EXPERTS, 2 * INTER, HIDDEN),
-        down=down.mT.contiguous().mT if by_column else down,
-        gate_up_bias=randn(EXPERTS, 2 * INTER) if bias else None,
-        down_bias=randn(EXPERTS, HIDDEN) if bias else None,
+        gate_up=Linear(
+            weight=randn(EXPERTS, 2 * INTER, HIDDEN),
+            bias=randn(EXPERTS, 2 * INTER) if bias else None,
+            parts=(INTER, INTER),
+        ),
+        down=Linear(
+            weight=down.mT.contiguous().mT if by_column else down,
+            bias=randn(EXPERTS, HIDDEN) if bias else None,
+            parts=(HIDDEN,),
+        ),
         activation=activation,
     )
 
@@ -47,16 +60,11 @@ def one_by_one(x: Tensor, experts: Experts, choice: Choice) -> Tensor:
     """The sum of each token's experts, in float32."""
     total = torch.zeros(x.shape, dtype=torch.float32)
     for token, expert in choice.ids.ge(0).nonzero().tolist():
-        index, weight = choice.ids[token, expert], choice.weights[token, expert]
-        biases = [
-            None if bias is None else bias[index]
-            for bias in (experts.gate_up_bias, experts.down_bias)
-        ]
-        inner = F.linear(x[token : token + 1], experts.gate_up[index], biases[0])
+        index, weight = int(choice.ids[token, expert]), choice.weights[token, expert]
+        first, second = (by.select(index) for by in (experts.gate_up, experts.down))
+        inner = F.linear(x[token : token + 1], first.weight, first.bias)
         inner = gated_mul(inner, experts.activation)
-        total[token] += (
-            weight * F.linear(inner, experts.down[index], biases[1])[0].float()
-        )
+        total[token] += weight * F.linear(inner, second.weight, second.bias)[0].float()
     return total
 
 

@@ -59,7 +59,8 @@ def test_sizes_are_those_of_the_weights() -> None:
             assert layer.parameters == sum(part.numel() for part in parts.values())
             if isinstance(layer.feed_forward, Dense):
                 matrices = [part for part in parts.values() if part.dim() == 2]
-                assert layer.matrix_elements == sum(part.numel() for part in matrices)
+                elements = sum(sizes.matrix_elements for sizes in layer.matrices)
+                assert elements == sum(part.numel() for part in matrices)
 
 
 def test_axes_alternate_so_that_a_sublayer_needs_one_sum() -> None:

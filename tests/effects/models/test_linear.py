@@ -8,12 +8,10 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.models import linear as linear_module
-from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.linear import (
     LinearSizes,
     Maker,
     bias_parts,
-    scheme_of,
     sharded,
     weight_parts,
 )
@@ -27,7 +25,7 @@ def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
 
 
 SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
-MAKE = Maker(dtype="float32", weight_dtype="float32", device="cpu")
+MAKE = Maker(dtype="float32", device="cpu")
 
 
 def filled(sizes: LinearSizes) -> Linear:
@@ -74,24 +72,18 @@ def test_large_matrices_with_more_outputs_are_stored_by_column(
     assert MAKE.matrix(12, 6).stride() == (1, 12)
     assert MAKE.matrix(6, 12).stride() == (12, 1)
     assert MAKE.matrix(8, 6).stride() == (6, 1)  # small
-    assert MAKE.matrix(12, 6, dtype="bfloat16").stride() == (6, 1)
+    half = evolve(MAKE, dtype="bfloat16")
+    assert half.matrix(12, 6).stride() == (6, 1)
     assert MAKE.matrix(2, 8, 6).stride() == (48, 1, 8)  # of several experts
     assert MAKE.matrix(2, 6, 8).stride() == (48, 8, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_matrices_in_the_type_of_activations_are_plain(dtype: str) -> None:
-    made = evolve(MAKE, dtype=dtype, weight_dtype=dtype).linear(SIZES)
+    made = evolve(MAKE, dtype=dtype).linear(SIZES)
     assert (made.scheme, made.scales) == (PLAIN, None)
     assert made.bias is not None
     assert made.weight.dtype is made.bias.dtype is getattr(torch, dtype)
-
-
-def test_other_types_of_matrices_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"in float16 .* in float32"):
-        scheme_of("float16", "float32")
-    with pytest.raises(UnsupportedModelError, match="use one type for both"):
-        evolve(MAKE, weight_dtype="bfloat16").linear(SIZES)
 
 
 # --- ranks ------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import pytest
 import torch
 from attrs import evolve
 
-from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import empty_weights, named_parts, random_weights
 from minfer.kernels.leaves import PLAIN
@@ -29,9 +28,3 @@ def test_a_tied_head_multiplies_with_the_embeddings(tied: bool) -> None:
     weights = empty_weights(evolve(SPEC, tie_word_embeddings=tied), "float32")
     assert (weights.lm_head.weight is weights.embed) == tied
     assert weights.lm_head.scheme is PLAIN
-
-
-def test_matrices_of_a_type_of_their_own_are_refused_until_there_is_a_kernel() -> None:
-    for load in (empty_weights, random_weights):
-        with pytest.raises(UnsupportedModelError, match="weights in float16 under"):
-            load(evolve(SPEC, weight_dtype="float16"), "float32")

@@ -1,0 +1,43 @@
+"""How published checkpoints store quantized matrices, one module a format.
+
+A `Format` says which tensors a matrix is in, and how each is brought into the form that
+minfer's kernels read (kernels/leaves.py): rows of outputs, scales by output.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.awq import read_awq
+from minfer.effects.models.formats.compressed_tensors import read_compressed
+from minfer.effects.models.formats.fp8 import read_fp8
+from minfer.effects.models.formats.gptq import read_gptq
+from minfer.effects.models.formats.mxfp4 import read_mxfp4
+from minfer.effects.models.formats.protocol import Format as Format
+
+# By `quant_method`.
+READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+
+
+def format_of(read: ConfigReader) -> Format | None:
+    """Returns the format that a config's `quantization_config` names; None: there is
+    none. Raises `UnsupportedModelError` and `ModelConfigError`.
+    """
+    how = read.config.get("quantization_config")
+    if how is None:
+        return None
+    method = how.get("quant_method") if isinstance(how, dict) else how
+    reader = READERS.get(str(method))
+    if reader is None or not isinstance(how, dict):
+        known = ", ".join(READERS)
+        raise read.refusal(
+            f"quantization_config with quant_method {method!r} is not supported; {known} "
+            f"are; or use the unquantized checkpoint, with --quantization"
+        )
+    return reader(read, how)

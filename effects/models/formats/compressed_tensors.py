@@ -1,0 +1,161 @@
+"""compressed-tensors, as llm-compressor writes it: integers of 4 bits in groups, of 8
+bits with a scale of an output, FP8 with a scale of an output, a matrix or 128 x 128
+numbers.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
+from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
+from minfer.effects.models.formats.int4_groups import Groups, read_groups
+from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
+from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
+from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.parts import FLOATS, Part
+from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, Linear, Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METHOD: Final = "compressed-tensors"
+INT8_TYPES: Final = ("I8",)
+Strategy = Literal["tensor", "channel", "block", "group"]
+
+
+@frozen
+class CompressedTensors(OneByOne):
+    """Tensors `weight` or `weight_packed`, `weight_scale`, and `weight_zero_point`."""
+
+    scheme: Scheme
+    scaled_by: Strategy
+    groups: Groups
+    method: str = METHOD
+    markers: tuple[str, ...] = (".weight_scale",)
+    # Sizes, static scales of activations, and those of a cache of 8 bits.
+    inert: tuple[str, ...] = (
+        ".weight_shape",
+        ".input_scale",
+        ".input_zero_point",
+        ".k_scale",
+        ".v_scale",
+    )
+
+    @property
+    def text(self) -> str:
+        """What people call it."""
+        return f"compressed-tensors, {self.scheme.name}"
+
+    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.parts`."""
+        outputs, name = len(by.weight), f"{matrix}.weight_scale"
+        if self.scheme.bits == 4:
+            yield from self._packed(matrix, by)
+            return
+        types = INT8_TYPES if self.scheme is INT8 else FP8_TYPES
+        yield Part(f"{matrix}.weight", by.weight, types=types)
+        if self.scaled_by == "block":
+            shape = (-(-outputs // BLOCK), by.scaled.shape[1])
+            yield Part(name, by.scaled, partial(of_rows, outputs), shape, FLOATS)
+        elif self.scaled_by == "tensor":
+            yield Part(name, by.scaled, partial(of_all, outputs), (1,), FLOATS)
+        else:
+            yield Part(name, by.scaled, types=FLOATS)
+
+    def _packed(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """Yields the tensors of integers of 4 bits."""
+        outputs, groups = len(by.weight), self.groups.count(by)
+        packed = (outputs, -(-by.inputs // EACH))
+        yield Part(
+            f"{matrix}.weight_packed", by.weight, _weight, packed, types=PACKED_TYPES
+        )
+        scales = Part(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
+        yield self.groups.spread(scales, by)
+        if by.zeros is not None:
+            zeros = Part(
+                f"{matrix}.weight_zero_point",
+                by.zeros,
+                _zeros,
+                (-(-outputs // EACH), groups),
+                types=PACKED_TYPES,
+            )
+            yield self.groups.spread(zeros, by)
+
+
+def _weight(stored: "Tensor") -> "Tensor":
+    return in_bytes(unpacked(stored, 1))
+
+
+def _zeros(stored: "Tensor") -> "Tensor":
+    return unpacked(stored, 0)
+
+
+def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
+    """Returns the format of a config with quant_method "compressed-tensors". Raises
+    `UnsupportedModelError`, `ModelConfigError`.
+    """
+    listed = how.get("config_groups")
+    if not isinstance(listed, dict) or not all(
+        isinstance(one, dict) for one in listed.values()
+    ):
+        raise read.error("quantization_config", "an object with config_groups")
+    found = {_read_scheme(read, one) for one in listed.values()}
+    if len(found) != 1:
+        raise _refusal(read, f"{len(found)} ways in one model are", "one is")
+    return found.pop()
+
+
+def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
+    """Returns the format of one of a config's groups."""
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, dict):
+        raise _refusal(read, "a group without weights is", "4 and 8 bits are")
+    kind, bits, by = (weights.get(key) for key in ("type", "num_bits", "strategy"))
+    if by is None:
+        by = "group" if weights.get("group_size") else "tensor"
+    match (kind, bits, by):
+        case ("int", 4, "group" | "channel"):
+            return _read_int4(read, weights, inputs)
+        case ("float", 8, "tensor" | "channel") if inputs:
+            return CompressedTensors(FP8, by, Groups(0))
+        case ("float", 8, "block") if inputs:
+            if weights.get("block_structure") != [BLOCK, BLOCK]:
+                what = f"block_structure {weights.get('block_structure')!r} is"
+                raise _refusal(read, what, f"[{BLOCK}, {BLOCK}] is")
+            return CompressedTensors(FP8_BLOCKS, by, Groups(0))
+        case ("int", 8, "tensor" | "channel") if inputs and weights.get(
+            "symmetric", True
+        ):
+            return CompressedTensors(INT8, by, Groups(0))
+    rounded = "rounded" if inputs else "not rounded"
+    what = f"weights of type {kind!r} with {bits!r} bits by {by!r}"
+    works = (
+        "4-bit integers by group or channel with activations not rounded, and FP8 and "
+        "symmetric INT8 with activations rounded, are"
+    )
+    raise _refusal(read, f"{what}, activations {rounded}, are", works)
+
+
+def _read_int4(
+    read: ConfigReader, weights: Mapping[str, Any], inputs: object
+) -> CompressedTensors:
+    """Returns the format of integers of 4 bits."""
+    if inputs:
+        raise _refusal(
+            read, "4-bit weights with activations rounded are", "not rounded, they are"
+        )
+    if weights.get("actorder") == "group":
+        raise _refusal(
+            read, "inputs ordered by activation (actorder 'group') are", "others are"
+        )
+    groups = read_groups(read, METHOD, 4, weights.get("group_size"))
+    zeros = not weights.get("symmetric", True)
+    return CompressedTensors(groups.scheme(zeros=zeros), "group", groups)
+
+
+def _refusal(read: ConfigReader, what: str, works: str) -> UnsupportedModelError:
+    return read.refusal(f"quantization_config ({METHOD}): {what} not supported; {works}")

@@ -1,0 +1,88 @@
+"""FP8 (E4M3) with a scale of a matrix, or of blocks of 128 x 128: as DeepSeek-V3, Kimi K2
+and Qwen3 are published.
+
+Scales of activations that a checkpoint may have (static ones) are not used: a scale of
+each token is at least as close.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.parts import FLOATS, Part
+from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK: Final = FP8_BLOCKS.group
+TYPES: Final = ("F8_E4M3",)
+
+
+@frozen
+class Fp8(OneByOne):
+    """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
+
+    blocks: bool
+    method: Final = "fp8"
+
+    @property
+    def text(self) -> str:
+        """What people call it."""
+        return f"FP8 in blocks of {BLOCK} x {BLOCK}" if self.blocks else "FP8"
+
+    @property
+    def scheme(self) -> Scheme:
+        """How its matrices are kept in memory."""
+        return FP8_BLOCKS if self.blocks else FP8
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What unquantized matrices lack."""
+        return (".weight_scale_inv", ".weight_scale")
+
+    @property
+    def inert(self) -> tuple[str, ...]:
+        """Scales of activations, and of a cache of 8 bits."""
+        return (".input_scale", ".k_scale", ".v_scale")
+
+    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.parts`."""
+        yield Part(f"{matrix}.weight", by.weight, types=TYPES)
+        outputs, groups = by.scaled.shape
+        shape: tuple[int, ...] = ()
+        if self.blocks:
+            shape, rows = (-(-outputs // BLOCK), groups), partial(of_rows, outputs)
+            name = f"{matrix}.weight_scale_inv"
+        else:
+            rows = partial(of_all, outputs)
+            name = f"{matrix}.weight_scale"
+        yield Part(name, by.scaled, rows, shape, FLOATS)
+
+
+def of_rows(outputs: int, stored: "Tensor") -> "Tensor":
+    """Returns the scales of blocks for each output."""
+    return stored.float().repeat_interleave(BLOCK, 0)[:outputs]
+
+
+def of_all(outputs: int, stored: "Tensor") -> "Tensor":
+    """Returns the scale of a matrix for each output."""
+    return stored.float().reshape(1, 1).expand(outputs, 1)
+
+
+def read_fp8(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+    """Returns the format of a config with quant_method "fp8". Raises
+    `UnsupportedModelError`.
+    """
+    block = how.get("weight_block_size")
+    if block not in (None, [BLOCK, BLOCK]):
+        what = f"quantization_config (fp8): weight_block_size {block!r}"
+        raise read.refusal(f"{what} is not supported; [{BLOCK}, {BLOCK}] and null are")
+    if (kind := how.get("fmt") or "e4m3") != "e4m3":
+        what = f"quantization_config (fp8): fmt {kind!r} is not supported"
+        raise read.refusal(f"{what}; 'e4m3' is")
+    return Fp8(blocks=block is not None)

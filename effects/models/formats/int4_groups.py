@@ -1,0 +1,67 @@
+"""What AWQ, GPTQ and compressed-tensors have in common: integers of 4 bits in groups."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import INT4_GROUPS, Linear, Scheme, int4
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALL_INPUTS: Final = -1  # of an output, in one group
+# Groups that all inputs of an output are cut into, which then have equal scales.
+WIDEST: Final = max(INT4_GROUPS)
+
+
+@frozen
+class Groups:
+    """The groups of a checkpoint."""
+
+    size: int  # in inputs; 0: all inputs of an output
+
+    def scheme(self, *, zeros: bool) -> Scheme:
+        """Returns how minfer keeps them."""
+        return int4(self.size or WIDEST, zeros=zeros)
+
+    def count(self, by: Linear) -> int:
+        """Returns the groups of an output in the checkpoint."""
+        return by.inputs // self.size if self.size else 1
+
+    def spread(self, part: Part, by: Linear) -> Part:
+        """Returns a part of values [outputs, groups], with one for each of minfer's
+        groups.
+        """
+        if self.size:
+            return part
+        return part.then(partial(_repeated, by.scaled.shape[1]))
+
+
+def zeros_of(by: Linear) -> "Tensor":
+    """Returns the numbers that mean 0. Raises ValueError if the groups have none."""
+    if by.zeros is None:
+        raise ValueError(f"groups of {by.scheme.name} have no zeros")
+    return by.zeros
+
+
+def _repeated(groups: int, values: "Tensor") -> "Tensor":
+    return values.expand(len(values), groups)
+
+
+def read_groups(read: ConfigReader, method: str, bits: object, size: object) -> Groups:
+    """Returns the groups of a config. Raises `UnsupportedModelError` for others than
+    minfer's.
+    """
+    if bits != 4:
+        what = f"quantization_config ({method}): {bits!r} bits are not supported"
+        raise read.refusal(f"{what}; 4 are")
+    if size in (ALL_INPUTS, None):
+        return Groups(0)
+    if size not in INT4_GROUPS:
+        known = ", ".join(map(str, INT4_GROUPS))
+        what = f"quantization_config ({method}): group_size {size!r} is not supported"
+        raise read.refusal(f"{what}; {known} and {ALL_INPUTS} are")
+    return Groups(int(str(size)))

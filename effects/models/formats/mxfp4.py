@@ -1,0 +1,53 @@
+"""MXFP4, as gpt-oss is published: the matrices of all experts, [experts, outputs, groups,
+16 bytes], and an exponent for each group of 32.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import MXFP4, Linear, Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TYPES: Final = ("U8",)
+
+
+@frozen
+class Mxfp4:
+    """Tensors `_blocks` and `_scales` of experts."""
+
+    scheme: Scheme = MXFP4
+    method: str = "mxfp4"
+    text: str = "MXFP4"
+    markers: tuple[str, ...] = ("_blocks",)
+    inert: tuple[str, ...] = ()
+
+    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.parts`."""
+        del by
+        raise UnsupportedModelError(
+            f"{matrix}: MXFP4 matrices other than those of all experts of a layer in one "
+            f"tensor, as gpt-oss is published, are not supported"
+        )
+
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.expert_parts`."""
+        shape = (*by.scaled.shape, MXFP4.group // MXFP4.numbers)
+        yield Part(f"{matrix}_blocks", by.weight, _flat, shape, TYPES)
+        yield Part(f"{matrix}_scales", by.scaled, types=TYPES)
+
+
+def _flat(stored: "Tensor") -> "Tensor":
+    """Returns bytes [experts, outputs, inputs / 2]."""
+    return stored.flatten(-2)
+
+
+def read_mxfp4(read: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
+    """Returns the format of a config with quant_method "mxfp4"."""
+    del read, how  # it has no options that change tensors
+    return Mxfp4()

@@ -1,0 +1,55 @@
+"""What a format of quantized checkpoints is."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.parts import Part
+from minfer.kernels.leaves import Linear, Scheme
+
+
+class OneByOne:
+    """A format without tensors of the matrices of all experts."""
+
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """See `Format.expert_parts`."""
+        del by
+        raise UnsupportedModelError(
+            f"{matrix}: quantized matrices of all experts in one tensor are supported in "
+            f"MXFP4 alone; a checkpoint with a tensor for each expert is supported"
+        )
+
+
+class Format(Protocol):
+    """How a checkpoint stores quantized matrices. A frozen value."""
+
+    @property
+    def method(self) -> str:
+        """Its `quant_method` in configs."""
+
+    @property
+    def text(self) -> str:
+        """What people call it: "AWQ"."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """How its matrices are kept in memory."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """How names of tensors end that only quantized matrices have."""
+
+    @property
+    def inert(self) -> tuple[str, ...]:
+        """How names of further tensors end, which are not read."""
+
+    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """Yields the tensors of a matrix [outputs, inputs] of this name. Each part's rows
+        are outputs, once arranged.
+        """
+
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
+        """Yields the tensors of the matrices [experts, outputs, inputs] of all experts of
+        a layer, where these are one. Raises `UnsupportedModelError` if the format has no
+        such tensors.
+        """

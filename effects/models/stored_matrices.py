@@ -1,0 +1,116 @@
+"""Which matrices a checkpoint's files leave unquantized, before any is loaded.
+
+Of a quantized checkpoint, the names of its tensors decide, as lists of exceptions in
+configs are read in several ways by those who write them. Of one that is quantized to INT8
+as it is loaded, a rule decides: rounding a row of activations to 8 bits takes its largest
+for 127, so where a few channels are many times larger than the rest (Dettmers et al.
+2022), the rest is rounded to little. A normalised row has its norm's factors as sizes of
+its channels, so a matrix that reads a norm whose largest factor is more than `OUTLIER`
+times the median one stays as it is. FP8 has an exponent, and needs no such rule.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve
+
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.linear import LinearSizes
+from minfer.effects.models.spec import ModelSpec, layer_prefix
+from minfer.effects.models.tensor_names import model_names
+from minfer.effects.models.weight_files import shards
+from minfer.kernels.leaves import INT8, Shard
+
+OUTLIER: Final = 8.0
+HEADER_LENGTH: Final = 8  # bytes of a file's first field
+
+
+def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Returns a spec whose quantization leaves out the matrices that the files of a
+    checkpoint leave out, or the rule does. Files that cannot be read change nothing: the
+    loader reports them.
+    """
+    how = spec.quantization
+    if how is None:
+        return spec
+    plain: Iterator[str] = iter(())
+    if not how.at_load:
+        plain = _unquantized(spec, folder)
+    elif how.format.scheme is INT8:
+        plain = _with_outliers(spec, folder)
+    with suppress(CheckpointError, OSError, ValueError):
+        return evolve(spec, quantization=evolve(how, plain=frozenset(plain)))
+    return spec
+
+
+def _matrices(spec: ModelSpec) -> Iterator[str]:
+    """Yields the names of all matrices; of experts, those of the first one."""
+    for i, layer in enumerate(spec.layers):
+        for sizes in layer.matrices:
+            for name in sizes.names:
+                yield layer_prefix(i) + name
+
+
+def _unquantized(spec: ModelSpec, folder: Path) -> Iterator[str]:
+    """Yields the matrices that are there, without the tensors of quantized ones."""
+    if spec.quantization is None:
+        return
+    markers = spec.quantization.format.markers
+    matrices = [*_matrices(spec)]
+    suffixes = (".weight", *markers)
+    known = {name + suffix for name in matrices for suffix in suffixes}
+    found = {name for name, _ in model_names(spec, _places(folder), known)}
+    for name in matrices:
+        quantized = any(name + marker in found for marker in markers)
+        if name + ".weight" in found and not quantized:
+            yield name
+
+
+def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
+    """Yields the matrices that read norms with outliers."""
+    wanted: dict[str, tuple[LinearSizes, ...]] = {}
+    for i, layer in enumerate(spec.layers):
+        after = layer.attention.norms.after
+        feed_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
+        reading = [
+            one for one in layer.feed_forward.matrices if one.shard is Shard.COLUMN
+        ]
+        prefix = layer_prefix(i)
+        wanted[f"{prefix}input_layernorm.weight"] = layer.attention.matrices[:1]
+        wanted[f"{prefix}{feed_norm}.weight"] = tuple(reading)
+    for name, path in model_names(spec, _places(folder), {*wanted}):
+        if name not in wanted or _peak(spec, *path) <= OUTLIER:
+            continue
+        prefix = name[: name.rindex(".", 0, -len(".weight")) + 1]
+        for sizes in wanted[name]:
+            yield from (prefix + one for one in sizes.names)
+
+
+def _peak(spec: ModelSpec, path: Path, name: str) -> float:
+    """Returns how many times the median factor of a norm the largest is."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt", device="cpu") as file:
+        factors = file.get_tensor(name).float() + spec.norms.offset
+    sizes = factors.abs()
+    return float(sizes.max() / sizes.median().clamp(min=1e-30))
+
+
+def _places(folder: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Yields the names of a checkpoint's tensors, and where they are."""
+    for path, names in shards(folder):
+        for name in _header(path) if names is None else names:
+            yield name, (path, name)
+
+
+def _header(path: Path) -> list[str]:
+    """Returns the names of a file's tensors."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH), "little")
+        if length > path.stat().st_size:
+            return []
+        header: dict[str, Any] = json.loads(file.read(length))
+    return [name for name in header if name != "__metadata__"]

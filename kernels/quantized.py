@@ -1,0 +1,225 @@
+"""Quantized matrices in plain torch: what each scheme of leaves.py means.
+
+Theory. A number is stored in few bits, times a scale that some of them share: of an
+output of the matrix (its numbers have like magnitudes), of 128 of an output's numbers, or
+of a group of 32 to 128 where there are so few bits that one large number would leave the
+others of its group no steps. The scale maps the largest magnitude to the largest number
+(Dettmers et al. 2022 for rows of integers, Micikevicius et al. 2022 for FP8, Frantar et
+al. 2022 for groups, Rouhani et al. 2023 for powers of two).
+
+With both operands in 8 bits, activations are rounded alike, a row (token) at a time, or
+in pieces of a row, so that a token's result does not depend on its neighbours. Products
+of integers are summed exactly. With weights alone in few bits, activations stay as they
+are, and the product is that with the dequantized matrix.
+
+These are the references of the kernels, and the products of a device that has no better
+ones. A matrix is dequantized in pieces, so that never more than `PIECE` of its numbers
+take their full size.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minfer.kernels import plain
+from minfer.kernels.leaves import FP8_BLOCKS, PIECE, Activation, Linear, Norm, Scheme
+
+FP8_MAX: Final = 448.0
+INT8_MAX: Final = 127
+FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and from 8 on their negatives
+FP4_EXPONENT: Final = 2  # of the largest, 6 = 1.5 * 2^2
+BIAS: Final = 127  # of exponents in 8 bits
+MIDDLE: Final = 8  # what means 0 in groups without zeros
+
+
+class Stored(NamedTuple):
+    """A matrix in its scheme's form."""
+
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+
+def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
+    """Returns a matrix [..., outputs, inputs], or several, rounded to the nearest numbers
+    of a scheme. `dtype` is the activations'. Raises ValueError where groups do not divide
+    the inputs.
+    """
+    if scheme is FP8_BLOCKS:
+        return _in_blocks(matrix)
+    groups, inputs = scheme.groups(matrix.shape[-1]), matrix.shape[-1]
+    if inputs % groups:
+        raise ValueError(f"{inputs} inputs are not divided by groups of {scheme.group}")
+    wide = matrix.float().reshape(*matrix.shape[:-1], groups, -1)
+    if scheme.bits == 8:
+        weight, scales = _rounded(wide, scheme)
+        return Stored(weight.flatten(-2), scales.squeeze(-1), None)
+    if scheme.scales == "uint8":
+        return _microscaled(wide)
+    return _integers(wide, scheme, dtype)
+
+
+def dequantize(by: Linear) -> Tensor:
+    """Returns a leaf's matrix, or matrices, in float32."""
+    scheme, weight = by.scheme, by.weight
+    if scheme.is_plain:
+        return weight.float()
+    numbers = _unpacked(weight) if scheme.bits == 4 else weight
+    if scheme.scales == "uint8":
+        table = torch.tensor([*FP4, *(-one for one in FP4)], device=weight.device)
+        wide = table[numbers.int()]
+        scales = torch.exp2(by.scaled.float() - BIAS)
+    else:
+        wide, scales = numbers.float(), by.scaled.float()
+    size = scheme.group or by.inputs
+    if scheme.bits == 4 and scheme.scales != "uint8":
+        wide = wide - (MIDDLE if by.zeros is None else _spread(by.zeros, size, by.inputs))
+    return wide * _spread(scales, size, by.inputs)
+
+
+def linear(x: Tensor, by: Linear) -> Tensor:
+    """x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype of `x`."""
+    rounded = round_activations(x, by.scheme)
+    at_once = max(1, PIECE // by.inputs)
+    rows = by.weight.shape[0]
+    made = [
+        _product(x, rounded, by.select(slice(i, min(i + at_once, rows))))
+        for i in range(0, rows, at_once)
+    ]
+    return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+
+def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
+    """`linear` of rms_norm(x)."""
+    return linear(plain.rms_norm(x, norm), by)
+
+
+def linear_add(residual: Tensor, x: Tensor, by: Linear) -> None:
+    """residual [tokens, outputs] += x @ weight.T + bias."""
+    residual.add_(linear(x, by))
+
+
+def norm_gated(
+    x: Tensor,
+    norm: Norm,
+    gate_up: Linear,
+    activation: Activation = "silu",
+    fused: bool = False,
+) -> Tensor:
+    """activation(gate) * up, as `plain.norm_gated`."""
+    del fused
+    return plain.gated_mul(norm_linear(x, norm, gate_up), activation)
+
+
+gated_mul = plain.gated_mul
+
+
+def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None:
+    """Returns activations [tokens, inputs] as a scheme rounds them, in its storage, and
+    their scales [tokens, groups] float32; None: they stay as they are.
+    """
+    if scheme.activations == "as they are":
+        return None
+    size = scheme.group if scheme.activations == "groups" else x.shape[-1]
+    padded = F.pad(x.float(), (0, -x.shape[-1] % size))
+    numbers, scales = _rounded(padded.view(len(x), -1, size), scheme)
+    return numbers.flatten(-2)[..., : x.shape[-1]], scales.squeeze(-1)
+
+
+def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, by: Linear) -> Tensor:
+    """The product with some outputs of a leaf, all of whose inputs are there."""
+    if rounded is None:
+        return F.linear(x, dequantize(by).to(x.dtype), by.bias)
+    numbers, scales = rounded
+    if by.scheme.group:
+        wide = numbers.float() * _spread(scales, by.scheme.group, by.inputs)
+        total = F.linear(wide, dequantize(by))
+    else:
+        # Sums of integers are exact in float64.
+        kind = torch.float64 if by.scheme.storage == "int8" else torch.float32
+        sums = F.linear(numbers.to(kind), by.weight.to(kind))
+        total = sums.float() * scales * by.scaled.t()
+    return (total if by.bias is None else total + by.bias.float()).to(x.dtype)
+
+
+def _rounded(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Returns numbers of 8 bits and the scales [..., 1] of their last dimension."""
+    most = INT8_MAX if scheme.storage == "int8" else FP8_MAX
+    largest = wide.abs().amax(-1, keepdim=True)
+    scales = torch.where(largest > 0, largest / most, torch.ones_like(largest))
+    scaled = wide / scales
+    if scheme.storage == "int8":
+        return scaled.round().clamp(-most, most).to(torch.int8), scales
+    return scaled.clamp(-most, most).to(torch.float8_e4m3fn), scales
+
+
+def _in_blocks(matrix: Tensor) -> Stored:
+    """Returns a matrix in FP8, each 128 x 128 of its numbers with one scale, stored for
+    each output.
+    """
+    *count, outputs, inputs = matrix.shape
+    size = 128
+    padded = F.pad(matrix.float(), (0, -inputs % size, 0, -outputs % size))
+    down, across = padded.shape[-2] // size, padded.shape[-1] // size
+    tiles = padded.view(*count, down, size, across, size)
+    largest = tiles.abs().amax((-3, -1))  # [..., blocks of outputs, of inputs]
+    scales = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
+    by_output = scales.repeat_interleave(size, -2)[..., :outputs, :].contiguous()
+    wide = matrix.float() / _spread(by_output, size, inputs)
+    weight = wide.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return Stored(weight.view(*count, outputs, inputs), by_output, None)
+
+
+def _integers(wide: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
+    """Returns integers of 4 bits of groups [..., groups, group]."""
+    if scheme.zeros:
+        low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
+        scales = ((high - low) / 15).to(dtype)
+        zeros = (-low / _nonzero(scales)).round().clamp(0, 15)
+    else:
+        # The number of the largest magnitude is -8 or 7, whichever leaves no clipping.
+        high, low = wide.amax(-1), wide.amin(-1)
+        scales = torch.maximum(high / 7, -low / 8).to(dtype)
+        zeros = torch.full_like(scales, MIDDLE, dtype=torch.float32)
+    steps = wide / _nonzero(scales)[..., None]
+    numbers = (steps + zeros[..., None]).round().clamp(0, 15).to(torch.uint8)
+    kept = zeros.to(torch.uint8) if scheme.zeros else None
+    return Stored(packed(numbers.flatten(-2)), scales, kept)
+
+
+def _nonzero(scales: Tensor) -> Tensor:
+    wide = scales.float()
+    return torch.where(wide == 0, torch.ones_like(wide), wide)
+
+
+def _microscaled(wide: Tensor) -> Stored:
+    """Returns FP4 numbers of groups [..., groups, 32], and their exponents."""
+    largest = wide.abs().amax(-1)
+    exponent = torch.frexp(largest).exponent - 1 - FP4_EXPONENT
+    exponent = torch.where(largest > 0, exponent, torch.zeros_like(exponent))
+    exponent = exponent.clamp(-BIAS, BIAS)
+    scaled = wide / torch.exp2(exponent.float())[..., None]
+    table = torch.tensor(FP4, device=wide.device)
+    between = (table[1:] + table[:-1]) / 2
+    size = torch.bucketize(scaled.abs().clamp(max=FP4[-1]), between)
+    # Halfway, the number with an even last bit is meant.
+    down = torch.bucketize(scaled.abs().clamp(max=FP4[-1]), between, right=True)
+    size = torch.where(size % 2 == 0, size, down)
+    numbers = (size + 8 * (scaled < 0)).to(torch.uint8)
+    return Stored(packed(numbers.flatten(-2)), (exponent + BIAS).to(torch.uint8), None)
+
+
+def packed(numbers: Tensor) -> Tensor:
+    """Returns numbers of 4 bits [..., inputs], two in a byte."""
+    return numbers[..., ::2] | numbers[..., 1::2] << 4
+
+
+def _unpacked(weight: Tensor) -> Tensor:
+    return torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
+
+
+def _spread(groups: Tensor, size: int, inputs: int) -> Tensor:
+    """Returns the value of each input's group."""
+    return groups.repeat_interleave(size, -1)[..., :inputs]
