@@ -267,7 +267,7 @@ def _ordered(part: Part, order: list[int] | None) -> Part:
 
     def ordered(stored: "Tensor") -> "Tensor":
         by_head = stored.reshape(-1, len(order), *stored.shape[1:])
-        return by_head[:, order].view(stored.shape)
+        return by_head[:, order].reshape(stored.shape)
 
     return part.then(ordered)
 

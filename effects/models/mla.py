@@ -279,7 +279,7 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
 
     def arrange(stored: "Tensor") -> "Tensor":
         by_vector = stored.reshape(-1, width, *stored.shape[1:])
-        return by_vector[:, lines].view(stored.shape)
+        return by_vector[:, lines].reshape(stored.shape)
 
     return arrange
 

@@ -26,6 +26,7 @@ class Part:
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
     optional: bool = False  # a checkpoint may lack it
+    by_output: bool = True  # a matrix's outputs are its first dimension, once arranged
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,8 +44,8 @@ class Part:
         return evolve(self, name=prefix + self.name, matrix=matrix)
 
     def then(self, order: "Callable[[Tensor], Tensor] | None") -> "Part":
-        """Returns the same part, rearranged once more; None: not so."""
-        if order is None:
+        """Returns the same part, its outputs rearranged once more; None: not so."""
+        if order is None or not self.by_output:
             return self
         first = self.arrange
         return evolve(

@@ -61,7 +61,13 @@ class Gptq(OneByOne):
         name = f"{matrix}.g_idx"
         check = partial(_check_order, name, inputs // groups)
         yield Part(
-            name, by.scaled, shape=(inputs,), types=TYPES, take=check, optional=True
+            name,
+            by.scaled,
+            shape=(inputs,),
+            types=TYPES,
+            take=check,
+            optional=True,
+            by_output=False,
         )
 
 

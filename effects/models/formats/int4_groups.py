@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALL_INPUTS: Final = -1  # of an output, in one group
-# Groups that all inputs of an output are cut into, which then have equal scales.
-WIDEST: Final = max(INT4_GROUPS)
+# Groups that all inputs of an output are cut into, which then have equal scales: of the
+# size that divides most numbers of inputs.
+SMALLEST: Final = min(INT4_GROUPS)
 
 
 @frozen
@@ -25,7 +26,7 @@ class Groups:
 
     def scheme(self, *, zeros: bool) -> Scheme:
         """Returns how minfer keeps them."""
-        return int4(self.size or WIDEST, zeros=zeros)
+        return int4(self.size or SMALLEST, zeros=zeros)
 
     def count(self, by: Linear) -> int:
         """Returns the groups of an output in the checkpoint."""

@@ -171,8 +171,8 @@ def test_published_configs_are_read(name: str) -> None:
     spec = parse_spec(PUBLISHED[name], dtype="bfloat16")
     found = parameter_count(spec) / 1e9
     assert found == pytest.approx(BILLIONS[name], rel=2e-3)
-    unknown = {**PUBLISHED[name], "quantization_config": {"quant_method": "fp8"}}
-    with pytest.raises(UnsupportedModelError, match=r"FP8.*bfloat16"):
+    unknown = {**PUBLISHED[name], "quantization_config": {"quant_method": "quip"}}
+    with pytest.raises(UnsupportedModelError, match=r"'quip'.*--quantization"):
         parse_spec(unknown)
 
 

@@ -16,7 +16,7 @@ from minfer.effects.models.linear import (
     weight_parts,
 )
 from minfer.effects.models.parts import Part
-from minfer.kernels.leaves import PLAIN, Linear, Shard
+from minfer.kernels.leaves import FP8, PLAIN, Linear, Shard
 
 
 def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
@@ -124,4 +124,4 @@ def test_what_cannot_be_divided_says_so() -> None:
         with pytest.raises(ValueError, match=rf"{size} features .* among 5 ranks"):
             sharded(filled(evolve(SIZES, shard=shard)), 0, 5)
     with pytest.raises(ValueError, match="scales of fp8 matrices"):
-        sharded(evolve(filled(SIZES), scheme=evolve(PLAIN, name="fp8")), 0, 2)
+        sharded(evolve(filled(SIZES), scheme=FP8), 0, 2)

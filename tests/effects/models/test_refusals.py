@@ -40,12 +40,14 @@ MODELS = [
     ("minicpm3", "MiniCPM3ForCausalLM", ["MLA", "DeepSeek-V2"]),
     ("longcat_flash", "LongcatFlashForCausalLM", ["MLA"]),
 ]
+HOW = "quantization_config"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+# Of published checkpoints, and the scheme of their matrices.
 QUANTIZED = [
-    ("gpt-oss-20b", {"quant_method": "mxfp4"}, "MXFP4"),
-    ("DeepSeek-V3", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
-    ("Kimi-K2", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
-    ("gemma-3-4b-it", {"quant_method": "bitsandbytes"}, "bitsandbytes"),
-    ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "gptq"),
+    ("gpt-oss-20b", {"quant_method": "mxfp4"}, "mxfp4"),
+    ("DeepSeek-V3", BLOCKS, "fp8_per_block"),
+    ("Kimi-K2", BLOCKS, "fp8_per_block"),
+    ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
 ]
 MLA_GROUPS = ("DeepseekV3", "groups")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
@@ -114,14 +116,21 @@ def test_no_kind_that_works_is_refused() -> None:
     assert not KINDS.keys() & OF_TYPE.keys()
 
 
-@pytest.mark.parametrize(("name", "quantization", "word"), QUANTIZED)
-def test_published_quantized_checkpoints_are_told_what_works(
-    name: str, quantization: dict[str, Any], word: str
+@pytest.mark.parametrize(("name", "how", "scheme"), QUANTIZED)
+def test_published_quantized_checkpoints_are_read(
+    name: str, how: dict[str, Any], scheme: str
 ) -> None:
-    with pytest.raises(UnsupportedModelError) as caught:
-        parse_spec({**PUBLISHED[name], "quantization_config": quantization})
-    for part in (word, "not supported yet", "bfloat16"):
-        assert part in str(caught.value)
+    spec = parse_spec({**PUBLISHED[name], "quantization_config": how})
+    assert spec.quantization is not None
+    assert spec.quantization.format.scheme.name == scheme
+
+
+def test_other_ways_to_quantize_are_named_with_what_works() -> None:
+    how = {"quant_method": "bitsandbytes"}
+    with pytest.raises(UnsupportedModelError, match="bitsandbytes") as caught:
+        parse_spec({**PUBLISHED["gemma-3-4b-it"], "quantization_config": how})
+    assert "awq" in str(caught.value)
+    assert "--quantization" in str(caught.value)
 
 
 def test_kimi_k2_is_deepseek_v3_with_other_sizes() -> None:
@@ -159,9 +168,17 @@ def test_a_known_familys_refusal_is_the_one_that_is_shown(tmp_path: Path) -> Non
         ("model.layers.1.mlp.experts.5.up_proj.weight", "", ["missing", "incomplete"]),
         ("model.layers.2.mlp.gate.weight", "", ["missing", "incomplete"]),
         ("", "model.layers.1.mlp.experts.6.up_proj.weight", ["unexpected"]),
-        ("", "model.layers.1.mlp.experts.5.up_proj.weight_scale_inv", ["bfloat16"]),
-        ("", "model.layers.1.mlp.experts.gate_up_proj_blocks", ["bfloat16"]),
-        ("", "model.layers.0.self_attn.q_proj.qweight", ["quantized", "bfloat16"]),
+        (
+            "",
+            "model.layers.1.mlp.experts.5.up_proj.weight_scale_inv",
+            ["quantization_config"],
+        ),
+        ("", "model.layers.1.mlp.experts.gate_up_proj_blocks", [HOW]),
+        (
+            "",
+            "model.layers.0.self_attn.q_proj.qweight",
+            ["quantized", "quantization_config"],
+        ),
     ],
 )
 def test_tensors_of_experts_are_all_there(

@@ -1,0 +1,234 @@
+"""Checkpoints whose matrices are quantized as others publish them, beside copies of the
+numbers that they mean.
+
+Each format is written number by number, as its documentation says, and by nothing of
+minfer's.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+# A matrix [outputs, inputs] to its tensors, by the ends of their names, and what they
+# mean.
+Writer = Callable[[Tensor], tuple[Tensors, Tensor]]
+GROUP: Final = 32
+BLOCK: Final = 128
+MATRIX: Final = re.compile(r".*layers\.\d+\..*(_proj|_mqa|\.w[123])\.weight")
+AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def rounded(matrix: Tensor, *, zeros: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers from 0 to 15 [outputs, inputs], zeros and scales [outputs, groups]."""
+    groups = matrix.float().view(len(matrix), -1, GROUP)
+    low, high = groups.amin(-1), groups.amax(-1)
+    if zeros:
+        scales = ((high - low) / 15).half().float()
+        zero = (-low / scales).round().clamp(0, 15)
+    else:
+        scales = (groups.abs().amax(-1) / 7).half().float()
+        zero = torch.full_like(scales, 8)
+    numbers = (groups / scales[..., None] + zero[..., None]).round().clamp(0, 15)
+    return numbers.view(matrix.shape).int(), zero.int(), scales
+
+
+def meant(numbers: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:
+    """The numbers that integers, zeros and scales mean."""
+    wide = numbers.float().view(*scales.shape, GROUP) - zeros[..., None]
+    return (wide * scales[..., None]).view(numbers.shape)
+
+
+def packed(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Rows of numbers, eight in an int32: the first of `order` in the lowest bits."""
+    made = torch.zeros(len(numbers), -(-numbers.shape[1] // 8), dtype=torch.int64)
+    for place in range(made.shape[1]):
+        for slot, which in enumerate(order):
+            column = 8 * place + which
+            if column < numbers.shape[1]:
+                made[:, place] += numbers[:, column].long() << 4 * slot
+    return (made - (made >> 31 << 32)).int()
+
+
+def awq(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    numbers, zeros, scales = rounded(matrix, zeros=True)
+    tensors = {
+        "qweight": packed(numbers.t(), AWQ_ORDER),
+        "qzeros": packed(zeros.t(), AWQ_ORDER),
+        "scales": scales.t().half(),
+    }
+    return tensors, meant(numbers, zeros, scales)
+
+
+def gptq(matrix: Tensor, *, less: int = 1, zeros: bool = True) -> tuple[Tensors, Tensor]:
+    numbers, zero, scales = rounded(matrix, zeros=zeros)
+    tensors = {
+        "qweight": packed(numbers).t(),  # along the inputs
+        "qzeros": packed((zero.t() - less) % 16),
+        "scales": scales.t().half(),
+        "g_idx": (torch.arange(matrix.shape[1]) // GROUP).int(),
+    }
+    return tensors, meant(numbers, zero, scales)
+
+
+def gptq_v2(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    tensors, copy = gptq(matrix, less=0, zeros=False)
+    del tensors["g_idx"]
+    return tensors, copy
+
+
+def compressed_int4(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    numbers, zeros, scales = rounded(matrix, zeros=False)
+    tensors = {
+        "weight_packed": packed(numbers),
+        "weight_scale": scales.bfloat16(),
+        "weight_shape": torch.tensor(matrix.shape),
+    }
+    return tensors, meant(numbers, zeros, scales.bfloat16().float())
+
+
+def compressed_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    numbers, zeros, scales = rounded(matrix, zeros=True)
+    tensors = {
+        "weight_packed": packed(numbers),
+        "weight_scale": scales,
+        "weight_zero_point": packed(zeros.t()).t(),
+        "weight_shape": torch.tensor(matrix.shape),
+    }
+    return tensors, meant(numbers, zeros, scales)
+
+
+def compressed_channel(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    scales = (matrix.float().abs().amax(-1, keepdim=True) / 7).half().float()
+    numbers = (matrix / scales + 8).round().clamp(0, 15)
+    tensors = {"weight_packed": packed(numbers), "weight_scale": scales}
+    return tensors, (numbers - 8) * scales
+
+
+def int8_rows(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    scales = matrix.float().abs().amax(-1, keepdim=True) / 127
+    numbers = (matrix / scales).round().to(torch.int8)
+    return {"weight": numbers, "weight_scale": scales}, numbers * scales
+
+
+def fp8_rows(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    scales = matrix.float().abs().amax(-1, keepdim=True) / 448
+    numbers = (matrix / scales).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scales}, numbers.float() * scales
+
+
+def fp8_static(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    scale = matrix.float().abs().max() / 448
+    numbers = (matrix / scale).to(torch.float8_e4m3fn)
+    tensors = {"weight": numbers, "weight_scale": scale, "input_scale": torch.tensor(2.0)}
+    return tensors, numbers.float() * scale
+
+
+def fp8_blocks(matrix: Tensor, name: str = "weight_scale_inv") -> tuple[Tensors, Tensor]:
+    outputs, inputs = matrix.shape
+    down, across = -(-outputs // BLOCK), -(-inputs // BLOCK)
+    scales, copy = torch.zeros(down, across), torch.zeros(matrix.shape)
+    numbers = torch.zeros(matrix.shape).to(torch.float8_e4m3fn)
+    for i in range(down):
+        for j in range(across):
+            rows, columns = (slice(BLOCK * k, BLOCK * (k + 1)) for k in (i, j))
+            block = matrix[rows, columns].float()
+            scales[i, j] = block.abs().max() / 448
+            numbers[rows, columns] = (block / scales[i, j]).to(torch.float8_e4m3fn)
+            copy[rows, columns] = numbers[rows, columns].float() * scales[i, j]
+    return {"weight": numbers, name: scales}, copy
+
+
+def compressed_blocks(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    return fp8_blocks(matrix, "weight_scale")
+
+
+def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> Any:
+    """A `quantization_config` of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+
+
+_ROWS: Final = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+_INT4: Final = {"num_bits": 4, "type": "int", "group_size": GROUP, "strategy": "group"}
+_AWQ: Final = {"bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+_GPTQ: Final = {"bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+_BLOCKS: Final = {"strategy": "block", "block_structure": [BLOCK, BLOCK]}
+# A format, as its config says, and its writer.
+FORMATS: Final[dict[str, tuple[dict[str, Any], Writer]]] = {
+    "awq": ({"quant_method": "awq", **_AWQ}, awq),
+    "gptq": ({"quant_method": "gptq", **_GPTQ}, gptq),
+    "gptq v2": (
+        {"quant_method": "gptq", **_GPTQ, "checkpoint_format": "gptq_v2"},
+        gptq_v2,
+    ),
+    "4 bits": (compressed({**_INT4, "symmetric": True}, None), compressed_int4),
+    "4 bits, zeros": (compressed({**_INT4, "symmetric": False}, None), compressed_zeros),
+    "4 bits, rows": (
+        compressed({"num_bits": 4, "type": "int", "strategy": "channel"}, None),
+        compressed_channel,
+    ),
+    "int8": (
+        compressed(
+            {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+            {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
+        ),
+        int8_rows,
+    ),
+    "fp8 rows": (
+        compressed({"num_bits": 8, "type": "float", "strategy": "channel"}, _ROWS),
+        fp8_rows,
+    ),
+    "fp8 blocks": (
+        compressed({"num_bits": 8, "type": "float", **_BLOCKS}, _ROWS),
+        compressed_blocks,
+    ),
+    "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_static),
+    "fp8, deepseek": (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [BLOCK, BLOCK],
+        },
+        fp8_blocks,
+    ),
+}
+
+
+def quantized(
+    folder: Path, to: Path, name: str, keep: Callable[[str], bool] = lambda _: False
+) -> tuple[Path, Path]:
+    """Write a checkpoint's quantized form, and a copy with the numbers that it means;
+    returns their folders. Matrices to `keep` stay as they are.
+    """
+    config, writer = FORMATS[name]
+    made: Tensors = {}
+    copy: Tensors = {}
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        if MATRIX.fullmatch(key) is None or keep(key):
+            made[key] = copy[key] = tensor
+            continue
+        tensors, copy[key] = writer(tensor)
+        stem = key.removesuffix("weight")
+        made |= {stem + end: one.contiguous() for end, one in tensors.items()}
+    own = json.loads((folder / "config.json").read_text())
+    for where, tensors, more in (
+        (to / "quantized", made, {"quantization_config": config}),
+        (to / "copy", copy, {}),
+    ):
+        where.mkdir()
+        save_file(tensors, where / "model.safetensors", {"format": "pt"})
+        (where / "config.json").write_text(json.dumps(own | more))
+    return to / "quantized", to / "copy"

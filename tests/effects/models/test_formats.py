@@ -1,0 +1,218 @@
+"""Quantized checkpoints, as others write them, are read as the numbers that they mean."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from attrs import fields, has
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.shapes import weight_bytes
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.stored_matrices import as_stored
+from minfer.effects.models.weights import Weights
+from minfer.kernels.leaves import Linear
+from minfer.kernels.quantized import dequantize
+from tests.effects.checkpoints.formats_made import FORMATS, quantized
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import read_spec, write_checkpoint
+
+# Sizes that groups of 32 divide.
+WIDE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+KINDS = [
+    pytest.param(("Qwen2", "plain"), id="Qwen2"),
+    *(
+        pytest.param(key, marks=pytest.mark.long, id=key[0])
+        for key in (
+            ("Qwen3Moe", "dense layers"),
+            ("Mixtral", "experts"),
+            ("Glm4Moe", "experts"),
+            ("DeepseekV3", "groups"),
+        )
+    ),
+]
+
+
+def leaves(node: Any) -> list[Linear]:
+    """All matrices of a tree of weights, in order."""
+    if isinstance(node, Linear):
+        return [node]
+    if isinstance(node, tuple):
+        return [leaf for one in node for leaf in leaves(one)]
+    if not has(type(node)):
+        return []
+    inner = (getattr(node, one.name) for one in fields(type(node)))
+    return [leaf for one in inner for leaf in leaves(one)]
+
+
+def read(folder: Path) -> tuple[ModelSpec, Weights]:
+    spec = as_stored(read_spec(folder), folder)
+    return spec, load_weights(folder, spec, "float32")
+
+
+def held(weights: Weights) -> int:
+    """Bytes of all leaves of the layers."""
+    tensors = (
+        tensor
+        for leaf in leaves(weights.layers)
+        for tensor in (leaf.weight, leaf.scales, leaf.zeros)
+    )
+    return sum(one.nbytes for one in tensors if one is not None)
+
+
+@pytest.mark.parametrize("key", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_matrices_mean_what_their_writer_meant(
+    tmp_path: Path, name: str, key: tuple[str, str]
+) -> None:
+    config = VARIANTS[key]
+    config = config | {k: v for k, v in WIDE.items() if k in config}
+    if key[0] == "DeepseekV3":
+        config = config | {"kv_lora_rank": 32, "v_head_dim": 16, "q_lora_rank": 32}
+    save(str(tmp_path), key[0], config)
+    made, copy = quantized(tmp_path, tmp_path, name)
+    spec, ours = read(made)
+    plain_spec, wanted = read(copy)
+    assert spec.quantization is not None
+    assert spec.quantization.plain == frozenset()
+    pairs = [*zip(leaves(ours), leaves(wanted), strict=True)]
+    assert any(not mine.scheme.is_plain for mine, _ in pairs)
+    for mine, its in pairs:
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+    less = held(wanted) - held(ours)
+    assert weight_bytes(plain_spec) - weight_bytes(spec) == less > 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matrices_that_files_leave_as_they_are(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+
+    def kept(key: str) -> bool:
+        return ".layers.1.mlp.down_proj" in key or ".layers.0.self_attn.o_proj" in key
+
+    made, copy = quantized(folder, tmp_path, name, kept)
+    spec, ours = read(made)
+    assert spec.quantization is not None
+    names = {"model.layers.1.mlp.down_proj", "model.layers.0.self_attn.o_proj"}
+    assert spec.quantization.plain == names
+    for mine, its in zip(leaves(ours), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_fused_matrices_of_which_one_is_quantized_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, _ = quantized(folder, tmp_path, "awq", lambda key: "layers.1.mlp.up" in key)
+    with pytest.raises(UnsupportedModelError, match=r"1\.mlp\.gate_proj and .*up_proj"):
+        read(made)
+
+
+# --- MXFP4 ------------------------------------------------------------------------------
+
+
+def blocks_of(outputs: int, inputs: int, experts: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(outputs)
+    shape = (experts, outputs, inputs // 32)
+    blocks = torch.randint(256, (*shape, 16), generator=draw, dtype=torch.uint8)
+    scales = torch.randint(119, 125, shape, generator=draw, dtype=torch.uint8)
+    return blocks, scales
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    """transformers' own code says what blocks and scales mean."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    model = save(str(tmp_path), "GptOss", VARIANTS["GptOss", "alternate"] | sizes)
+    config = model.config
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    copy = dict(tensors)
+    for name in [one for one in tensors if one.endswith("_proj")]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks, scales = blocks_of(outputs, inputs, experts)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        copy[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    own = json.loads((tmp_path / "config.json").read_text())
+    published = own | {"quantization_config": {"quant_method": "mxfp4"}}
+    for folder, made, its in (("a", tensors, published), ("b", copy, own)):
+        (tmp_path / folder).mkdir()
+        made = {key: one.contiguous() for key, one in made.items()}
+        save_file(made, tmp_path / folder / "model.safetensors", {"format": "pt"})
+        (tmp_path / folder / "config.json").write_text(json.dumps(its))
+    spec, ours = read(tmp_path / "a")
+    assert spec.quantization is not None
+    assert len(spec.quantization.plain) == 4 * config.num_hidden_layers
+    for mine, its in zip(leaves(ours), leaves(read(tmp_path / "b")[1]), strict=True):
+        assert dequantize(mine).equal(its.weight)
+    assert transformers.__version__  # its code is the reference
+
+
+# --- refusals ---------------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, how: Any) -> str:
+    folder = tmp_path / "refused"
+    folder.mkdir(exist_ok=True)
+    made = write_checkpoint(tmp_path / "made")
+    config = json.loads((made / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    with pytest.raises(CheckpointError) as caught:
+        read_spec(folder)
+    return str(caught.value)
+
+
+def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
+    awq, gptq = FORMATS["awq"][0], FORMATS["gptq"][0]
+    int4, rows = FORMATS["4 bits"][0], FORMATS["fp8 rows"][0]
+    weights = int4["config_groups"]["group_0"]["weights"]
+
+    def compressed(**changes: Any) -> Any:
+        group = {"weights": weights | changes, "input_activations": None}
+        return int4 | {"config_groups": {"group_0": group}}
+
+    two = int4["config_groups"] | {"group_1": rows["config_groups"]["group_0"]}
+    for how, said in (
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported"),
+        ("awq", "'awq' is not supported"),
+        (awq | {"bits": 8}, "8 bits are not supported; 4 are"),
+        (awq | {"group_size": 48}, "group_size 48"),
+        (awq | {"version": "gemv"}, "version 'gemv'"),
+        (gptq | {"desc_act": True}, "desc_act"),
+        (gptq | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        (compressed(num_bits=8), "8 bits by 'group', activations not rounded"),
+        (compressed(actorder="group"), "actorder"),
+        (int4 | {"config_groups": two}, "2 ways in one model"),
+        (int4 | {"config_groups": None}, "config_groups"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "[64, 64]"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
+    ):
+        assert said in refused(tmp_path, how)
+
+
+def test_damaged_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    key = "model.layers.0.mlp.down_proj"
+
+    def said(name: str, change: Any) -> str:
+        where = tmp_path / str(len([*tmp_path.iterdir()]))
+        where.mkdir()
+        made, _ = quantized(folder, where, name)
+        tensors = load_file(made / "model.safetensors")
+        change(tensors)
+        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        with pytest.raises(CheckpointError) as caught:
+            read(made)
+        return str(caught.value)
+
+    assert "down_proj.scales" in said("awq", lambda t: t.pop(f"{key}.scales"))
+    halved = {f"{key}.scales": torch.ones(1, 64)}
+    assert "[1, 64], expected [3, 64]" in said("awq", lambda t: t.update(halved))
+    floats = {f"{key}.qweight": torch.ones(96, 8)}
+    assert "type F32, expected one of I32" in said("awq", lambda t: t.update(floats))
+    shuffled = {f"{key}.g_idx": torch.arange(96).int() % 3}
+    assert "desc_act" in said("gptq", lambda t: t.update(shuffled))
