@@ -52,6 +52,12 @@ def linear(x: Tensor, by: Linear) -> Tensor:
     return found if by.bias is None else found.add_(by.bias)
 
 
+def product_dtype(kind: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which the CPU multiplies many rows of a dtype fastest."""
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.float32 if kind is torch.bfloat16 and not fast else kind
+
+
 def _are_few(x: Tensor) -> bool:
     return len(x) in FEW_ROWS and x.dtype is torch.float32
 
