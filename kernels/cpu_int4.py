@@ -28,6 +28,10 @@ BLOCKS: Final = (64, 32, 16)
 MANY: Final = 96  # rows from which dequantizing is faster, on an AMD EPYC with AVX2
 PIECE: Final = 1 << 22  # numbers that are dequantized at once
 MIDDLE: Final = 8
+DESCRIPTION: Final = (
+    f"torch's 4-bit product below {MANY} rows of bfloat16; else dequantized a piece at a "
+    f"time, then multiplied"
+)
 
 
 @frozen(eq=False)

@@ -125,6 +125,15 @@ def _packed_leaf(by: Linear) -> Packed | None:
     return cpu_int4.pack(by) if integers else None
 
 
+def described(scheme: Scheme) -> str:
+    """Returns what multiplies a scheme's matrices on the CPU."""
+    if scheme is INT8:
+        return cpu_int8.description()
+    if scheme.bits == 4 and scheme.scales != "uint8":
+        return cpu_int4.DESCRIPTION
+    return "dequantized a piece at a time, then multiplied"
+
+
 def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
     """`linear` of rms_norm(x)."""
     return linear(plain.rms_norm(x, norm), by)
