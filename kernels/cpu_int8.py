@@ -27,7 +27,9 @@ MOST: Final = 127
 CHECKED_INPUTS: Final = (64, 896, 20_000)
 CHECKED_ROWS: Final = (1, 2, 8, 64)
 CHECKED_OUTPUTS: Final = 16
-HALF: Final = 0.25  # n / 2 - 1/4 and n / 2 + 1/4, rounded, are whole, and n together
+SMALLEST: Final = torch.finfo(torch.float32).tiny
+# n / 2 - 1/4 and n / 2 + 1/4, rounded, are the whole numbers whose sum is n.
+HALVES: Final = torch.tensor((-0.25, 0.25)).view(2, 1, 1)
 
 PART: Final = 2048  # inputs: 2048 * 64 * 128 = 2^24
 
@@ -55,8 +57,7 @@ class PackedInt8:
         """Returns x @ weight.T + bias [rows, outputs], as `quantized.linear` does."""
         wide = x.float()
         largest = torch.linalg.vector_norm(wide, math.inf, -1, keepdim=True)
-        rows = largest.div_(MOST)
-        rows.masked_fill_(rows == 0, 1)
+        rows = largest.div_(MOST).clamp_min_(SMALLEST)  # of a row of zeros
         total = self.route.sums(wide.div(rows).round_(), self.weight)
         total.mul_(rows).mul_(self.scales)
         return (total if bias is None else total.add_(bias)).to(x.dtype)
@@ -159,8 +160,7 @@ def _halves_pack(weight: Tensor) -> list[Any]:
 
 def _halves(numbers: Tensor, packed: list[Any]) -> Tensor:
     """Sums of parts of the inputs are exact in float32, and their sum in float64."""
-    half = numbers * 0.5
-    both = torch.cat((half - HALF, half.add_(HALF)))
+    both = torch.add(numbers * 0.5, HALVES).flatten(0, 1)
     if 2 * numbers.shape[1] <= PART:
         lower, upper = _fbgemm(both, 64, packed[0]).chunk(2)
         return lower.add_(upper)

@@ -92,6 +92,7 @@ def test_the_chosen_route_is_exact(sign: int) -> None:
     assert route.sums(rows, route.pack(weight)).equal(want)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", [*cpu_int8.ROUTES, cpu_int8.INT_MM], ids=str)
 def test_a_route_is_chosen_only_if_it_is_exact(
     route: cpu_int8.Route, monkeypatch: pytest.MonkeyPatch
