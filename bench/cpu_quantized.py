@@ -67,8 +67,10 @@ def ours(llm: LLM) -> Serve:
 
 def theirs(folder: Path, dtype: str) -> Serve:
     config = transformers.AutoConfig.from_pretrained(folder)
-    make = transformers.AutoModelForCausalLM.from_config
-    model = make(config, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    model: Any = make(
+        config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    ).eval()
 
     def serve(prompts: Prompts, tokens: int) -> Prompts:
         return their_tokens(model, prompts, tokens)

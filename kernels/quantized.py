@@ -91,7 +91,7 @@ def dequantize(by: Linear) -> Tensor:
 
 def linear(x: Tensor, by: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype of `x`."""
-    if by.packed is not None:
+    if by.packed is not None and not isinstance(by.packed, tuple):
         return by.packed.product(x, by.bias)
     rounded = round_activations(x, by.scheme)
     at_once = max(1, PIECE // by.inputs)
