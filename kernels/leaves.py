@@ -9,7 +9,7 @@ torch is not imported: the sizes of a model are read without it.
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from attrs import evolve, frozen
 
@@ -158,6 +158,13 @@ class Norm:
     eps: float
 
 
+class Packed(Protocol):
+    """A matrix in the layout of a library."""
+
+    def product(self, x: "Tensor", bias: "Tensor | None") -> "Tensor":
+        """Returns x @ weight.T + bias [rows, outputs], in the dtype of `x`."""
+
+
 @frozen(eq=False, kw_only=True)
 class Linear:
     """A matrix, or several fused ones, that activations are multiplied with.
@@ -173,6 +180,8 @@ class Linear:
     zeros: "Tensor | None" = None  # [outputs, groups] uint8: the numbers that mean 0
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
+    # What multiplies instead, of experts one each: `weight` has its shape, but no data.
+    packed: "Packed | tuple[Packed, ...] | None" = None
 
     @property
     def inputs(self) -> int:
@@ -194,8 +203,15 @@ class Linear:
         bias, scales, zeros = (None if one is None else one[at] for one in rest)
         weight = self.weight[at]
         parts = self.parts if isinstance(at, int) else (len(weight),)
+        packed = self.packed[at] if isinstance(self.packed, tuple) else self.packed
         return evolve(
-            self, weight=weight, bias=bias, scales=scales, zeros=zeros, parts=parts
+            self,
+            weight=weight,
+            bias=bias,
+            scales=scales,
+            zeros=zeros,
+            parts=parts,
+            packed=packed,
         )
 
     def pieces(self) -> "Iterator[Linear]":

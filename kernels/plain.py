@@ -18,6 +18,9 @@ from minfer.kernels.row_state import RowTensors, StepInputs
 
 CLAMP: Final = 7.0  # of the clamped activation
 STEEPNESS: Final = 1.702
+# Rows of float32 for which `linear` computes weight @ x.T: 1.3 to 2.8 times as fast as
+# x @ weight.T (MKL on an AMD EPYC), which is as fast with one row and with 16.
+FEW_ROWS: Final = range(2, 9)
 
 
 def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
@@ -43,7 +46,20 @@ def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
 
 def linear(x: Tensor, by: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, in] -> [tokens, out]."""
-    return F.linear(x, by.weight, by.bias)
+    if not (_are_few(x) and by.weight.is_contiguous()):
+        return F.linear(x, by.weight, by.bias)
+    found = torch.mm(by.weight, x.t()).t().contiguous()
+    return found if by.bias is None else found.add_(by.bias)
+
+
+def product_dtype(kind: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which the CPU multiplies many rows of a dtype fastest."""
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.float32 if kind is torch.bfloat16 and not fast else kind
+
+
+def _are_few(x: Tensor) -> bool:
+    return len(x) in FEW_ROWS and x.dtype is torch.float32
 
 
 def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
@@ -53,6 +69,9 @@ def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
 
 def linear_add(residual: Tensor, x: Tensor, by: Linear) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
+    if _are_few(x):
+        residual.add_(linear(x, by))
+        return
     residual.addmm_(x, by.weight.t())
     if by.bias is not None:
         residual.add_(by.bias)

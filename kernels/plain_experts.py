@@ -64,6 +64,9 @@ def add_experts(residual: Tensor, x: Tensor, experts: Experts, choice: Choice) -
     residual.add_(total.index_add_(0, tokens, own))
 
 
+prepare = quantized.prepare  # of experts' matrices, each by itself
+
+
 def _products(x: Tensor, by: Linear, hit: list[tuple[int, int]]) -> Tensor:
     """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
     has each expert and the number of its pairs, in the order of the rows.

@@ -21,10 +21,20 @@ from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
-from minfer.kernels import plain
-from minfer.kernels.leaves import FP8_BLOCKS, PIECE, Activation, Linear, Norm, Scheme
+from minfer.kernels import cpu_int4, cpu_int8, plain
+from minfer.kernels.leaves import (
+    FP8_BLOCKS,
+    INT8,
+    PIECE,
+    Activation,
+    Linear,
+    Norm,
+    Packed,
+    Scheme,
+)
 
 FP8_MAX: Final = 448.0
 INT8_MAX: Final = 127
@@ -81,6 +91,8 @@ def dequantize(by: Linear) -> Tensor:
 
 def linear(x: Tensor, by: Linear) -> Tensor:
     """x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype of `x`."""
+    if by.packed is not None and not isinstance(by.packed, tuple):
+        return by.packed.product(x, by.bias)
     rounded = round_activations(x, by.scheme)
     at_once = max(1, PIECE // by.inputs)
     rows = by.weight.shape[0]
@@ -89,6 +101,37 @@ def linear(x: Tensor, by: Linear) -> Tensor:
         for i in range(0, rows, at_once)
     ]
     return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+
+def prepare(by: Linear) -> Linear:
+    """Returns a leaf, or that of several experts, as a library of the CPU stores it, if
+    one multiplies it.
+    """
+    if by.weight.device.type != "cpu":
+        return by
+    single = by.weight.dim() == 2
+    each = [by] if single else [by.select(i) for i in range(len(by.weight))]
+    made = [one for leaf in each if (one := _packed_leaf(leaf)) is not None]
+    if len(made) < len(each):
+        return by
+    packed = made[0] if single else tuple(made)
+    return evolve(by, weight=by.weight.to("meta"), scales=None, zeros=None, packed=packed)
+
+
+def _packed_leaf(by: Linear) -> Packed | None:
+    if by.scheme is INT8:
+        return cpu_int8.pack(by.weight, by.scaled)
+    integers = by.scheme.bits == 4 and by.scheme.scales != "uint8"
+    return cpu_int4.pack(by) if integers else None
+
+
+def described(scheme: Scheme) -> str:
+    """Returns what multiplies a scheme's matrices on the CPU."""
+    if scheme is INT8:
+        return cpu_int8.description()
+    if scheme.bits == 4 and scheme.scales != "uint8":
+        return cpu_int4.DESCRIPTION
+    return "dequantized a piece at a time, then multiplied"
 
 
 def norm_linear(x: Tensor, norm: Norm, by: Linear) -> Tensor:
@@ -132,7 +175,10 @@ def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None
 def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, by: Linear) -> Tensor:
     """The product with some outputs of a leaf, all of whose inputs are there."""
     if rounded is None:
-        return F.linear(x, dequantize(by).to(x.dtype), by.bias)
+        kind = x.dtype if x.is_cuda or len(x) == 1 else plain.product_dtype(x.dtype)
+        weight = dequantize(by).to(x.dtype).to(kind)
+        bias = None if by.bias is None else by.bias.to(kind)
+        return F.linear(x.to(kind), weight, bias).to(x.dtype)
     numbers, scales = rounded
     if by.scheme.group:
         wide = numbers.float() * _spread(scales, by.scheme.group, by.inputs)

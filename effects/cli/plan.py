@@ -51,9 +51,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kernels(setup: Setup) -> list[tuple[str, str]]:
-    """The kernels of each operation, on the GPU of this machine."""
+    """The kernels of each operation, on the GPU of this machine, or its processor."""
     if not setup.device.total:
-        return []
+        if setup.spec.quantization is None:
+            return []
+        from minfer.effects.execution.cpu.cpu_backend import describe_products
+
+        return describe_products(setup.spec)
     from minfer.effects.execution.device.routes import Routes  # it imports torch
 
     routes = Routes.for_device(

@@ -22,7 +22,7 @@ import torch
 from attrs import define, field, frozen
 
 from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.cpu.cpu_backend import CpuBackend
+from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
 from minfer.effects.execution.device.backend import Backend, Cache
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.streams import is_gpu, on, release_cached_memory
@@ -82,7 +82,7 @@ def open_backend(
 ) -> Backend:
     """Returns the backend for a device; `kernels`: a GPU's backend, also on the CPU."""
     if not kernels and not is_gpu(device):
-        return CpuBackend(device)
+        return CpuBackend(device, described=describe_products(spec))
     # Imports Triton, which the CPU does not need.
     from minfer.effects.execution.cuda.cuda_backend import CudaBackend
 

@@ -15,7 +15,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels import plain
+from minfer.kernels import plain, quantized
 from minfer.sampling.reference_sampler import RowSampling
 
 # Sampling of the scratch row: the cheapest.
@@ -33,6 +33,14 @@ class CachedSampling:
     sampling: Sampling
 
 
+def describe_products(spec: ModelSpec) -> list[tuple[str, str]]:
+    """Returns what multiplies a model's quantized matrices on this processor."""
+    how = spec.quantization
+    if how is None:
+        return []
+    return [("matrix products", quantized.described(how.format.scheme))]
+
+
 @define(eq=False)
 class CpuBackend:
     """A backend; see `Backend`."""
@@ -41,7 +49,7 @@ class CpuBackend:
     routes: Routes = field(
         factory=lambda: Routes(no_flash="it is for GPUs", no_quack="it is for GPUs")
     )
-    described: list[tuple[str, str]] = field(factory=list)  # nothing to choose from
+    described: list[tuple[str, str]] = field(factory=list)  # see `describe_products`
     last: CachedSampling | None = None
 
     scatter = staticmethod(plain.scatter)

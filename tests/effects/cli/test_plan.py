@@ -29,3 +29,17 @@ def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "of 256.00 MiB that may be used" in out
     assert "float16" in out
+
+
+@pytest.mark.parametrize(
+    ("level", "named"),
+    [("int8", "exact on this processor"), ("int4-g32", "4-bit"), ("fp8", "dequantized")],
+)
+def test_plan_prints_what_multiplies_quantized_matrices(
+    folder: Path, capsys: pytest.CaptureFixture[str], level: str, named: str
+) -> None:
+    assert main(["plan", "--model", str(folder), *SMALL, "--quantization", level]) == 0
+    [line] = [
+        one for one in capsys.readouterr().out.splitlines() if "matrix products" in one
+    ]
+    assert named in line

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from minfer.effects.models import layers
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.shapes import weight_bytes
@@ -38,6 +39,12 @@ KINDS = [
         )
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves stay as they are stored."""
+    monkeypatch.setattr(layers, "prepared", lambda by: by)
 
 
 def leaves(node: Any) -> list[Linear]:

@@ -1,0 +1,182 @@
+"""Products of INT8 matrices with rows of INT8 activations on the CPU.
+
+Theory. Products of 8-bit integers are summed exactly in 32 bits, whatever the order of
+the sum, so each row's result is independent of its neighbours and of the library. VNNI's
+instruction adds four products of unsigned by signed bytes to 32 bits. Processors without
+it add two such products in 16 bits, which saturate: 2 * 255 * 127 > 32,767. There,
+activations of 7 bits fit (2 * 128 * 128 = 32,768, of the sign that fits), and a number of
+8 bits is the sum of two such halves: a row is multiplied as two rows, of one pass over
+the matrix. A product of few rows takes the time in which the matrix is read.
+
+Libraries differ in what they do, by processor and version. So what multiplies is chosen
+once, by a check: the first of `ROUTES` whose sums of random extremes equal those of
+float64 (exact), with up to 20,000 inputs. `torch._int_mm` is the last: exact, and slow.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+MOST: Final = 127
+CHECKED_INPUTS: Final = (64, 896, 20_000)
+CHECKED_ROWS: Final = (1, 2, 8, 64)
+CHECKED_OUTPUTS: Final = 16
+SMALLEST: Final = torch.finfo(torch.float32).tiny
+# n / 2 - 1/4 and n / 2 + 1/4, rounded, are the whole numbers whose sum is n.
+HALVES: Final = torch.tensor((-0.25, 0.25)).view(2, 1, 1)
+
+PART: Final = 2048  # inputs: 2048 * 64 * 128 = 2^24
+
+
+@frozen
+class Route:
+    """A way to multiply."""
+
+    name: str
+    pack: Callable[[Tensor], Any]  # a matrix [outputs, inputs] int8, in its own layout
+    # Of whole numbers [rows, inputs] float32, from -127 to 127, with a matrix: exact,
+    # then rounded to float32.
+    sums: Callable[[Tensor, Any], Tensor]
+
+
+@frozen(eq=False)
+class PackedInt8:
+    """A matrix in a route's layout."""
+
+    route: Route
+    weight: Any
+    scales: Tensor  # [1, outputs] float32
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns x @ weight.T + bias [rows, outputs], as `quantized.linear` does."""
+        wide = x.float()
+        largest = torch.linalg.vector_norm(wide, math.inf, -1, keepdim=True)
+        rows = largest.div_(MOST).clamp_min_(SMALLEST)  # of a row of zeros
+        total = self.route.sums(wide.div(rows).round_(), self.weight)
+        total.mul_(rows).mul_(self.scales)
+        return (total if bias is None else total.add_(bias)).to(x.dtype)
+
+
+def pack(weight: Tensor, scales: Tensor) -> PackedInt8:
+    """Returns a matrix [outputs, inputs] int8 with scales [outputs, 1] float32."""
+    route = chosen()
+    return PackedInt8(route, route.pack(weight.contiguous()), scales.t().contiguous())
+
+
+@functools.cache
+def chosen() -> Route:
+    """Returns the first route that is exact on this processor."""
+    return next(filter(is_exact, ROUTES), INT_MM)
+
+
+def is_exact(route: Route) -> bool:
+    """Whether a route's sums are exact, for matrices and rows of the largest numbers."""
+    random = torch.Generator().manual_seed(0)
+    for inputs in CHECKED_INPUTS:
+        shape = (max(CHECKED_ROWS) + CHECKED_OUTPUTS, inputs)
+        signs = torch.randint(0, 2, shape, generator=random, dtype=torch.int8) * 2 - 1
+        signs[::2, ::2] = 1  # half of them add up
+        numbers = signs * MOST
+        weight, rows = numbers[:CHECKED_OUTPUTS], numbers[CHECKED_OUTPUTS:]
+        want = (rows.double() @ weight.t().double()).float()
+        try:
+            packed = route.pack(weight)
+            right = all(
+                torch.equal(route.sums(rows[:n].float(), packed), want[:n])
+                for n in CHECKED_ROWS
+            )
+        except (RuntimeError, NotImplementedError):  # this build of torch lacks it
+            return False
+        if not right:
+            return False
+    return True
+
+
+def description() -> str:
+    """Returns what multiplies, and which instructions the processor has for it."""
+    there = [
+        name
+        for name, has in (
+            ("AVX2", torch.cpu._is_avx2_supported()),
+            ("AVX-512", torch.cpu._is_avx512_supported()),
+            ("VNNI", torch.cpu._is_vnni_supported()),
+            ("AMX", torch.cpu._is_amx_tile_supported()),
+        )
+        if has
+    ]
+    return f"{chosen().name}, exact on this processor ({', '.join(there) or 'no AVX2'})"
+
+
+def _onednn_pack(weight: Tensor) -> Any:
+    ones = torch.ones(len(weight))
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    return torch.ops.onednn.qlinear_prepack(weight, None), ones, zeros
+
+
+def _onednn_sums(numbers: Tensor, packed: Any) -> Tensor:
+    weight, ones, zeros = packed
+    found: Tensor = torch.ops.onednn.qlinear_pointwise(
+        numbers.to(torch.int8), 1.0, 0, weight, ones, zeros, None, 1.0, 0,
+        torch.float32, "none", [], "",
+    )  # fmt: skip
+    return found
+
+
+def _fbgemm_pack(weight: Tensor) -> Any:
+    ones = torch.ones(len(weight), dtype=torch.float64)
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    engines = torch.backends.quantized
+    before = engines.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.ao's quantized tensors will go
+        typed = torch._make_per_channel_quantized_tensor(weight, ones, zeros, 0)
+        try:
+            engines.engine = "fbgemm"
+            return torch.ops.quantized.linear_prepack(typed, None)
+        finally:
+            engines.engine = before
+
+
+def _fbgemm(numbers: Tensor, zero: int, packed: Any) -> Tensor:
+    """Returns sums of numbers from -`zero` to 255 - `zero`, which are rounded."""
+    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    found: Tensor = multiply(numbers, 1.0, zero, packed)
+    return found
+
+
+def _whole(numbers: Tensor, packed: Any) -> Tensor:
+    return _fbgemm(numbers, 128, packed)
+
+
+def _halves_pack(weight: Tensor) -> list[Any]:
+    return [_fbgemm_pack(part.contiguous()) for part in torch.split(weight, PART, 1)]
+
+
+def _halves(numbers: Tensor, packed: list[Any]) -> Tensor:
+    """Sums of parts of the inputs are exact in float32, and their sum in float64."""
+    both = torch.add(numbers * 0.5, HALVES).flatten(0, 1)
+    if 2 * numbers.shape[1] <= PART:
+        lower, upper = _fbgemm(both, 64, packed[0]).chunk(2)
+        return lower.add_(upper)
+    parts = zip(torch.split(both, PART, 1), packed, strict=True)
+    made = [_fbgemm(part.contiguous(), 64, one).double() for part, one in parts]
+    lower, upper = functools.reduce(Tensor.add_, made).chunk(2)
+    return lower.add_(upper).float()
+
+
+def _int_mm(numbers: Tensor, packed: Any) -> Tensor:
+    return torch._int_mm(numbers.to(torch.int8), packed).float()
+
+
+INT_MM: Final = Route("torch._int_mm", lambda weight: weight.t(), _int_mm)
+ROUTES: Final = (
+    Route("oneDNN", _onednn_pack, _onednn_sums),
+    Route("FBGEMM", _fbgemm_pack, _whole),
+    Route("FBGEMM, rows in two halves of 7 bits", _halves_pack, _halves),
+)
