@@ -127,11 +127,10 @@ def few_down(
         at = ids + token * top_k + n // passes
         expert = tl.load(at, cache_modifier=".cg").to(tl.int64)
         k = n % passes * depth
-        tiles += (
-            _down_tile(
-                *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
-            ),
+        tile = _down_tile(
+            *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
         )
+        tiles += (tile,)  # type: ignore[assignment]  # a tuple of Triton grows
     follow()
     where = residual + token * residual_stride + column
     before = tl.load(where, mask=column < columns, other=0.0)
@@ -145,7 +144,7 @@ def few_down(
         k = n % passes * depth
         lane = k + lanes
         if n < ahead:
-            w = tiles[n]
+            w = tiles[n]  # type: ignore[var-annotated]  # as above
         else:
             w = _down_tile(
                 *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled

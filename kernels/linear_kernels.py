@@ -23,7 +23,8 @@ def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.cons
     inside = (lane < size) | (size % depth == 0)
     tile = (inside, load_tile(leaf, k, size, size % depth == 0, depth, group))
     if norm is not None:
-        tile += (tl.load(norm + lane, mask=inside, other=0.0),)
+        n = tl.load(norm + lane, mask=inside, other=0.0)
+        tile += (n,)  # type: ignore[assignment]  # a tuple of Triton grows
     return tile
 
 
@@ -202,7 +203,8 @@ def _early(
     """
     tiles = ()
     for i in tl.static_range(held):
-        tiles += (_tile(leaf, norm, first + i * depth, size, depth, group),)
+        tile = _tile(leaf, norm, first + i * depth, size, depth, group)
+        tiles += (tile,)  # type: ignore[assignment]  # a tuple of Triton grows
     for i in tl.static_range(0 if held else stages):
         prefetch_lines(leaf[0], first + i * depth, size, depth)
     return tiles

@@ -24,7 +24,7 @@ from .test_experts import TYPES, Case
 from .test_quantized_linear import LIMIT, relative, schemes
 
 # Small tiles, so that there are several of each kind.
-TUNES = {
+TUNES: dict[str, Tune] = {
     "few": Few(FewTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
     "few wide": Few(FewTune(16, 128, 2, 1), DownTune(32, 256, 2, 2)),
     "rows": Grouped(
