@@ -120,10 +120,15 @@ WIDE: Final = Grouped(
 )
 
 
+def grouped_from(top_k: int, experts: int) -> int:
+    """The tokens from which pairs are grouped by their experts."""
+    return max(1, int(FEW_SHARE * experts / top_k)) + 1
+
+
 def tune_of(tokens: int, top_k: int, experts: Experts) -> Tune:
     """The constants for so many tokens, of so many experts each."""
     mean = tokens * top_k / len(experts.down)
-    if tokens == 1 or mean <= FEW_SHARE:
+    if tokens < grouped_from(top_k, len(experts.down)):
         return next(row.tune for row in FEW if experts.down.shape[2] <= row.inter)
     if experts.down.element_size() > 2:
         return WIDE

@@ -35,30 +35,31 @@ class FlashWork(NamedTuple):
 
     bounds: Tensor  # [chunks + 1] int32: starts among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
-    table: Tensor  # [chunks, max_blocks] int32
+    table: Tensor  # [tables, chunks, max_blocks] int32
     longest: int  # the largest count
 
     @classmethod
     def of(
         cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
     ) -> "FlashWork":
-        """Build from arguments as in `prefill_attention`; chunks are consecutive from
-        query 0 on.
+        """Build from arguments as in `prefill_attention`, but a table for each page of a
+        block; chunks are consecutive from query 0 on.
         """
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(bounds, (starts + counts).int(), table[rows], longest)
+        return cls(bounds, (starts + counts).int(), table[:, rows], longest)
 
 
 def flash_attention(
     work: FlashWork,
+    table: int,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     scale: float,
     out: Tensor,
 ) -> None:
-    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16
-    bytes.
+    """`prefill_attention` of `work` by one of its tables into `out`: as q in shape, both
+    with strides of 16 bytes.
     """
     # The public function would allocate the output itself.
     import_module(FLASH)._flash_attn_fwd(
@@ -68,7 +69,7 @@ def flash_attention(
         cu_seqlens_q=work.bounds,
         seqused_k=work.contexts,
         max_seqlen_q=work.longest,
-        page_table=work.table,
+        page_table=work.table[table],
         softmax_scale=scale,
         causal=True,
         out=out,

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from minfer.kernels.attention_tunes import HAVE_99_KB, padded
+from minfer.kernels.attention_tunes import HAVE_99_KB, WIDEST, num_splits, padded
 from minfer.kernels.target import HOPPER, Capability
 
 MOST_ROWS: Final = 64  # (query, head) pairs of a program
@@ -29,6 +29,15 @@ HALF: Final = {
 SMALL: Final = LatentTune(16, 32, 4, 3)  # 86 KB
 # float32 products do not use the tensor cores.
 SINGLE: Final = LatentTune(16, 16, 4, 2)
+
+
+def latent_splits(chunks: int, heads: int, max_count: int, max_context: int) -> int:
+    """The number of ranges into which contexts are cut, as `num_splits` from shapes
+    alone.
+    """
+    pairs = max_count * heads
+    tiles = -(-pairs // min(padded(pairs), MOST_ROWS))
+    return num_splits(chunks * tiles, 1, WIDEST.dim, max_context)
 
 
 def latent_tune(size: int, pairs: int, target: Capability) -> LatentTune:

@@ -77,8 +77,9 @@ def test_chunks_and_rows_of_one_token(
     given = [
         torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (starts, counts)
     ]
-    work = FlashWork.of(case.rows, given[0], given[1], case.table, max(counts))
-    flash_attention(work, q, k_cache, v_cache, 0.1, out[3:])
+    tables = torch.stack((torch.full_like(case.table, -1), case.table))
+    work = FlashWork.of(case.rows, given[0], given[1], tables, max(counts))
+    flash_attention(work, 1, q, k_cache, v_cache, 0.1, out[3:])
     at = 3
     for start, count, key, value in zip(
         starts, counts, case.keys, case.values, strict=True

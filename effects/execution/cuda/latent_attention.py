@@ -9,9 +9,13 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.latent_attention import expanding
+from minfer.effects.execution.cuda.step_parts import (
+    DecodePart,
+    decode_parts,
+    prefill_parts,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
-from minfer.kernels.attention import DraftLayout
 from minfer.kernels.latent_cache import write_latent
 from minfer.kernels.leaves import LatentWeights
 from minfer.kernels.mla import latent_attention, latent_decode
@@ -26,6 +30,7 @@ class LatentLayer:
     table: int  # the block table of its pages
     rope: Tensor  # [positions, rope_dim] float32: cosines, then sines
     weights: LatentWeights
+    splits: int  # of the contexts of decode rows
 
     def mix(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache.mix_latent`."""
@@ -52,53 +57,30 @@ class LatentLayer:
 
     def _attend(self, batch: Batch, q: Tensor) -> Tensor:
         """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
-        mla, chunks, table = self.mla, batch.chunks, batch.table[self.table]
+        mla, table = self.mla, batch.table[self.table]
         out = q.new_empty(len(q), mla.heads, mla.rank)
-        decode_inputs = len(batch.rows)
-        ours = slice(0, decode_inputs)
-        if (drafts := batch.verified) is not None:
-            ours = slice(len(drafts.starts), drafts.decode_rows)
+        for part in (*decode_parts(batch, self.splits), *prefill_parts(batch)):
+            of = q[part.tokens], self.cache, table, part.rows
+            if isinstance(part, DecodePart):
+                latent_decode(
+                    *of,
+                    part.contexts,
+                    mla.scale,
+                    value_dim=mla.rank,
+                    splits=part.splits,
+                    out=out[part.tokens],
+                )
+                continue
             latent_attention(
-                q[:decode_inputs],
-                self.cache,
-                table,
-                batch.rows[: len(drafts.starts)],
-                drafts.starts,
-                drafts.counts,
-                drafts.firsts,
+                *of,
+                part.starts,
+                part.counts,
+                part.offsets,
                 mla.scale,
                 value_dim=mla.rank,
-                max_count=drafts.most,
-                splits=batch.splits,
-                out=out[:decode_inputs],
-                draft_layout=DraftLayout(
-                    skip=drafts.decode_rows, stride=len(drafts.starts)
-                ),
-            )
-        if ours.start < ours.stop:
-            latent_decode(
-                q[ours],
-                self.cache,
-                table,
-                batch.rows[ours],
-                batch.contexts[ours],
-                mla.scale,
-                value_dim=mla.rank,
-                splits=batch.splits,
-                out=out[ours],
-            )
-        if chunks is not None:
-            latent_attention(
-                q,
-                self.cache,
-                table,
-                chunks.rows,
-                chunks.starts,
-                chunks.counts,
-                chunks.offsets,
-                mla.scale,
-                value_dim=mla.rank,
-                max_count=chunks.longest,
-                out=out,
+                max_count=part.max_count,
+                splits=part.splits,
+                out=out[part.tokens],
+                draft_layout=part.draft_layout,
             )
         return out

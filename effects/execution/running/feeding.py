@@ -83,7 +83,7 @@ class Feeder:
         sample: Tensor | None,
         chunks: Chunks | None,
         *,
-        splits: int,
+        splits: tuple[int, ...],
         fused: bool = False,
         verified: Verified | None = None,
     ) -> Batch:
@@ -142,7 +142,9 @@ def verified_of(
 
 
 def chunks_of(
-    shape: StepShape, prefill: PrefillWords[Tensor], flash: FlashWork | None = None
+    shape: StepShape,
+    prefill: PrefillWords[Tensor],
+    flash: tuple[FlashWork | None, ...] = (),
 ) -> Chunks:
     """Returns the prefill chunks."""
     rows, starts, counts, offsets = prefill.chunks

@@ -314,11 +314,11 @@ class ModelRunner:
     # --- one forward --------------------------------------------------------------------
     def cut(self, shape: StepShape, context: int) -> StepShape:
         """Returns the shape with the splits for contexts of up to so many tokens."""
-        splits = drafting = 1
+        splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
-            splits = self.backend.num_splits(shape.decode_rows, self.spec, context)
+            splits = self.backend.routes.splits(shape.decode_rows, context)
         if self.draft is not None and shape.proposes:
-            drafting = self.draft.num_splits(shape, context)
+            drafting = self.draft.splits(shape, context)
         if (splits, drafting) == (shape.splits, shape.draft_splits):
             return shape
         return evolve(shape, splits=splits, draft_splits=drafting)
@@ -443,19 +443,18 @@ class ModelRunner:
         return rows
 
     def _fuses(self, shape: StepShape) -> bool:
-        fuses = self.shortcuts.fused and self.backend.fuses(
-            shape.decode_inputs + shape.tokens, self.backend.routes.fused_width
-        )
+        tokens = shape.decode_inputs + shape.tokens
+        fuses = self.shortcuts.fused and self.backend.routes.fuses(tokens)
         return fuses and self.shortcuts.may_take(QUACK)
 
     def _chunks(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> Chunks:
         """Returns the chunks, with flash-attn's work where it serves them, which is not
         captured.
         """
-        flash = None
-        flash_from = self.shortcuts.flash_from
-        wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
-        if wanted and self.shortcuts.may_take(FLASH):
-            rows, starts, counts, _ = prefill.chunks
-            flash = FlashWork.of(rows, starts, counts, self.rows.table[0], shape.longest)
-        return chunks_of(shape, prefill, flash)
+        served = self.backend.routes.by_flash(shape.tokens, shape.longest)
+        wanted = self.shortcuts.flash and any(served)
+        if not wanted or not self.shortcuts.may_take(FLASH):
+            return chunks_of(shape, prefill)
+        rows, starts, counts, _ = prefill.chunks
+        work = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, prefill, tuple(work if one else None for one in served))

@@ -45,13 +45,14 @@ MOST = 4096
 GREEDY = Wants(filtered=False, scored=False)
 
 
-def splits(decode_rows: int, context: int) -> int:
-    return max(1, context // 512 // decode_rows)
+def splits(decode_rows: int, context: int) -> tuple[int, ...]:
+    """Of a group without a window, and of one with."""
+    return tuple(max(1, n // 512 // decode_rows) for n in (context, min(context, 1024)))
 
 
 def cut(shape: StepShape, context: int) -> StepShape:
     return evolve(
-        shape, splits=splits(shape.decode_inputs, context) if shape.decode_rows else 1
+        shape, splits=splits(shape.decode_inputs, context) if shape.decode_rows else ()
     )
 
 
