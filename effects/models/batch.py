@@ -13,6 +13,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 
 Ints = NDArray[np.int64]
@@ -29,6 +30,9 @@ class Chunks:
     longest: int  # the largest possible count
     # For each group of layers, the work of flash-attn where it serves them; without: none
     flash: tuple[FlashWork | None, ...] = ()
+
+    # Where latents are expanded to keys and values; None: queries are absorbed
+    expanded: ExpandedWork | None = None
 
     def flash_of(self, group: int) -> FlashWork | None:
         """Returns flash-attn's work in the layers of a group, if it serves them."""

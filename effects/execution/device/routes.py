@@ -42,6 +42,10 @@ from minfer.records.config import EngineConfig
 # For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
 # and starts sooner.
 FLASH_FROM: Final = (2048, 512)
+# Inputs of the longest chunk, and inputs that attend to a token of the history on
+# average, from which latents are expanded: the products of 171 inputs cost as much as
+# expanding a latent (kernels/expanded_latents.py). Not yet measured.
+EXPAND_FROM: Final = 192
 
 
 @frozen(kw_only=True)
@@ -68,6 +72,11 @@ class GroupRoute:
                 "it reads before sliding windows what may belong to another sequence"
             )
         return cls(attention=attention, kv=kv, no_flash=no_flash)
+
+    @property
+    def latents(self) -> bool:
+        """Whether the cache holds latents."""
+        return self.kv.layout == "latents"
 
     @property
     def flash_from(self) -> int:
@@ -162,6 +171,20 @@ class Routes:
         """
         return tuple(one.splits(rows, context) for one in self.groups)
 
+    @property
+    def may_expand(self) -> bool:
+        """Whether latents are expanded in any step."""
+        return not self.all_captured and any(one.latents for one in self.groups)
+
+    def expands(self, tokens: int, longest: int, history: int, pairs: int) -> bool:
+        """Returns whether latents are expanded for the chunks of a step with so many
+        prefill tokens, the longest chunk, tokens before the chunks, and pairs of an input
+        and a token that it attends to. Absorbed queries serve the others, and all steps
+        that CUDA graphs may contain: how many pieces there are depends on the history.
+        """
+        wide = self.may_expand and tokens > self.captured and longest >= EXPAND_FROM
+        return wide and pairs >= EXPAND_FROM * history
+
     def variants(self, rows: int, splits: tuple[int, ...]) -> object:
         """Returns a key of the kernels of all groups for so many decode rows."""
         return tuple(map(GroupRoute.variant, self.groups, (rows,) * len(splits), splits))
@@ -201,6 +224,12 @@ class Routes:
         if not no_flash and self.all_captured:
             no_flash = (
                 "all steps are small enough for CUDA graphs, which it cannot be part of"
+            )
+        if group.latents and self.may_expand:
+            return (
+                f"Triton; expanded latents from {EXPAND_FROM} tokens of a prompt at once "
+                f"in steps of more than {self.captured}, else absorbed queries; no "
+                f"flash-attn: {no_flash}"
             )
         if no_flash:
             return f"Triton; no flash-attn: {no_flash}"

@@ -64,6 +64,7 @@ from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, QUACK
 from minfer.records.config import EngineConfig
@@ -261,6 +262,9 @@ class ModelRunner:
     def run(self, forward: Forward, slot: HostSlot) -> None:
         """Send a forward's words, run it, and start copying its tokens to the host."""
         shape = self._with_splits(forward.shape, forward.longest)
+        reads = shape.longest, forward.history, forward.pairs
+        if shape.tokens and self.backend.routes.expands(shape.tokens, *reads):
+            shape = evolve(shape, history=forward.history)
         slot.begin(forward.draw, scored=shape.scored)
         checked = (
             self.checked and shape in self.captures.made and not forward.has_extra_outputs
@@ -448,13 +452,24 @@ class ModelRunner:
         return fuses and self.shortcuts.may_take(QUACK)
 
     def _chunks(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> Chunks:
-        """Returns the chunks, with flash-attn's work where it serves them, which is not
-        captured.
+        """Returns the chunks, with the work of flash-attn where it serves them, or of
+        expanding latents: neither is captured.
         """
+        rows, starts, counts, _ = prefill.chunks
+        if shape.history is not None:
+            work = ExpandedWork.of(
+                rows,
+                starts,
+                counts,
+                self.rows.table,
+                shape.longest,
+                shape.history,
+                self.config.block_size,
+            )
+            return chunks_of(shape, prefill, expanded=work)
         served = self.backend.routes.by_flash(shape.tokens, shape.longest)
         wanted = self.shortcuts.flash and any(served)
         if not wanted or not self.shortcuts.may_take(FLASH):
             return chunks_of(shape, prefill)
-        rows, starts, counts, _ = prefill.chunks
-        work = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
-        return chunks_of(shape, prefill, tuple(work if one else None for one in served))
+        flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, prefill, tuple(flash if one else None for one in served))

@@ -73,11 +73,17 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         *inputs,
         *draws,
         *_lengths(budget),
+        *(evolve(_prompts(budget, 1), history=n) for n in _histories(routes)),
         unsampled,
         *beside,
     ]
     padded = [one.padded() for one in made if one.fits(routes.captured)]
     return [*dict.fromkeys((*made, *padded))]
+
+
+def _histories(routes: Routes) -> range:
+    """Returns the histories before expanded latents that launch different kernels."""
+    return range(2 if routes.may_expand else 0)
 
 
 def _lengths(budget: int) -> Iterator[StepShape]:

@@ -141,11 +141,7 @@ def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
     }
     assert {
         shape.splits for shape in found if shape.decode_rows == 1 and not shape.tokens
-    } == {
-        2,
-        4,
-        8,
-    }
+    } == {(2, 2), (4, 2), (8, 2)}
 
 
 def test_no_more_inputs_than_graphs_may_have() -> None:
