@@ -28,8 +28,9 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.attention import LOG2_E
-from minfer.kernels.attention_tunes import HeadSize, known_dim, padded, prefill_tune
-from minfer.kernels.expanded_kernels import attend_piece, merge_pieces
+from minfer.kernels.attention_tunes import padded
+from minfer.kernels.expanded_latents_kernels import attend_piece, merge_pieces
+from minfer.kernels.mla_tunes import expanded_tune
 from minfer.kernels.target import capability
 
 MERGED = 1024  # values of a program that merges
@@ -63,8 +64,7 @@ def piece_attention(
         piece_reference(q, expanded, rotated, q_bounds, bounds, scale, causal, out, sums)
         return
     plain, value_dim = q.shape[2] - rotated.shape[1], out.shape[2]
-    size = HeadSize(q.element_size(), known_dim(max(plain, value_dim)))
-    tune = prefill_tune(size, capability(q.device))
+    tune = expanded_tune(q.element_size(), capability(q.device))
     rows_tile = min(tune.rows, padded(longest))
     attend_piece[triton.cdiv(longest, rows_tile), len(bounds) - 1, q.shape[1]](
         q=q,
