@@ -1,10 +1,12 @@
 """The work of expanded_latents.py in a step, without Triton."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+AT_ONCE: Final = 1 << 16  # tokens whose slots are found at once: some 5 MB
 
 
 class ExpandedWork(NamedTuple):
@@ -32,15 +34,17 @@ class ExpandedWork(NamedTuple):
         block; chunks are consecutive from query 0 on. There are at most `history` tokens
         before them, in all.
         """
-        before = _bounds(starts)
-        token = torch.arange(history, dtype=torch.int32, device=rows.device)
-        chunk = torch.searchsorted(before[1:], token, right=True, out_int32=True)
-        chunk = chunk.clamp(max=len(rows) - 1)
-        position = token - before[chunk]
-        real = token < before[-1]
-        block = torch.where(real, position // block_size, 0)
-        pages = table[:, rows[chunk].long(), block.long()]
-        slots = torch.where(real, pages * block_size + position % block_size, 0)
+        before, slots = _bounds(starts), table.new_empty(len(table), history)
+        for first in range(0, history, AT_ONCE):
+            last = min(first + AT_ONCE, history)
+            token = torch.arange(first, last, dtype=torch.int32, device=rows.device)
+            chunk = torch.searchsorted(before[1:], token, right=True)
+            chunk = chunk.clamp(max=len(rows) - 1)
+            real, position = token < before[-1], token - before[chunk]
+            block = torch.where(real, position // block_size, 0)
+            pages = table[:, rows[chunk], block]
+            here = pages * block_size + position % block_size
+            slots[:, first:last] = torch.where(real, here, 0)
         return cls(_bounds(counts), before, slots, longest)
 
     def piece(self, first: int, size: int) -> Tensor:

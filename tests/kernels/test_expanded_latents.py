@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from minfer.kernels import expanded_work
 from minfer.kernels.expanded_latents import (
     merge_piece,
     merge_reference,
@@ -189,7 +190,11 @@ def test_a_piece_without_keys_changes_nothing(reference: bool) -> None:
     assert total.isnan().all()  # of a request whose own numbers are not finite
 
 
-def test_where_the_latents_of_histories_are() -> None:
+@pytest.mark.parametrize("at_once", [4, 1 << 16])
+def test_where_the_latents_of_histories_are(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expanded_work, "AT_ONCE", at_once)
     draw = random.Random(0)
     starts, counts, size = [5, 0, 17, 8], [2, 3, 1, 0], 4
     table = torch.tensor([[draw.randrange(99) for _ in range(6)] for _ in range(7)])

@@ -138,9 +138,12 @@ class LatentLayer:
                 continue
             total, part = found.float().contiguous(), torch.empty_like(found)
             for at in range(0, len(history), pieces.tokens):
-                latents = flat.index_select(0, history[at : at + pieces.tokens])
+                slots = history[at : at + pieces.tokens]
                 bounds = work.piece(at, pieces.tokens)
-                more = self._attend_piece(work, latents, q, some, bounds, part)
+                # A piece's latents have no name here: they are freed before the next's.
+                more = self._attend_piece(
+                    work, flat.index_select(0, slots), q, some, bounds, part
+                )
                 merge_piece(total, sums, part, more)
             found.copy_(total)
 

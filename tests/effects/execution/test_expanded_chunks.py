@@ -2,29 +2,37 @@
 cache, and in an engine.
 """
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import latent_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.execution.device import routes
 from minfer.effects.models import mla as sizes
 from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.cache_layout import one_group
 from minfer.effects.models.mla import MLA
+from minfer.effects.models.shapes import expansion_bytes
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
+from minfer.effects.setup import memory
+from minfer.effects.setup.memory import plan_memory
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.leaves import LatentWeights, Linear, Norm
 from minfer.records.messages import Discarded
+from tests.effects.execution.test_routes import CONFIG
 from tests.effects.execution.test_verified import guessing
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
+from tests.effects.published_configs import PUBLISHED
 from tests.effects.tiny_families import VARIANTS, written
 
 CPU = torch.device("cpu")
@@ -39,6 +47,9 @@ def mla_of(spec: ModelSpec) -> MLA:
     attention = spec.layers[0].attention
     assert isinstance(attention, MLA)
     return attention
+
+
+LITE = mla_of(parse_spec(PUBLISHED["DeepSeek-V2-Lite"], dtype="bfloat16"))
 
 
 @pytest.fixture
@@ -115,6 +126,80 @@ def test_two_rows_share_a_history() -> None:
     check([first, both])
 
 
+class Held(TorchDispatchMode):
+    """The bytes of tensors that are made in it, at most at once, besides `known`."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.known = {one.untyped_storage().data_ptr() for one in known}
+        self.alive = dict[int, int]()
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            storage = made.untyped_storage()
+            place = storage.data_ptr()
+            if place not in self.known | self.alive.keys():
+                self.alive[place] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, place, None)
+            self.most = max(self.most, sum(self.alive.values()))
+        return made
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_memory_of_pieces_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("piece_attention", "merge_piece"):
+        monkeypatch.setattr(latent_attention, name, lambda *_, **__: None)
+    mla, count = mla_of(SPEC), 16
+    width = mla.heads * (mla.plain_dim + mla.value_dim)
+    linear = Linear(weight=torch.zeros(width, mla.rank), parts=(width,))
+    weights = LatentWeights(Norm(torch.zeros(mla.rank), 1e-6), linear)
+    cache = torch.zeros(40, BLOCK, mla.latent_dim)
+    layer = LatentLayer(mla, cache, 0, torch.zeros(0), weights, 1)
+    for history in (0, 100):
+        batch = with_expanded(make_batch([BatchRow([0] * count, 100, range(40))], BLOCK))
+        assert batch.chunks is not None
+        work = batch.chunks.expanded
+        assert work is not None
+        work = work._replace(slots=work.slots[:, :history])
+        query = torch.zeros(count, mla.heads, mla.query_dim)
+        out = torch.zeros(count, mla.heads, mla.value_dim)
+        given = query, batch.slots[0], out
+        with Held(cache, linear.weight, work.slots, work.bounds, *given) as held:
+            layer._expand(work, *given)
+        planned = mla.pieces(count, 4).bytes
+        assert planned / 3 < held.most <= planned + 100  # and bounds
+
+
+def test_pieces_of_deepseeks_sizes() -> None:
+    """128 MiB of 512 bytes for each head of a token."""
+    three = mla_of(parse_spec(PUBLISHED["DeepSeek-V3"], dtype="bfloat16"))
+    for one, tokens, heads, size in (
+        (LITE, 2048, 16, 16384),
+        (LITE, 8192, 16, 16384),
+        (three, 2048, 128, 2048),
+        (three, 8192, 32, 8192),
+        (three, 1 << 20, 1, 1 << 18),
+    ):
+        found = one.pieces(tokens, 2)
+        assert (found.heads, found.tokens) == (heads, size)
+        assert found.bytes < 4 * sizes.EXPANDED or tokens == 1 << 20
+    assert expansion_bytes(SPEC, CONFIG) == 0  # all steps are captured
+
+
+def test_expansion_is_part_of_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse_spec(PUBLISHED["DeepSeek-V2-Lite"], dtype="bfloat16")
+    config = evolve(CONFIG, max_num_batched_tokens=8192)
+    before = plan_memory(spec, config, None, cuda=True, num_blocks=999).activations
+    assert expansion_bytes(spec, config) == LITE.pieces(8192, 2).bytes
+    monkeypatch.setattr(memory, "expansion_bytes", lambda *_: 0)
+    without = plan_memory(spec, config, None, cuda=True, num_blocks=999).activations
+    assert before - without == LITE.pieces(8192, 2).bytes
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("device_kind", ["cuda"], indirect=True)
 @pytest.mark.usefixtures("device_kind", "small_pieces")
@@ -123,13 +208,13 @@ def test_tokens_are_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None
     model = Model(None, SPEC, random_weights(SPEC, "float32", 0))
     reference = Run.start(model).serve(requests(0))
     seen = set[tuple[bool, bool]]()
-    expand = latent_attention.LatentLayer._expand
+    expand = LatentLayer._expand
 
     def noted(self: Any, work: ExpandedWork, *given: Tensor) -> None:
         seen.add((len(work.bounds) > 2, work.slots.shape[1] > 0))
         expand(self, work, *given)
 
-    monkeypatch.setattr(latent_attention.LatentLayer, "_expand", noted)
+    monkeypatch.setattr(LatentLayer, "_expand", noted)
     monkeypatch.setattr(routes, "EXPAND_FROM", 2)
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 0)
     assert served(case, model, reference) == reference
