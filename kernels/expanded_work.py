@@ -18,6 +18,7 @@ class ExpandedWork(NamedTuple):
     history: Tensor  # [chunks + 1] int32: the same of the tokens before the chunks
     slots: Tensor  # [tables, history] int32: where the latents of those tokens are
     longest: int  # the largest count
+    by_flash: bool = False  # whether flash-attn serves them: there is one chunk
 
     @classmethod
     def of(

@@ -30,6 +30,44 @@ def flash_missing(
     return why
 
 
+def flash_piece_missing(
+    key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Why `flash_piece` cannot serve such keys and values; empty if it can."""
+    why = missing(FLASH, dtype, device)
+    if not why and (max(key_dim, value_dim) > 256 or key_dim % 8 or value_dim % 8):
+        return f"keys of {key_dim} and values of {value_dim} are none of flash-attn's"
+    return why
+
+
+def flash_piece(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    out: Tensor,
+    sums: Tensor,
+) -> None:
+    """`piece_attention` (expanded_latents.py) of one chunk, to which all queries and keys
+    belong, so that no key beside them is another sequence's: q [tokens, heads, key_dim],
+    keys [keys, heads, key_dim], values [keys, heads, value_dim], strides of 16 bytes.
+
+    sums [tokens, heads] float32, the tokens of a head side by side.
+    """
+    import_module(FLASH)._flash_attn_fwd(
+        q[None],
+        keys[None],
+        values[None],
+        softmax_scale=scale,
+        causal=causal,
+        out=out[None],
+        lse=sums.t()[None],
+        return_lse=True,
+    )
+
+
 class FlashWork(NamedTuple):
     """Chunks in flash-attn's format: prepared once per step, the same in all layers."""
 

@@ -189,13 +189,14 @@ class MLA:
         `element` bytes.
         """
         head = (self.plain_dim + self.value_dim) * element
+        copied = self.query_dim * element  # keys of a head, for flash-attn
         most = min(self.heads, max(1, EXPANDED // (tokens * head)))
         heads = ceil(self.heads / ceil(self.heads / most))
         size = max(1, EXPANDED // (heads * head))
-        expanded = max(size, tokens) * heads * head
+        expanded = max(size, tokens) * heads * (head + copied)
         latents = (size + tokens) * self.latent_dim * element
         # A piece's result, and the merged one in float32; their sums of exponentials.
-        results = tokens * heads * (self.value_dim * (element + 4) + 2 * 4)
+        results = tokens * heads * (self.value_dim * (element + 4) + 3 * 4)
         return Pieces(heads, size, expanded + latents + results)
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:

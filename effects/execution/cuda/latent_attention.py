@@ -20,6 +20,7 @@ from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
 from minfer.kernels.expanded_latents import merge_piece, piece_attention
 from minfer.kernels.expanded_work import ExpandedWork
+from minfer.kernels.flash import flash_piece
 from minfer.kernels.latent_cache import write_latent
 from minfer.kernels.leaves import LatentWeights
 from minfer.kernels.mla import latent_attention, latent_decode
@@ -137,6 +138,7 @@ class LatentLayer:
             if not len(history):
                 continue
             total, part = found.float().contiguous(), torch.empty_like(found)
+            sums = sums.contiguous()
             for at in range(0, len(history), pieces.tokens):
                 slots = history[at : at + pieces.tokens]
                 bounds = work.piece(at, pieces.tokens)
@@ -163,11 +165,26 @@ class LatentLayer:
         mla, by_head = self.mla, self.weights.expansion.weight
         weight = by_head.view(mla.heads, -1, mla.rank)[heads].flatten(0, 1)
         expanded = torch.mm(latents[:, : mla.rank], weight.t())
-        sums = torch.full(out.shape[:2], -torch.inf, device=out.device)
+        expanded = expanded.view(len(latents), query.shape[1], -1)
+        rotated = latents[:, mla.rank :]
+        sums = torch.full(out.shape[1::-1], -torch.inf, device=out.device).t()
+        if work.by_flash:
+            keys, values = expanded.tensor_split((mla.plain_dim,), 2)
+            turned = rotated[:, None].expand(-1, query.shape[1], -1)
+            flash_piece(
+                query,
+                torch.cat((keys, turned), 2),
+                values,
+                mla.scale,
+                causal=bounds is None,
+                out=out,
+                sums=sums,
+            )
+            return sums
         piece_attention(
             query,
-            expanded.view(len(latents), query.shape[1], -1),
-            latents[:, mla.rank :],
+            expanded,
+            rotated,
             work.bounds,
             work.bounds if bounds is None else bounds,
             mla.scale,

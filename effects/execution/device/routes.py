@@ -33,7 +33,7 @@ from minfer.kernels.attention_tunes import (
     power_from,
 )
 from minfer.kernels.experts_tunes import grouped_from
-from minfer.kernels.flash import flash_missing
+from minfer.kernels.flash import flash_missing, flash_piece_missing
 from minfer.kernels.gated import FILLED, pays
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
@@ -61,11 +61,12 @@ class GroupRoute:
         cls, attention: Attention, kv: KvFormat, block_size: int, device: torch.device
     ) -> "GroupRoute":
         """Returns what the device and the installed packages allow."""
-        dtype = torch_dtype(kv.dtype)
-        no_flash = flash_missing(attention.query_dim, dtype, block_size, device)
+        dtype, dim = torch_dtype(kv.dtype), attention.query_dim
         if not isinstance(attention, GQA):
-            no_flash = "it does not read latents"
-        elif attention.sinks:
+            no_flash = flash_piece_missing(dim, attention.value_dim, dtype, device)
+            return cls(attention=attention, kv=kv, no_flash=no_flash)
+        no_flash = flash_missing(dim, dtype, block_size, device)
+        if attention.sinks:
             no_flash = "it has no attention sinks"
         elif attention.window:
             no_flash = (
@@ -80,8 +81,10 @@ class GroupRoute:
 
     @property
     def flash_from(self) -> int:
-        """Inputs of the longest chunk from which flash-attn serves; 0: never."""
-        return 0 if self.no_flash else FLASH_FROM[self.attention.query_dim > 64]
+        """Inputs of the longest chunk from which flash-attn reads the cache; 0: never."""
+        if self.latents or self.no_flash:
+            return 0
+        return FLASH_FROM[self.attention.query_dim > 64]
 
     def splits(self, rows: int, context: int) -> int:
         """Returns the ranges into which contexts of up to so many tokens are cut, for so
@@ -155,7 +158,7 @@ class Routes:
     @property
     def uses_flash(self) -> bool:
         """Whether flash-attn serves any group in any step."""
-        return not self.all_captured and any(one.flash_from for one in self.groups)
+        return not self.all_captured and not all(one.no_flash for one in self.groups)
 
     def by_flash(self, tokens: int, longest: int) -> tuple[bool, ...]:
         """Returns for each group whether flash-attn serves the chunks of a step with so
@@ -184,6 +187,14 @@ class Routes:
         """
         wide = self.may_expand and tokens > self.captured and longest >= EXPAND_FROM
         return wide and pairs >= EXPAND_FROM * history
+
+    def expands_by_flash(self, tokens: int, longest: int) -> bool:
+        """Returns whether flash-attn attends to expanded latents in such a step: if all
+        tokens are of one chunk, as it reads keys beside a chunk's, which may be another
+        sequence's, and not finite.
+        """
+        served = not all(one.no_flash for one in self.groups if one.latents)
+        return served and longest == tokens
 
     def variants(self, rows: int, splits: tuple[int, ...]) -> object:
         """Returns a key of the kernels of all groups for so many decode rows."""
@@ -226,10 +237,13 @@ class Routes:
                 "all steps are small enough for CUDA graphs, which it cannot be part of"
             )
         if group.latents and self.may_expand:
+            kernels = f"Triton; no flash-attn: {no_flash}"
+            if not no_flash:
+                kernels = "flash-attn for one prompt in a step, Triton for several"
             return (
-                f"Triton; expanded latents from {EXPAND_FROM} tokens of a prompt at once "
-                f"in steps of more than {self.captured}, else absorbed queries; no "
-                f"flash-attn: {no_flash}"
+                f"expanded latents from {EXPAND_FROM} tokens of a prompt at once in "
+                f"steps of more than {self.captured} ({kernels}); else absorbed queries, "
+                f"Triton"
             )
         if no_flash:
             return f"Triton; no flash-attn: {no_flash}"

@@ -466,10 +466,13 @@ class ModelRunner:
                 shape.history,
                 self.config.block_size,
             )
+            flash = self.backend.routes.expands_by_flash(shape.tokens, shape.longest)
+            if flash and self.shortcuts.flash and self.shortcuts.may_take(FLASH):
+                work = work._replace(by_flash=True)
             return chunks_of(shape, prefill, expanded=work)
         served = self.backend.routes.by_flash(shape.tokens, shape.longest)
         wanted = self.shortcuts.flash and any(served)
         if not wanted or not self.shortcuts.may_take(FLASH):
             return chunks_of(shape, prefill)
-        flash = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
-        return chunks_of(shape, prefill, tuple(flash if one else None for one in served))
+        each = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, prefill, tuple(each if one else None for one in served))

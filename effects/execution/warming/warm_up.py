@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
@@ -118,6 +118,8 @@ class WarmUp:
             return
         most = self.runner.config.max_num_batched_tokens
         shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
+        if self.runner.backend.routes.may_expand:
+            shape = evolve(shape, history=1)
         try:
             with self._at_work():
                 shortcuts.begin()

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.execution.device import routes
-from minfer.effects.execution.device.routes import FLASH_FROM, Routes
+from minfer.effects.execution.device.routes import EXPAND_FROM, FLASH_FROM, Routes
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.kernels.attention_tunes import num_splits
@@ -12,7 +12,12 @@ from minfer.kernels.mla_tunes import latent_splits
 from minfer.records.config import EngineConfig
 from tests.effects.published_configs import PUBLISHED
 from tests.effects.setup.test_memory import QWEN_05B
-from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
+from tests.effects.tiny_model import (
+    gqa_of,
+    with_attention,
+    with_feed_forward,
+    with_windows,
+)
 
 CONFIG = EngineConfig(
     num_blocks=999,
@@ -37,6 +42,7 @@ def published(name: str) -> Routes:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other packages, on a GPU which they support."""
     monkeypatch.setattr(routes, "flash_missing", lambda *_: "")
+    monkeypatch.setattr(routes, "flash_piece_missing", lambda *_: "")
     monkeypatch.setattr(routes, "missing", lambda *_: "")
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 64)
 
@@ -91,10 +97,39 @@ def test_flash_attn_serves_the_groups_that_allow_it() -> None:
     assert "no attention sinks" in dict(both.described())["prefill attention, no window"]
 
 
+@pytest.mark.usefixtures("installed")
+def test_latents_are_expanded_for_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, least = published("DeepSeek-V2-Lite"), EXPAND_FROM
+    whole = least * (least + 1) // 2
+    assert found.expands(65, least, 0, whole)
+    assert not found.expands(64, least, 0, whole)  # a graph contains the step
+    assert not found.expands(65, least - 1, 0, whole)
+    # Of a token of the history, so many inputs on average.
+    assert found.expands(999, 999, 500, 500 * least)
+    assert not found.expands(999, 999, 500, 500 * least - 1)
+    assert found.uses_flash
+    assert found.expands_by_flash(999, 999)
+    assert not found.expands_by_flash(999, 998)  # another chunk beside
+    assert found.by_flash(999, 999) == (False,)  # it does not read the latents
+    assert not made().expands(9999, 9999, 0, 1 << 30)
+    assert not made().expands_by_flash(999, 999)
+    line = dict(found.described())["prefill attention"]
+    assert line.startswith(f"expanded latents from {least} tokens")
+    assert "flash-attn for one prompt" in line
+    monkeypatch.setattr(routes, "flash_piece_missing", lambda *_: "not here")
+    found = published("DeepSeek-V2-Lite")
+    assert "not here" in dict(found.described())["prefill attention"]
+    assert not found.uses_flash
+    assert not found.expands_by_flash(999, 999)
+    monkeypatch.setattr(routes, "captured_tokens", lambda *_: 9999)
+    assert "Triton; no" in dict(published("DeepSeek-V3").described())["prefill attention"]
+    assert not published("DeepSeek-V3").may_expand
+
+
 def test_each_group_has_splits_of_its_own() -> None:
     """As many as its own heads and its own window need."""
     spec = with_windows(with_attention(QWEN_05B, head_dim=64), 512, *(None,) * 23)
-    heads = spec.groups[0].attention
+    heads = gqa_of(spec)
     found = made(spec)
     for rows, context in ((1, 4096), (1, 300), (8, 4096), (64, 32768)):
         own = num_splits(rows, heads.kv_heads, 64, context)
