@@ -70,9 +70,9 @@ def with_expanded(batch: Batch, more: int = 0, *, by_flash: bool = False) -> Bat
     """
     chunks = batch.chunks
     assert chunks is not None
-    four = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
+    four = [chunks.rows, chunks.starts, chunks.counts, chunks.offsets]
     if not by_flash:
-        four = tuple(torch.cat((one, one[:1] * 0)) for one in four)
+        four = [torch.cat((one, one[:1] * 0)) for one in four]
     rows, starts, counts, offsets = four
     history = int(starts.sum()) + more
     given = rows, starts, counts, batch.table, chunks.longest, history, BLOCK
