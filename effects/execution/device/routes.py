@@ -223,8 +223,8 @@ class Routes:
         several = len({one.name for one in self.groups}) > 1
         name = f", {group.name}" if several else ""
         splits = group.splits(self.most_rows, self.context)
-        decode = f"Triton; {splits} ranges a context for {self.most_rows} rows of "
-        decode += f"{self.context} tokens, {group.splits(1, self.context)} for one"
+        decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
+        decode += f"{self.most_rows} rows, into {group.splits(1, self.context)} for one"
         return [
             (f"decode attention{name}", decode),
             (f"prefill attention{name}", self._chunks(group)),

@@ -145,8 +145,9 @@ def test_each_group_has_splits_of_its_own() -> None:
 def test_a_line_for_each_group_and_use() -> None:
     found = dict(made(with_windows(QWEN_05B, 512, *(None,) * 23)).described())
     windowed = found["decode attention, window 512"]
-    assert windowed == "Triton; 8 ranges a context for 32 rows of 4096 tokens, 8 for one"
-    assert found["decode attention, no window"] == windowed.replace("8 for", "64 for")
+    wanted = "Triton; contexts of 4096 tokens are cut into 8 for 32 rows, into {} for one"
+    assert windowed == wanted.format(8)
+    assert found["decode attention, no window"] == wanted.format(64)
     experts = dict(published("DeepSeek-V2-Lite").described())["experts"]
     assert experts == "Triton; grouped by expert from 5 tokens of a step"
     assert "experts" not in found
