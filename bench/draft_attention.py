@@ -19,12 +19,8 @@ from triton.testing import do_bench_cudagraph
 
 from bench.results import run, show, spread
 from bench.shapes import SHAPES
-from minfer.kernels.attention import (
-    DraftLayout,
-    decode_attention,
-    num_splits,
-    prefill_attention,
-)
+from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
+from minfer.kernels.attention_tunes import num_splits
 
 BLOCK: Final = 16
 BATCHES: Final = (1, 8, 64)

@@ -49,23 +49,20 @@ from torch import Tensor
 from minfer.kernels import on_triton
 from minfer.kernels.attention_kernels import attend
 from minfer.kernels.attention_tunes import (
+    MAX_SPLITS,
     MERGE_VALUES,
-    PROCESSORS,
     DecodeTune,
     PrefillTune,
     decode_tune,
     head_size_of,
     known_dim,
+    num_splits,
     padded,
     prefill_tune,
-    programs_at_once,
 )
 from minfer.kernels.pdl import arrivals, early
 from minfer.kernels.target import capability
 
-SPLIT_TOKENS = 8192  # the largest range: for one long context among many short ones
-LEAST_TOKENS = 64  # of a range
-MAX_SPLITS = 128  # with more, merging takes longer than the ranges
 LOG2_E = math.log2(math.e)
 THREADS = 32  # of a warp
 
@@ -77,19 +74,6 @@ class DraftLayout(NamedTuple):
 
     skip: int
     stride: int
-
-
-def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
-    """The number of ranges into which contexts are cut: from shapes alone, so the same at
-    every replay.
-
-    Enough for the number of programs that a processor runs best, and for no range above
-    `SPLIT_TOKENS`; at most one for 64 tokens.
-    """
-    programs = max(1, batch * kv_heads)
-    fill = PROCESSORS * programs_at_once(programs, dim) // programs
-    wanted = max(fill, -(-max_context // SPLIT_TOKENS))
-    return max(1, min(wanted, -(-max_context // LEAST_TOKENS), MAX_SPLITS))
 
 
 def decode_attention(

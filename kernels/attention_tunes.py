@@ -1,8 +1,9 @@
-"""Constants of the kernels of attention.py, for types and heads, from measurements."""
+"""Constants of the kernels of attention.py, for types and heads, from measurements: how
+they tile, and into how many ranges they cut contexts.
+"""
 
 from typing import Final, NamedTuple
 
-import triton
 from torch import Tensor
 
 from minfer.kernels.target import Capability
@@ -13,6 +14,9 @@ PROCESSORS: Final = 132  # streaming multiprocessors of an H100 or H200
 # on (7B, batch 8), but there a step took 4.88 ms instead of 4.69.
 AT_ONCE: Final = {64: 4, 128: 2, 256: 1}
 MANY: Final = 64
+SPLIT_TOKENS: Final = 8192  # the largest range: for one long context among many short
+LEAST_TOKENS: Final = 64  # of a range
+MAX_SPLITS: Final = 128  # with more, merging takes longer than the ranges
 
 
 class DecodeTune(NamedTuple):
@@ -82,17 +86,35 @@ def head_size_of(q: Tensor) -> HeadSize:
 
 def known_dim(dim: int) -> int:
     """A head's dimensions, rounded to those of the tables of constants."""
-    return min(max(int(triton.next_power_of_2(dim)), 64), 256)
+    return min(max(power_from(dim), 64), 256)
 
 
 def padded(size: int) -> int:
     """The size padded for the tensor cores: a power of two from 16."""
-    return max(16, int(triton.next_power_of_2(size)))
+    return max(16, power_from(size))
+
+
+def power_from(size: int) -> int:
+    """The smallest power of two that is not below a positive size."""
+    return 1 << (size - 1).bit_length()
 
 
 def programs_at_once(programs: int, dim: int) -> int:
     """How many of `programs` programs a processor should hold at once."""
     return AT_ONCE[known_dim(dim)] if programs >= MANY else 1
+
+
+def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
+    """The number of ranges into which contexts are cut: from shapes alone, so the same at
+    every replay.
+
+    Enough for the number of programs that a processor runs best, and for no range above
+    `SPLIT_TOKENS`; at most one for 64 tokens.
+    """
+    programs = max(1, batch * kv_heads)
+    fill = PROCESSORS * programs_at_once(programs, dim) // programs
+    wanted = max(fill, -(-max_context // SPLIT_TOKENS))
+    return max(1, min(wanted, -(-max_context // LEAST_TOKENS), MAX_SPLITS))
 
 
 def decode_tune(head_size: HeadSize, programs: int, splits: int) -> DecodeTune:

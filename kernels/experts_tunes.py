@@ -146,13 +146,18 @@ GROUPED_NARROW: Final = [
 ]
 
 
+def grouped_from(top_k: int, experts: int) -> int:
+    """The tokens from which pairs are grouped by their experts."""
+    return max(1, int(FEW_SHARE * experts / top_k)) + 1
+
+
 def tune_of(tokens: int, top_k: int, experts: Experts, *, wide: bool = False) -> Tune:
     """The constants for so many tokens, of so many experts each. wide: activations are
     float32.
     """
     by = experts.down
     mean = tokens * top_k / len(by.weight)
-    if tokens == 1 or mean <= FEW_SHARE:
+    if tokens < grouped_from(top_k, len(by.weight)):
         if not by.scheme.is_plain:
             return FEW_NARROW[by.scheme.bits]
         return next(row.tune for row in FEW if by.inputs <= row.inter)

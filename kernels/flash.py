@@ -30,35 +30,74 @@ def flash_missing(
     return why
 
 
+def flash_piece_missing(
+    key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Why `flash_piece` cannot serve such keys and values; empty if it can."""
+    why = missing(FLASH, dtype, device)
+    if not why and (max(key_dim, value_dim) > 256 or key_dim % 8 or value_dim % 8):
+        return f"keys of {key_dim} and values of {value_dim} are none of flash-attn's"
+    return why
+
+
+def flash_piece(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    out: Tensor,
+    sums: Tensor,
+) -> None:
+    """`piece_attention` (expanded_latents.py) of one chunk, to which all queries and keys
+    belong, so that no key beside them is another sequence's: q [tokens, heads, key_dim],
+    keys [keys, heads, key_dim], values [keys, heads, value_dim], strides of 16 bytes.
+
+    sums [tokens, heads] float32, the tokens of a head side by side.
+    """
+    import_module(FLASH)._flash_attn_fwd(
+        q[None],
+        keys[None],
+        values[None],
+        softmax_scale=scale,
+        causal=causal,
+        out=out[None],
+        lse=sums.t()[None],
+        return_lse=True,
+    )
+
+
 class FlashWork(NamedTuple):
     """Chunks in flash-attn's format: prepared once per step, the same in all layers."""
 
     bounds: Tensor  # [chunks + 1] int32: starts among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
-    table: Tensor  # [chunks, max_blocks] int32
+    table: Tensor  # [tables, chunks, max_blocks] int32
     longest: int  # the largest count
 
     @classmethod
     def of(
         cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
     ) -> "FlashWork":
-        """Build from arguments as in `prefill_attention`; chunks are consecutive from
-        query 0 on.
+        """Build from arguments as in `prefill_attention`, but a table for each page of a
+        block; chunks are consecutive from query 0 on.
         """
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(bounds, (starts + counts).int(), table[rows], longest)
+        return cls(bounds, (starts + counts).int(), table[:, rows], longest)
 
 
 def flash_attention(
     work: FlashWork,
+    table: int,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     scale: float,
     out: Tensor,
 ) -> None:
-    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16
-    bytes.
+    """`prefill_attention` of `work` by one of its tables into `out`: as q in shape, both
+    with strides of 16 bytes.
     """
     # The public function would allocate the output itself.
     import_module(FLASH)._flash_attn_fwd(
@@ -68,7 +107,7 @@ def flash_attention(
         cu_seqlens_q=work.bounds,
         seqused_k=work.contexts,
         max_seqlen_q=work.longest,
-        page_table=work.table,
+        page_table=work.table[table],
         softmax_scale=scale,
         causal=True,
         out=out,

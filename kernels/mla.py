@@ -28,32 +28,17 @@ import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.attention import (
-    LOG2_E,
-    MAX_SPLITS,
-    DraftLayout,
-    attention_reference,
-    num_splits,
-)
-from minfer.kernels.attention_tunes import WIDEST, padded
+from minfer.kernels.attention import LOG2_E, DraftLayout, attention_reference
+from minfer.kernels.attention_tunes import MAX_SPLITS, padded
 from minfer.kernels.mla_kernels import attend_latent, merge_ranges
 from minfer.kernels.mla_tunes import (
     MERGE_VALUES,
-    MOST_ROWS,
     LatentTune,
+    latent_splits,
     latent_tune,
 )
 from minfer.kernels.pdl import early
 from minfer.kernels.target import capability
-
-
-def latent_splits(chunks: int, heads: int, max_count: int, max_context: int) -> int:
-    """The number of ranges into which contexts are cut, as `num_splits` from shapes
-    alone.
-    """
-    pairs = max_count * heads
-    tiles = triton.cdiv(pairs, min(padded(pairs), MOST_ROWS))
-    return num_splits(chunks * tiles, 1, WIDEST.dim, max_context)
 
 
 def latent_decode(

@@ -1,8 +1,16 @@
-"""Constants of the kernels of mla.py, from compiled kernels; not yet measured."""
+"""Constants of the kernels of mla.py and expanded_latents.py, from compiled kernels; not
+yet measured.
+"""
 
 from typing import Final, NamedTuple
 
-from minfer.kernels.attention_tunes import HAVE_99_KB, padded
+from minfer.kernels.attention_tunes import (
+    HAVE_99_KB,
+    WIDEST,
+    PrefillTune,
+    num_splits,
+    padded,
+)
 from minfer.kernels.target import HOPPER, Capability
 
 MOST_ROWS: Final = 64  # (query, head) pairs of a program
@@ -29,6 +37,28 @@ HALF: Final = {
 SMALL: Final = LatentTune(16, 32, 4, 3)  # 86 KB
 # float32 products do not use the tensor cores.
 SINGLE: Final = LatentTune(16, 16, 4, 2)
+
+
+# Of expanded latents, with keys of 128 and 64 dimensions and values of 128: 172 KB.
+EXPANDED: Final = PrefillTune(128, 64, 3)
+EXPANDED_SMALL: Final = PrefillTune(64, 32, 2)
+EXPANDED_SINGLE: Final = PrefillTune(16, 16, 2)
+
+
+def expanded_tune(size: int, target: Capability) -> PrefillTune:
+    """The tiling for expanded latents whose elements have `size` bytes."""
+    if size > 2:
+        return EXPANDED_SINGLE
+    return EXPANDED_SMALL if target < HOPPER or target in HAVE_99_KB else EXPANDED
+
+
+def latent_splits(chunks: int, heads: int, max_count: int, max_context: int) -> int:
+    """The number of ranges into which contexts are cut, as `num_splits` from shapes
+    alone.
+    """
+    pairs = max_count * heads
+    tiles = -(-pairs // min(padded(pairs), MOST_ROWS))
+    return num_splits(chunks * tiles, 1, WIDEST.dim, max_context)
 
 
 def latent_tune(size: int, pairs: int, target: Capability) -> LatentTune:

@@ -60,10 +60,4 @@ def _kernels(setup: Setup) -> list[tuple[str, str]]:
         return describe_products(setup.spec)
     from minfer.effects.execution.device.routes import Routes  # it imports torch
 
-    routes = Routes.for_device(
-        setup.spec,
-        setup.config.block_size,
-        setup.config.max_num_batched_tokens,
-        setup.device.kind,
-    )
-    return list(routes.described())
+    return Routes.for_device(setup.spec, setup.config, setup.device.kind).described()

@@ -13,6 +13,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 
 Ints = NDArray[np.int64]
@@ -27,7 +28,15 @@ class Chunks:
     counts: Tensor  # inputs
     offsets: Tensor  # of the first input among the packed tokens
     longest: int  # the largest possible count
-    flash: FlashWork | None = None  # where flash-attn serves them
+    # For each group of layers, the work of flash-attn where it serves them; without: none
+    flash: tuple[FlashWork | None, ...] = ()
+
+    # Where latents are expanded to keys and values; None: queries are absorbed
+    expanded: ExpandedWork | None = None
+
+    def flash_of(self, group: int) -> FlashWork | None:
+        """Returns flash-attn's work in the layers of a group, if it serves them."""
+        return self.flash[group] if self.flash else None
 
 
 @frozen(eq=False)
@@ -85,7 +94,8 @@ class Batch:
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
     contexts: Tensor  # [decode] tokens that each of them attends to
     chunks: Chunks | None  # the other tokens
-    splits: int = 1  # splits of the contexts of decode rows on a GPU
+    # Splits of the contexts of decode rows on a GPU, for each group of layers
+    splits: tuple[int, ...] = ()
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
@@ -94,6 +104,10 @@ class Batch:
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: Verified | None = None
+
+    def splits_of(self, group: int) -> int:
+        """Returns the splits of contexts in the layers of a group."""
+        return self.splits[group] if self.splits else 1
 
 
 @frozen(eq=False)

@@ -8,7 +8,8 @@ Theory. A token's keys and values of all heads are products of one small vector,
 *absorbed* form all heads read one vector of 576, as one key head would be read, and the
 same for values. It needs 3.4 times the multiplications of keys and values that are
 expanded first, but expands nothing: best for few queries of a long context. The *latent*
-form expands the context's latents: best for long chunks. The cache chooses.
+form expands the context's latents: best for long chunks. The cache chooses on the CPU,
+`Routes` on a GPU.
 
 Rotated dimensions stand in the order of `Rope.order`.
 
@@ -17,7 +18,8 @@ attention by row; the latents are the same on all ranks.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
@@ -44,6 +46,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LATENT_NORMS = NormRule(1e-6)  # of latents, whatever the config says
+# Bytes of expanded keys and values at once on a GPU, at most, unless those of a step's
+# own tokens are more for one head.
+EXPANDED: Final = 1 << 27
+
+
+@frozen
+class Pieces:
+    """How latents are expanded on a GPU: so many at once, for some heads at a time."""
+
+    heads: int
+    tokens: int  # of the history; the step's own tokens are one piece
+    bytes: int  # of memory, all results that are merged included
 
 
 @frozen(kw_only=True)
@@ -171,6 +185,21 @@ class MLA:
     def cuda_activation_elements(self) -> int:
         """Elements of a token at attention's widest place on a GPU."""
         return self.heads * (self.query_dim + self.latent_dim + 2 * self.rank)
+
+    def pieces(self, tokens: int, element: int) -> Pieces:
+        """Returns the pieces for a step of so many prefill tokens, whose numbers have
+        `element` bytes.
+        """
+        head = (self.plain_dim + self.value_dim) * element
+        copied = self.query_dim * element  # keys of a head, for flash-attn
+        most = min(self.heads, max(1, EXPANDED // (tokens * head)))
+        heads = ceil(self.heads / ceil(self.heads / most))
+        size = max(1, EXPANDED // (heads * head))
+        expanded = max(size, tokens) * heads * (head + copied)
+        latents = (size + tokens) * self.latent_dim * element
+        # A piece's result, and the merged one in float32; their sums of exponentials.
+        results = tokens * heads * (self.value_dim * (element + 4) + 3 * 4)
+        return Pieces(heads, size, expanded + latents + results)
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of partial results on a GPU, as for grouped-query attention

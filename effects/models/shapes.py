@@ -9,6 +9,7 @@ its widest place. Functions of their arguments, without torch.
 from typing import Final
 
 from minfer.effects.models.dtypes import dtype_bytes
+from minfer.effects.models.mla import MLA
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.leaves import PIECE
 from minfer.records.config import EngineConfig
@@ -168,6 +169,19 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
     step = tokens * token + rows * logits + 4 * tables + rope + parts
     return step + rejecting_bytes(spec, sizes)
+
+
+def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns a GPU's bytes for latents that are expanded, in steps that are too large
+    for CUDA graphs.
+    """
+    tokens = sizes.max_num_batched_tokens
+    if captured_tokens(spec, tokens) >= tokens:
+        return 0
+    element = dtype_bytes(spec.kv_dtype)
+    attentions = (group.attention for group in spec.groups)
+    pieces = [one.pieces(tokens, element) for one in attentions if isinstance(one, MLA)]
+    return max((one.bytes for one in pieces), default=0)
 
 
 def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:

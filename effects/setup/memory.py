@@ -19,8 +19,9 @@ The first two are fixed by the settings, the last two grow with the number of bl
 that number is the remaining memory divided by the cost of a block. On the CPU it is
 capped at the blocks of `max_num_seqs` sequences of full length; a GPU's memory has no
 other use. There, masks and workspace are not needed, but CUDA's libraries and graphs have
-a share. How many blocks a sequence needs is the engine's own arithmetic (`objection` in
-minfer/lifecycle/arrive.py): its last token needs no slot.
+a share, and latents that are expanded at once are activations. How many blocks a sequence
+needs is the engine's own arithmetic (`objection` in minfer/lifecycle/arrive.py): its last
+token needs no slot.
 
 All but `usable_memory` and `available_memory` are functions of their arguments, without
 torch.
@@ -44,6 +45,7 @@ from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
+    expansion_bytes,
     kept_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
@@ -153,7 +155,7 @@ def plan_memory(
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
         graphs = LIBRARIES + max(cuda_activation_bytes(s, sizes, most) for s in specs)
         activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
-        activations += shaping_bytes(spec, sizes)
+        activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)

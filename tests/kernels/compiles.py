@@ -22,6 +22,7 @@ from minfer import kernels
 from minfer.kernels import (
     activation,
     attention,
+    expanded_latents,
     experts,
     fused_linear,
     latent_cache,
@@ -200,6 +201,23 @@ def latents(heads: int) -> None:
     )
 
 
+def expanded() -> None:
+    """MLA's attention of a chunk over expanded latents: its own, and a piece of its
+    history.
+    """
+    q, keys, turned = half(512, 16, 192), half(999, 16, 256), half(999, ROTATED)
+    out, sums = half(512, 16, 128), torch.zeros(512, 16)
+    for causal in (True, False):
+        expanded_latents.piece_attention(
+            *(q, keys, turned, ints(2), ints(2), 0.1),
+            longest=512,
+            causal=causal,
+            out=out,
+            sums=sums,
+        )
+    expanded_latents.merge_piece(torch.zeros(512, 16, 128), sums, out, sums)
+
+
 def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
@@ -219,6 +237,7 @@ def main(few: bool) -> None:
             mixture(4, row.tune)
         for heads in (16, 128):
             latents(heads)
+        expanded()
     routers()
     rows.scatter(ints(99), ints(8))
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import attention
-from minfer.kernels.attention import (
-    DraftLayout,
-    decode_attention,
+from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
+from minfer.kernels.attention_tunes import (
+    DECODE,
+    MAX_SPLITS,
+    DecodeTune,
+    HeadSize,
+    PrefillTune,
     num_splits,
-    prefill_attention,
 )
-from minfer.kernels.attention_tunes import DECODE, DecodeTune, HeadSize, PrefillTune
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed
 
@@ -656,7 +658,7 @@ def arguments(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def test_num_splits_fills_the_chip_and_no_more() -> None:
     assert num_splits(1, 4, 128, 32768) == 33
     assert num_splits(1, 4, 128, 1024) == 16  # a range is a tile at least
-    assert num_splits(1, 1, 128, 1 << 21) == attention.MAX_SPLITS
+    assert num_splits(1, 1, 128, 1 << 21) == MAX_SPLITS
     assert num_splits(8, 4, 128, 4096) == 4
     assert num_splits(16, 4, 128, 4096) == 4  # from 64 on, two programs on each processor
     assert num_splits(16, 4, 80, 4096) == 4

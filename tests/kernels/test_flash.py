@@ -12,7 +12,14 @@ from torch import Tensor
 
 from minfer.kernels import flash
 from minfer.kernels.attention import attention_reference
-from minfer.kernels.flash import FlashWork, flash_attention, flash_missing
+from minfer.kernels.expanded_latents import piece_reference
+from minfer.kernels.flash import (
+    FlashWork,
+    flash_attention,
+    flash_missing,
+    flash_piece,
+    flash_piece_missing,
+)
 from minfer.kernels.packages import FLASH
 from tests.kernels.test_attention import CUDA, DEVICE, close, make, queries, written_out
 
@@ -57,6 +64,58 @@ def stand_in(
     )
 
 
+def of_piece(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    out: Tensor,
+    lse: Tensor,
+    return_lse: bool,
+) -> None:
+    """flash-attn's meaning without pages: a causal mask ends at the last key."""
+    assert return_lse
+    assert lse.is_contiguous()
+    assert lse.dtype == torch.float32
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * softmax_scale
+    if causal:
+        count, keys = scores.shape[2:]
+        unseen = torch.ones(count, keys, dtype=torch.bool).triu_(1 + keys - count)
+        scores.masked_fill_(unseen.to(q.device), -math.inf)
+    lse.copy_(scores.logsumexp(-1))
+    out.copy_(torch.einsum("bhqk,bkhv->bqhv", scores.softmax(-1), v.float()))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:Argument aux_data"
+)  # its own
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_piece_of_expanded_latents(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not REAL:
+        monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=of_piece))
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw).to(DEVICE, torch.float16)
+
+    count, keys = 40, 40 if causal else 150
+    q, expanded, rotated = normal(count, 2, 192), normal(keys, 2, 256), normal(keys, 64)
+    whole = torch.cat((expanded[..., :128], rotated[:, None].expand(-1, 2, -1)), 2)
+    out, expected = torch.zeros(2, count, 2, 128, dtype=q.dtype, device=DEVICE)
+    sums = torch.zeros(2, count, device=DEVICE).t()
+    values, scale = expanded[..., 128:], 0.1
+    flash_piece(q, whole, values, scale, causal=causal, out=out, sums=sums)
+    bounds = torch.tensor([0, count]), torch.tensor([0, keys])
+    logs = torch.zeros_like(sums)
+    piece_reference(q, expanded, rotated, *bounds, scale, causal, expected, logs)
+    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(sums, logs, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:Argument aux_data"
 )  # its own
@@ -77,8 +136,9 @@ def test_chunks_and_rows_of_one_token(
     given = [
         torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (starts, counts)
     ]
-    work = FlashWork.of(case.rows, given[0], given[1], case.table, max(counts))
-    flash_attention(work, q, k_cache, v_cache, 0.1, out[3:])
+    tables = torch.stack((torch.full_like(case.table, -1), case.table))
+    work = FlashWork.of(case.rows, given[0], given[1], tables, max(counts))
+    flash_attention(work, 1, q, k_cache, v_cache, 0.1, out[3:])
     at = 3
     for start, count, key, value in zip(
         starts, counts, case.keys, case.values, strict=True
@@ -92,6 +152,7 @@ def test_chunks_and_rows_of_one_token(
 def test_why_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, gpu = torch.bfloat16, torch.device("cuda")
     monkeypatch.setattr(flash, "missing", lambda *_: "not here")
+    assert flash_piece_missing(192, 128, kind, gpu) == "not here"
     assert flash_missing(128, kind, 64, gpu) == "not here"
     monkeypatch.setattr(flash, "missing", lambda *_: "")
     assert "heads of 100" in flash_missing(100, kind, 64, gpu)
@@ -99,3 +160,6 @@ def test_why_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (24, 128):
         assert f"blocks of {size}" in flash_missing(128, kind, size, gpu)
     assert flash_missing(128, kind, 64, gpu) == ""
+    for dims in ((264, 128), (192, 100), (100, 128), (8, 264)):
+        assert f"keys of {dims[0]}" in flash_piece_missing(*dims, kind, gpu)
+    assert flash_piece_missing(192, 128, kind, gpu) == ""

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.kernels.attention import DraftLayout
-from minfer.kernels.mla import latent_decode, latent_splits
-from minfer.kernels.mla_tunes import HALF, SINGLE, SMALL, LatentTune, latent_tune
+from minfer.kernels.mla import latent_decode
+from minfer.kernels.mla_tunes import (
+    HALF,
+    SINGLE,
+    SMALL,
+    LatentTune,
+    latent_splits,
+    latent_tune,
+)
 from tests.kernels.latents import (
     CUDA,
     DEVICE,

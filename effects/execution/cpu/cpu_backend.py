@@ -16,6 +16,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import plain, quantized
+from minfer.records.config import EngineConfig
 from minfer.sampling.reference_sampler import RowSampling
 
 # Sampling of the scratch row: the cheapest.
@@ -46,9 +47,7 @@ class CpuBackend:
     """A backend; see `Backend`."""
 
     device: torch.device = field(factory=lambda: torch.device("cpu"))
-    routes: Routes = field(
-        factory=lambda: Routes(no_flash="it is for GPUs", no_quack="it is for GPUs")
-    )
+    routes: Routes = field(factory=lambda: Routes(no_quack="it is for GPUs"))
     described: list[tuple[str, str]] = field(factory=list)  # see `describe_products`
     last: CachedSampling | None = None
 
@@ -80,13 +79,9 @@ class CpuBackend:
         """Returns the shaper of these rows' logits."""
         return CpuShaper(rows)
 
-    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
-        """Returns 1: contexts are not split."""
-        return 1
-
-    def fuses(self, tokens: int, intermediate: int) -> bool:  # noqa: ARG002  # a GPU's
-        """Returns False: there is no such product."""
-        return False
+    def routes_of(self, spec: ModelSpec, config: EngineConfig) -> Routes:  # noqa: ARG002  # a GPU's
+        """Returns the same for all models: there is nothing to choose from."""
+        return self.routes
 
     def sample(
         self,

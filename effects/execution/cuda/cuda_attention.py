@@ -6,7 +6,7 @@ Without a GPU the kernels' references run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 import torch
 from attrs import frozen
@@ -19,18 +19,32 @@ from minfer.effects.execution.cpu.paged_attention import (
     rotations,
 )
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
+from minfer.effects.execution.cuda.step_parts import (
+    DecodePart,
+    decode_parts,
+    prefill_parts,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
+from minfer.kernels.attention import decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
 AT_ONCE: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
+
+
+class _Options(TypedDict):
+    """What both kernels of attention take."""
+
+    window: int
+    sinks: Tensor | None
+    splits: int
+    out: Tensor
 
 
 @frozen(eq=False)
@@ -47,6 +61,7 @@ class CudaCache:
     # or, of latents, [layers of a page, 1, pages + 1, block_size, latent_dim]
     data: Tensor
     layers: tuple[tuple[Tensor, ...], ...]  # of each [pages + 1, block_size, ...]
+    groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rope, Tensor]
 
@@ -72,7 +87,9 @@ class CudaCache:
             for rope, dim in rotations(spec).items()
         }
         layers = tuple(data[place.slot].unbind(0) for place in layout.places)
-        return cls(spec, layout, data, layers, ropes)
+        kinds = [group.attention for group in spec.groups]
+        groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
+        return cls(spec, layout, data, layers, groups, ropes)
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
@@ -106,7 +123,8 @@ class CudaCache:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, [cache] = latents_of(self.spec, index), self.layers[index]
         table = self.layout.places[index].table
-        layer = LatentLayer(mla, cache, table, self.ropes[mla.rope], weights)
+        rope, splits = self.ropes[mla.rope], batch.splits_of(self.groups[index])
+        layer = LatentLayer(mla, cache, table, rope, weights, splits)
         return layer.mix(batch, query, latent)
 
     def attend(
@@ -132,65 +150,36 @@ class CudaCache:
         """Returns the attention of rotated queries, whose keys and values are in the
         cache.
         """
-        gqa, chunks = heads_of(self.spec, index), batch.chunks
-        window, (keys, values) = gqa.window or 0, self.layers[index]
-        table = batch.table[self.layout.places[index].table]
+        gqa, group = heads_of(self.spec, index), self.groups[index]
+        place, (keys, values) = self.layout.places[index], self.layers[index]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        decode_inputs = len(batch.rows)
-        ours = slice(0, decode_inputs)
-        if (drafts := batch.verified) is not None:
-            ours = slice(len(drafts.starts), drafts.decode_rows)
+        parts = [*decode_parts(batch, batch.splits_of(group))]
+        if batch.chunks is not None and (work := batch.chunks.flash_of(group)):
+            rest = slice(len(batch.rows), len(q))
+            flash_attention(work, place.table, q[rest], keys, values, scale, out[rest])
+        else:
+            parts += prefill_parts(batch)
+        for part in parts:
+            of = q[part.tokens], keys, values, batch.table[place.table], part.rows
+            how: _Options = {
+                "window": gqa.window or 0,
+                "sinks": sinks,
+                "splits": part.splits,
+                "out": out[part.tokens],
+            }
+            if isinstance(part, DecodePart):
+                decode_attention(*of, part.contexts, scale, **how)
+                continue
             prefill_attention(
-                q[:decode_inputs],
-                keys,
-                values,
-                table,
-                batch.rows[: len(drafts.starts)],
-                drafts.starts,
-                drafts.counts,
-                drafts.firsts,
+                *of,
+                part.starts,
+                part.counts,
+                part.offsets,
                 scale,
-                window=window,
-                sinks=sinks,
-                max_count=drafts.most,
-                splits=batch.splits,
-                out=out[:decode_inputs],
-                draft_layout=DraftLayout(
-                    skip=drafts.decode_rows, stride=len(drafts.starts)
-                ),
-            )
-        if ours.start < ours.stop:
-            decode_attention(
-                q[ours],
-                keys,
-                values,
-                table,
-                batch.rows[ours],
-                batch.contexts[ours],
-                scale,
-                window=window,
-                sinks=sinks,
-                splits=batch.splits,
-                out=out[ours],
-            )
-        if chunks is not None and chunks.flash is not None:
-            flash_attention(
-                chunks.flash, q[decode_inputs:], keys, values, scale, out[decode_inputs:]
-            )
-        elif chunks is not None:
-            where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
-            prefill_attention(
-                q,
-                keys,
-                values,
-                table,
-                *where,
-                scale,
-                window=window,
-                sinks=sinks,
-                max_count=chunks.longest,
-                out=out,
+                max_count=part.max_count,
+                draft_layout=part.draft_layout,
+                **how,
             )
         return out.view(len(out), -1)
 

@@ -10,25 +10,13 @@ from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache_layout import CacheLayout, one_group
-from minfer.effects.models.gqa import GQA
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.attention import num_splits
-from minfer.kernels.gated import pays
 from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masked_logits import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
 from minfer.records.config import EngineConfig
-
-
-def split_heads(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Returns width and number of the key heads of each kind of attention."""
-    found = {
-        (one.head_dim, one.kv_heads) if isinstance(one, GQA) else (one.rank, 1)
-        for one in (group.attention for group in spec.groups)
-    }
-    return sorted(found)
 
 
 @frozen(eq=False)
@@ -52,13 +40,16 @@ class CudaBackend:
         cls, spec: ModelSpec, config: EngineConfig, device: torch.device
     ) -> "CudaBackend":
         """Returns the backend for a model in an engine of these sizes."""
-        budget = config.max_num_batched_tokens
-        return cls(device, Routes.for_device(spec, config.block_size, budget, device))
+        return cls(device, Routes.for_device(spec, config, device))
 
     @property
     def described(self) -> list[tuple[str, str]]:
         """Which kernels serve what, in words."""
         return self.routes.described()
+
+    def routes_of(self, spec: ModelSpec, config: EngineConfig) -> Routes:
+        """Returns the routes of another model in the same engine."""
+        return Routes.for_device(spec, config, self.device)
 
     def make_cache(
         self,
@@ -75,17 +66,6 @@ class CudaBackend:
     def make_shaper(self, rows: DeviceRows) -> CudaShaper:
         """Returns the shaper of these rows' logits. torch.OutOfMemoryError."""
         return CudaShaper(rows, self.device)
-
-    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
-        """Returns the splits of Flash-Decoding: as many as fill the GPU."""
-        return max(
-            num_splits(decode_rows, kv_heads, dim, context)
-            for dim, kv_heads in split_heads(spec)
-        )
-
-    def fuses(self, tokens: int, intermediate: int) -> bool:
-        """Returns whether quack's product is faster than cuBLAS's with SiLU after it."""
-        return pays(tokens, intermediate)
 
     def sample(
         self,

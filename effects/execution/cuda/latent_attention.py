@@ -1,7 +1,9 @@
-"""A GPU's attention over latents; models/mla.py has the theory, kernels/mla.py kernels.
+"""A GPU's attention over latents; models/mla.py has the theory, kernels/mla.py and
+kernels/expanded_latents.py kernels.
 
-All tokens are absorbed: queries are multiplied with the matrix of keys, attend over the
-latents themselves, and what they find is multiplied with the matrix of values.
+Most tokens are absorbed: queries are multiplied with the matrix of keys, attend over the
+latents themselves, and what they find is multiplied with the matrix of values. For long
+chunks, latents are expanded to keys and values instead, a piece at a time.
 """
 
 import torch
@@ -9,9 +11,16 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.latent_attention import expanding
+from minfer.effects.execution.cuda.step_parts import (
+    DecodePart,
+    decode_parts,
+    prefill_parts,
+)
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
-from minfer.kernels.attention import DraftLayout
+from minfer.kernels.expanded_latents import merge_piece, piece_attention
+from minfer.kernels.expanded_work import ExpandedWork
+from minfer.kernels.flash import flash_piece
 from minfer.kernels.latent_cache import write_latent
 from minfer.kernels.leaves import LatentWeights
 from minfer.kernels.mla import latent_attention, latent_decode
@@ -26,15 +35,34 @@ class LatentLayer:
     table: int  # the block table of its pages
     rope: Tensor  # [positions, rope_dim] float32: cosines, then sines
     weights: LatentWeights
+    splits: int  # of the contexts of decode rows
 
     def mix(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache.mix_latent`."""
-        mla, tokens = self.mla, len(query)
-        keys, values = expanding(mla, self.weights)
-        by_head = query.view(tokens, mla.heads, mla.query_dim)
-        absorbed = query.new_empty(tokens, mla.heads, mla.latent_dim)
-        folded = torch.bmm(by_head[..., : mla.plain_dim].transpose(0, 1), keys)
-        absorbed[..., : mla.rank].copy_(folded.transpose(0, 1))
+        by_head = query.view(len(query), self.mla.heads, self.mla.query_dim)
+        if batch.chunks is None or batch.chunks.expanded is None:
+            absorbed = self._absorb(by_head)
+            self._write(batch, latent, by_head, absorbed[..., self.mla.rank :])
+            return self._values(self._attend(batch, absorbed)).flatten(1)
+        rotated = by_head[..., self.mla.plain_dim :]
+        self._write(batch, latent, by_head, rotated)
+        decode_inputs = len(batch.rows)
+        out = query.new_empty(len(query), self.mla.heads, self.mla.value_dim)
+        if decode_inputs:
+            absorbed = self._absorb(by_head[:decode_inputs])
+            absorbed[..., self.mla.rank :].copy_(rotated[:decode_inputs])
+            mixed = self._attend(batch, absorbed, chunks=False)
+            out[:decode_inputs] = self._values(mixed)
+        self._expand(
+            batch.chunks.expanded,
+            by_head[decode_inputs:],
+            batch.slots[self.table, decode_inputs:],
+            out[decode_inputs:],
+        )
+        return out.flatten(1)
+
+    def _write(self, batch: Batch, latent: Tensor, by_head: Tensor, out: Tensor) -> None:
+        """Write the step's latents, and the queries' rotated part to `out`."""
         write_latent(
             latent,
             self.weights.norm,
@@ -42,63 +70,127 @@ class LatentLayer:
             batch.positions,
             batch.slots[self.table],
             self.cache,
-            by_head[..., mla.plain_dim :],
-            out=absorbed[..., mla.rank :],
+            by_head[..., self.mla.plain_dim :],
+            out=out,
             interleaved=False,  # weights are in the order of halves
         )
-        mixed = self._attend(batch, absorbed)  # [tokens, heads, rank]
-        found = torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2))
-        return found.transpose(0, 1).reshape(tokens, -1)
 
-    def _attend(self, batch: Batch, q: Tensor) -> Tensor:
+    def _absorb(self, by_head: Tensor) -> Tensor:
+        """Returns queries [tokens, heads, latent_dim] for latents, without their rotated
+        part.
+        """
+        mla, (keys, _) = self.mla, expanding(self.mla, self.weights)
+        absorbed = by_head.new_empty(len(by_head), mla.heads, mla.latent_dim)
+        folded = torch.bmm(by_head[..., : mla.plain_dim].transpose(0, 1), keys)
+        absorbed[..., : mla.rank].copy_(folded.transpose(0, 1))
+        return absorbed
+
+    def _values(self, mixed: Tensor) -> Tensor:
+        """Returns values [tokens, heads, value_dim] of latents [tokens, heads, rank]."""
+        _, values = expanding(self.mla, self.weights)
+        return torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+
+    def _attend(self, batch: Batch, q: Tensor, *, chunks: bool = True) -> Tensor:
         """Returns latents [tokens, heads, rank], mixed for absorbed queries."""
-        mla, chunks, table = self.mla, batch.chunks, batch.table[self.table]
+        mla, table = self.mla, batch.table[self.table]
         out = q.new_empty(len(q), mla.heads, mla.rank)
-        decode_inputs = len(batch.rows)
-        ours = slice(0, decode_inputs)
-        if (drafts := batch.verified) is not None:
-            ours = slice(len(drafts.starts), drafts.decode_rows)
+        parts = [*decode_parts(batch, self.splits)]
+        for part in (*parts, *prefill_parts(batch)) if chunks else parts:
+            of = q[part.tokens], self.cache, table, part.rows
+            if isinstance(part, DecodePart):
+                latent_decode(
+                    *of,
+                    part.contexts,
+                    mla.scale,
+                    value_dim=mla.rank,
+                    splits=part.splits,
+                    out=out[part.tokens],
+                )
+                continue
             latent_attention(
-                q[:decode_inputs],
-                self.cache,
-                table,
-                batch.rows[: len(drafts.starts)],
-                drafts.starts,
-                drafts.counts,
-                drafts.firsts,
+                *of,
+                part.starts,
+                part.counts,
+                part.offsets,
                 mla.scale,
                 value_dim=mla.rank,
-                max_count=drafts.most,
-                splits=batch.splits,
-                out=out[:decode_inputs],
-                draft_layout=DraftLayout(
-                    skip=drafts.decode_rows, stride=len(drafts.starts)
-                ),
-            )
-        if ours.start < ours.stop:
-            latent_decode(
-                q[ours],
-                self.cache,
-                table,
-                batch.rows[ours],
-                batch.contexts[ours],
-                mla.scale,
-                value_dim=mla.rank,
-                splits=batch.splits,
-                out=out[ours],
-            )
-        if chunks is not None:
-            latent_attention(
-                q,
-                self.cache,
-                table,
-                chunks.rows,
-                chunks.starts,
-                chunks.counts,
-                chunks.offsets,
-                mla.scale,
-                value_dim=mla.rank,
-                max_count=chunks.longest,
-                out=out,
+                max_count=part.max_count,
+                splits=part.splits,
+                out=out[part.tokens],
+                draft_layout=part.draft_layout,
             )
         return out
+
+    def _expand(
+        self, work: ExpandedWork, query: Tensor, slots: Tensor, out: Tensor
+    ) -> None:
+        """Attention of rotated queries [tokens, heads, query_dim] of chunks into `out`
+        [tokens, heads, value_dim]: over their own latents, and those of their history.
+        """
+        mla, history = self.mla, work.slots[self.table]
+        flat = self.cache.view(-1, mla.latent_dim)
+        pieces = mla.pieces(len(query), query.element_size())
+        own = flat.index_select(0, slots)
+        for first in range(0, mla.heads, pieces.heads):
+            some = slice(first, first + pieces.heads)
+            q, found = query[:, some], out[:, some]
+            sums = self._attend_piece(work, own, q, some, None, found)
+            if not len(history):
+                continue
+            total, part = found.float().contiguous(), torch.empty_like(found)
+            sums = sums.contiguous()
+            for at in range(0, len(history), pieces.tokens):
+                slots = history[at : at + pieces.tokens]
+                bounds = work.piece(at, pieces.tokens)
+                # A piece's latents have no name here: they are freed before the next's.
+                more = self._attend_piece(
+                    work, flat.index_select(0, slots), q, some, bounds, part
+                )
+                merge_piece(total, sums, part, more)
+            found.copy_(total)
+
+    def _attend_piece(
+        self,
+        work: ExpandedWork,
+        latents: Tensor,
+        query: Tensor,
+        heads: slice,
+        bounds: Tensor | None,
+        out: Tensor,
+    ) -> Tensor:
+        """Expand latents [keys, latent_dim] for some heads, whose queries attend to them,
+        into `out`; without bounds, these are the chunks' own. Returns the logarithms
+        [tokens, heads] of the softmaxes' sums.
+        """
+        mla, by_head = self.mla, self.weights.expansion.weight
+        weight = by_head.view(mla.heads, -1, mla.rank)[heads].flatten(0, 1)
+        expanded = torch.mm(latents[:, : mla.rank], weight.t())
+        expanded = expanded.view(len(latents), query.shape[1], -1)
+        rotated = latents[:, mla.rank :]
+        sums = torch.full(out.shape[1::-1], -torch.inf, device=out.device).t()
+        if work.by_flash:
+            keys, values = expanded.tensor_split((mla.plain_dim,), 2)
+            turned = rotated[:, None].expand(-1, query.shape[1], -1)
+            flash_piece(
+                query,
+                torch.cat((keys, turned), 2),
+                values,
+                mla.scale,
+                causal=bounds is None,
+                out=out,
+                sums=sums,
+            )
+            return sums
+        piece_attention(
+            query,
+            expanded,
+            rotated,
+            work.bounds,
+            work.bounds if bounds is None else bounds,
+            mla.scale,
+            longest=work.longest,
+            causal=bounds is None,
+            out=out,
+            sums=sums,
+        )
+        return sums

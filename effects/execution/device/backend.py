@@ -21,6 +21,7 @@ from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.cache_layout import CacheLayout
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.row_state import RowTensors, StepInputs
+from minfer.records.config import EngineConfig
 from minfer.records.plan import Copy, Open
 
 
@@ -89,6 +90,10 @@ class Backend(Protocol):
         """The routes in words, for journals and `minfer plan`."""
         ...
 
+    def routes_of(self, spec: ModelSpec, config: EngineConfig) -> Routes:
+        """Returns the routes of another model in the same engine: of a draft model."""
+        ...
+
     def make_cache(
         self,
         spec: ModelSpec,
@@ -104,16 +109,6 @@ class Backend(Protocol):
 
     def make_shaper(self, rows: DeviceRows) -> Shaper:
         """Returns the shaper of these rows' logits. Raises torch.OutOfMemoryError."""
-        ...
-
-    def num_splits(self, decode_rows: int, spec: ModelSpec, context: int) -> int:
-        """Returns the number of splits of contexts of up to `context` tokens, for so many
-        decode rows.
-        """
-        ...
-
-    def fuses(self, tokens: int, intermediate: int) -> bool:
-        """Whether a product of gate and up that includes SiLU would be faster."""
         ...
 
     def scatter(self, arena: Tensor, pairs: Tensor) -> None:

@@ -1,4 +1,10 @@
-"""Which kernel serves what on a device: a table decided by measurement.
+"""Which kernel serves what on a device: the one chooser, a table decided by measurement.
+
+Layers that keep the same of the same tokens are a group, and each group has a route: by
+its kind of attention, its heads, its window, and what its cache holds. Tilings are
+constants beside their kernels, found by one function each: `decode_tune` and
+`prefill_tune` (kernels/attention_tunes.py), `latent_tune` (mla_tunes.py), `tune_of`
+(experts_tunes.py, linear_tunes.py).
 
 Decode rows always use Triton's kernels: in blocks of 64, flash-attn took 1.02 to 2.6
 times as long at batches of 32 to 256 (H200, 2026-11-20). Prefill chunks use flash-attn
@@ -12,84 +18,244 @@ import torch
 from attrs import frozen
 
 from minfer.effects.models.dense import Dense
-from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
 from minfer.effects.models.gqa import GQA
+from minfer.effects.models.kv_format import KvFormat
+from minfer.effects.models.layers import Attention
+from minfer.effects.models.moe import MoE
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.flash import flash_missing
-from minfer.kernels.gated import FILLED
+from minfer.kernels.attention_tunes import (
+    HeadSize,
+    decode_tune,
+    known_dim,
+    num_splits,
+    power_from,
+)
+from minfer.kernels.experts_tunes import grouped_from
+from minfer.kernels.flash import flash_missing, flash_piece_missing
+from minfer.kernels.gated import FILLED, pays
+from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
+from minfer.records.config import EngineConfig
 
 # For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
 # and starts sooner.
 FLASH_FROM: Final = (2048, 512)
+# Inputs of the longest chunk, and inputs that attend to a token of the history on
+# average, from which latents are expanded: the products of 171 inputs cost as much as
+# expanding a latent (kernels/expanded_latents.py). Not yet measured.
+EXPAND_FROM: Final = 192
+
+
+@frozen(kw_only=True)
+class GroupRoute:
+    """Which kernels serve the attention of one group of layers."""
+
+    attention: Attention
+    kv: KvFormat
+    no_flash: str  # why flash-attn never serves; empty if it does
+
+    @classmethod
+    def of(
+        cls, attention: Attention, kv: KvFormat, block_size: int, device: torch.device
+    ) -> "GroupRoute":
+        """Returns what the device and the installed packages allow."""
+        dtype, dim = torch_dtype(kv.dtype), attention.query_dim
+        if not isinstance(attention, GQA):
+            no_flash = flash_piece_missing(dim, attention.value_dim, dtype, device)
+            return cls(attention=attention, kv=kv, no_flash=no_flash)
+        no_flash = flash_missing(dim, dtype, block_size, device)
+        if attention.sinks:
+            no_flash = "it has no attention sinks"
+        elif attention.window:
+            no_flash = (
+                "it reads before sliding windows what may belong to another sequence"
+            )
+        return cls(attention=attention, kv=kv, no_flash=no_flash)
+
+    @property
+    def latents(self) -> bool:
+        """Whether the cache holds latents."""
+        return self.kv.layout == "latents"
+
+    @property
+    def flash_from(self) -> int:
+        """Inputs of the longest chunk from which flash-attn reads the cache; 0: never."""
+        if self.latents or self.no_flash:
+            return 0
+        return FLASH_FROM[self.attention.query_dim > 64]
+
+    def splits(self, rows: int, context: int) -> int:
+        """Returns the ranges into which contexts of up to so many tokens are cut, for so
+        many decode rows (Flash-Decoding): as many as fill the GPU.
+        """
+        one = self.attention
+        if isinstance(one, GQA):
+            read = min(context, one.window or context)
+            return num_splits(rows, one.kv_heads, one.head_dim, read)
+        return latent_splits(rows, one.heads, 1, context)
+
+    def variant(self, rows: int, splits: int) -> object:
+        """Returns a key of the kernels for so many decode rows, or 0 for rows with
+        drafts, and ranges: what is compiled for the same key is the same.
+        """
+        one = self.attention
+        if not isinstance(one, GQA):
+            return power_from(splits)
+        size = HeadSize(dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
+        return decode_tune(size, rows * one.kv_heads, splits), splits > 1
+
+    @property
+    def name(self) -> str:
+        """The group's place in a table of routes."""
+        window = self.attention.window
+        return f"window {window}" if window else "no window"
 
 
 @frozen(kw_only=True)
 class Routes:
     """Which kernel serves which part of a step."""
 
-    # Inputs of the longest chunk from which flash-attn serves chunks; 0: never.
-    flash_from: int = 0
+    groups: tuple[GroupRoute, ...] = ()  # in the order of `ModelSpec.groups`
     # Inputs of a step up to which a CUDA graph is better, which cannot contain
     # flash-attn. Without graphs flash-attn does not serve those steps either, so results
     # are the same.
     captured: int = 0
-    no_flash: str = ""  # why flash-attn never serves
+    all_captured: bool = False  # no step has more
     no_quack: str = ""  # why quack never serves products of gate and up
     fused_width: int = 0  # width of the dense feed-forwards that quack may serve
+    experts: tuple[MoE, ...] = ()  # the kinds of mixtures of experts
+    most_rows: int = 1  # decode rows of the largest step
+    context: int = 0  # tokens of the longest context
 
     @classmethod
     def for_device(
-        cls, spec: ModelSpec, block_size: int, budget: int, device: torch.device | str
+        cls, spec: ModelSpec, config: EngineConfig, device: torch.device | str
     ) -> "Routes":
-        """Returns what the device, the installed packages and steps of `budget` inputs
+        """Returns what the device, the installed packages and the steps of an engine
         allow.
         """
-        dtype = torch_dtype(spec.dtype)
-        captured, groups = captured_tokens(spec, budget), spec.groups
-        heads = [one.attention for one in groups if isinstance(one.attention, GQA)]
-        feeds = [layer.feed_forward for layer in spec.layers]
+        device, budget = torch.device(device), config.max_num_batched_tokens
+        captured = captured_tokens(spec, budget)
+        feeds = dict.fromkeys(layer.feed_forward for layer in spec.layers)
         dense = [one for one in feeds if isinstance(one, Dense)]
-        widest = max(group.attention.query_dim for group in groups)
-        no_flash = flash_missing(widest, dtype, block_size, torch.device(device))
-        if len(heads) < len(groups):
-            no_flash = "it does not read latents"
-        elif any(one.sinks for one in heads):
-            no_flash = "it has no attention sinks"
-        elif any(spec.windows):
-            no_flash = (
-                "it reads before sliding windows what may belong to another sequence"
-            )
-        elif not no_flash and captured >= budget:
-            no_flash = (
-                "all steps are small enough for CUDA graphs, which it cannot be part of"
-            )
-        no_quack = _no_quack(dense) or missing(QUACK, dtype, torch.device(device))
+        no_quack = _no_quack(dense) or missing(QUACK, torch_dtype(spec.dtype), device)
         return cls(
-            flash_from=0 if no_flash else FLASH_FROM[widest > 64],
+            groups=tuple(
+                GroupRoute.of(group.attention, kv, config.block_size, device)
+                for group, kv in zip(spec.groups, spec.kv_formats, strict=True)
+            ),
             captured=captured,
-            no_flash=no_flash,
+            all_captured=captured >= budget,
             no_quack=no_quack,
             fused_width=max((one.intermediate_size for one in dense), default=0),
+            experts=tuple(one for one in feeds if isinstance(one, MoE)),
+            most_rows=config.max_num_seqs,
+            context=min(config.max_model_len, spec.max_position_embeddings),
         )
 
+    @property
+    def uses_flash(self) -> bool:
+        """Whether flash-attn serves any group in any step."""
+        return not self.all_captured and not all(one.no_flash for one in self.groups)
+
+    def by_flash(self, tokens: int, longest: int) -> tuple[bool, ...]:
+        """Returns for each group whether flash-attn serves the chunks of a step with so
+        many prefill tokens, of which the longest chunk has so many.
+        """
+        if tokens <= self.captured:
+            return (False,) * len(self.groups)
+        return tuple(0 < one.flash_from <= longest for one in self.groups)
+
+    def splits(self, rows: int, context: int) -> tuple[int, ...]:
+        """Returns the ranges into which each group's contexts of up to so many tokens are
+        cut, for so many decode rows.
+        """
+        return tuple(one.splits(rows, context) for one in self.groups)
+
+    @property
+    def may_expand(self) -> bool:
+        """Whether latents are expanded in any step."""
+        return not self.all_captured and any(one.latents for one in self.groups)
+
+    def expands(self, tokens: int, longest: int, history: int, pairs: int) -> bool:
+        """Returns whether latents are expanded for the chunks of a step with so many
+        prefill tokens, the longest chunk, tokens before the chunks, and pairs of an input
+        and a token that it attends to. Absorbed queries serve the others, and all steps
+        that CUDA graphs may contain: how many pieces there are depends on the history.
+        """
+        wide = self.may_expand and tokens > self.captured and longest >= EXPAND_FROM
+        return wide and pairs >= EXPAND_FROM * history
+
+    def expands_by_flash(self, tokens: int, longest: int) -> bool:
+        """Returns whether flash-attn attends to expanded latents in such a step: if all
+        tokens are of one chunk, as it reads keys beside a chunk's, which may be another
+        sequence's, and not finite.
+        """
+        served = not all(one.no_flash for one in self.groups if one.latents)
+        return served and longest == tokens
+
+    def variants(self, rows: int, splits: tuple[int, ...]) -> object:
+        """Returns a key of the kernels of all groups for so many decode rows."""
+        return tuple(map(GroupRoute.variant, self.groups, (rows,) * len(splits), splits))
+
+    def fuses(self, tokens: int) -> bool:
+        """Returns whether quack's product of gate and up with SiLU serves so many tokens:
+        it is faster than cuBLAS's with SiLU after it.
+        """
+        return not self.no_quack and pays(tokens, self.fused_width)
+
     def described(self) -> list[tuple[str, str]]:
-        """Returns lines for `minfer plan`."""
-        chunks = f"Triton; no flash-attn: {self.no_flash}"
-        if not self.no_flash:
-            chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "
-            chunks += f"in steps of more than {self.captured}, else Triton"
+        """Returns lines for `minfer plan`: one for each use, of each group."""
         activation = (
             f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
         )
         if self.no_quack:
             activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
+        lines = [line for one in self.groups for line in self._attention(one)]
+        lines.append(("gate, up and SiLU", activation))
+        lines += [("experts", _experts(one)) for one in self.experts]
+        return [*dict.fromkeys(lines)]
+
+    def _attention(self, group: GroupRoute) -> list[tuple[str, str]]:
+        """Returns the lines of a group."""
+        several = len({one.name for one in self.groups}) > 1
+        name = f", {group.name}" if several else ""
+        splits = group.splits(self.most_rows, self.context)
+        decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
+        decode += f"{self.most_rows} rows, into {group.splits(1, self.context)} for one"
         return [
-            ("decode attention", "Triton, split-KV"),
-            ("prefill attention", chunks),
-            ("gate, up and SiLU", activation),
+            (f"decode attention{name}", decode),
+            (f"prefill attention{name}", self._chunks(group)),
         ]
+
+    def _chunks(self, group: GroupRoute) -> str:
+        no_flash = group.no_flash
+        if not no_flash and self.all_captured:
+            no_flash = (
+                "all steps are small enough for CUDA graphs, which it cannot be part of"
+            )
+        if group.latents and self.may_expand:
+            kernels = f"Triton; no flash-attn: {no_flash}"
+            if not no_flash:
+                kernels = "flash-attn for one prompt in a step, Triton for several"
+            return (
+                f"expanded latents from {EXPAND_FROM} tokens of a prompt at once in "
+                f"steps of more than {self.captured} ({kernels}); else absorbed queries, "
+                f"Triton"
+            )
+        if no_flash:
+            return f"Triton; no flash-attn: {no_flash}"
+        return (
+            f"flash-attn from {group.flash_from} tokens of a prompt at once in steps of "
+            f"more than {self.captured}, else Triton"
+        )
+
+
+def _experts(moe: MoE) -> str:
+    grouped = grouped_from(moe.rule.top_k, moe.experts)
+    return f"Triton; grouped by expert from {grouped} tokens of a step"
 
 
 def _no_quack(dense: list[Dense]) -> str:

@@ -54,7 +54,11 @@ class StepShape:
     tokens: int = 0  # prefill tokens
     chunks: int = 0  # prefill chunks
     longest: int = 0  # tokens of the longest chunk
-    splits: int = 1  # splits of the contexts of decode rows
+    # Splits of the contexts of decode rows, for each group of layers; without: none
+    splits: tuple[int, ...] = ()
+    # Tokens before the chunks in all, at most, where their latents are expanded, which no
+    # graph contains; None: they are not.
+    history: int | None = None
     # Rows may have deferred sampling: their logits are kept until then.
     keeps_logits: bool = False
     deferred_draws: bool = False  # deferred draws from kept logits: there are no inputs
@@ -63,7 +67,7 @@ class StepShape:
     verified: int = 0
     drafts: int = 0  # of each of these, at most
     proposes: bool = False  # the draft model makes some of them
-    draft_splits: int = 1  # `splits` of the draft model
+    draft_splits: tuple[int, ...] = ()  # `splits` of the draft model
 
     @property
     def decode_inputs(self) -> int:

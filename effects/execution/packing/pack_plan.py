@@ -65,6 +65,8 @@ class Forward:
     deferred: Draw | None = None  # rows with deferred sampling
     pooled: PooledStates | None = None  # hidden states of rows that are pooled
     scored: ScoredTokens | None = None  # of rows whose prompts are scored
+    history: int = 0  # tokens before the prefill chunks, in all
+    pairs: int = 0  # of an input of a chunk and a token that it attends to
 
     @property
     def has_extra_outputs(self) -> bool:
@@ -266,6 +268,8 @@ class Packer:
         if lines is not None:
             draw, deferred = self._split(plan, lines, draw)
         longest = max((plan.starts[i] + 1 for i in decoding), default=1)
+        starts = [plan.starts[fill.index] for fill in plan.fills]
+        pairs = [n * at + n * (n + 1) // 2 for n, at in zip(counts, starts, strict=True)]
         forward = Forward(
             shape,
             words,
@@ -274,6 +278,8 @@ class Packer:
             deferred,
             pooled=PooledStates.of(plan, self.rows, counts, shape.decode_inputs),
             scored=ScoredTokens.of(plan, self.rows, counts, shape.decode_inputs),
+            history=sum(starts),
+            pairs=sum(pairs),
         )
         if self.remembers:
             for k in drawing:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device.backend import Cache
 from minfer.effects.execution.device.device_rows import Words
+from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import host_words
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
@@ -59,6 +60,7 @@ class DraftModel:
     model: Model
     cache: Cache
     feeder: Feeder
+    routes: Routes
 
     @classmethod
     def open(
@@ -75,14 +77,11 @@ class DraftModel:
         blocks, size = config.num_blocks, config.block_size
         cache = feeder.backend.make_cache(spec, blocks, size, length)
         cache.data.zero_()  # slots never written may be read, and must be finite
-        return cls(spec, model, cache, feeder)
+        return cls(spec, model, cache, feeder, feeder.backend.routes_of(spec, config))
 
-    def num_splits(self, shape: StepShape, context: int) -> int:
-        """Returns the backend's number of splits, for the draft model in steps of a
-        shape.
-        """
-        backend = self.feeder.backend
-        return backend.num_splits(max(1, shape.verified), self.spec, context)
+    def splits(self, shape: StepShape, context: int) -> tuple[int, ...]:
+        """Returns the splits of the draft model's contexts in steps of a shape."""
+        return self.routes.splits(max(1, shape.verified), context)
 
     def propose(
         self,

@@ -16,6 +16,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
 from minfer.effects.models.batch import Batch, Chunks, Verified
+from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
 
@@ -83,7 +84,7 @@ class Feeder:
         sample: Tensor | None,
         chunks: Chunks | None,
         *,
-        splits: int,
+        splits: tuple[int, ...],
         fused: bool = False,
         verified: Verified | None = None,
     ) -> Batch:
@@ -142,8 +143,11 @@ def verified_of(
 
 
 def chunks_of(
-    shape: StepShape, prefill: PrefillWords[Tensor], flash: FlashWork | None = None
+    shape: StepShape,
+    prefill: PrefillWords[Tensor],
+    flash: tuple[FlashWork | None, ...] = (),
+    expanded: ExpandedWork | None = None,
 ) -> Chunks:
     """Returns the prefill chunks."""
     rows, starts, counts, offsets = prefill.chunks
-    return Chunks(rows, starts, counts, offsets, shape.longest, flash)
+    return Chunks(rows, starts, counts, offsets, shape.longest, flash, expanded)

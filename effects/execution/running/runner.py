@@ -64,6 +64,7 @@ from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, QUACK
 from minfer.records.config import EngineConfig
@@ -261,6 +262,9 @@ class ModelRunner:
     def run(self, forward: Forward, slot: HostSlot) -> None:
         """Send a forward's words, run it, and start copying its tokens to the host."""
         shape = self._with_splits(forward.shape, forward.longest)
+        reads = shape.longest, forward.history, forward.pairs
+        if shape.tokens and self.backend.routes.expands(shape.tokens, *reads):
+            shape = evolve(shape, history=forward.history)
         slot.begin(forward.draw, scored=shape.scored)
         checked = (
             self.checked and shape in self.captures.made and not forward.has_extra_outputs
@@ -314,11 +318,11 @@ class ModelRunner:
     # --- one forward --------------------------------------------------------------------
     def cut(self, shape: StepShape, context: int) -> StepShape:
         """Returns the shape with the splits for contexts of up to so many tokens."""
-        splits = drafting = 1
+        splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
-            splits = self.backend.num_splits(shape.decode_rows, self.spec, context)
+            splits = self.backend.routes.splits(shape.decode_rows, context)
         if self.draft is not None and shape.proposes:
-            drafting = self.draft.num_splits(shape, context)
+            drafting = self.draft.splits(shape, context)
         if (splits, drafting) == (shape.splits, shape.draft_splits):
             return shape
         return evolve(shape, splits=splits, draft_splits=drafting)
@@ -443,19 +447,32 @@ class ModelRunner:
         return rows
 
     def _fuses(self, shape: StepShape) -> bool:
-        fuses = self.shortcuts.fused and self.backend.fuses(
-            shape.decode_inputs + shape.tokens, self.backend.routes.fused_width
-        )
+        tokens = shape.decode_inputs + shape.tokens
+        fuses = self.shortcuts.fused and self.backend.routes.fuses(tokens)
         return fuses and self.shortcuts.may_take(QUACK)
 
     def _chunks(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> Chunks:
-        """Returns the chunks, with flash-attn's work where it serves them, which is not
-        captured.
+        """Returns the chunks, with the work of flash-attn where it serves them, or of
+        expanding latents: neither is captured.
         """
-        flash = None
-        flash_from = self.shortcuts.flash_from
-        wanted = 0 < flash_from <= shape.longest and shape.tokens > self.captured
-        if wanted and self.shortcuts.may_take(FLASH):
-            rows, starts, counts, _ = prefill.chunks
-            flash = FlashWork.of(rows, starts, counts, self.rows.table[0], shape.longest)
-        return chunks_of(shape, prefill, flash)
+        rows, starts, counts, _ = prefill.chunks
+        if shape.history is not None:
+            work = ExpandedWork.of(
+                rows,
+                starts,
+                counts,
+                self.rows.table,
+                shape.longest,
+                shape.history,
+                self.config.block_size,
+            )
+            flash = self.backend.routes.expands_by_flash(shape.tokens, shape.longest)
+            if flash and self.shortcuts.flash and self.shortcuts.may_take(FLASH):
+                work = work._replace(by_flash=True)
+            return chunks_of(shape, prefill, expanded=work)
+        served = self.backend.routes.by_flash(shape.tokens, shape.longest)
+        wanted = self.shortcuts.flash and any(served)
+        if not wanted or not self.shortcuts.may_take(FLASH):
+            return chunks_of(shape, prefill)
+        each = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
+        return chunks_of(shape, prefill, tuple(each if one else None for one in served))

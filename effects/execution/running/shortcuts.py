@@ -27,7 +27,7 @@ class Shortcuts:
     """The accelerations in use, as long as they work."""
 
     graphs: bool  # whether steps are captured as CUDA graphs
-    flash_from: int  # inputs of the longest chunk from which flash-attn serves; 0: never
+    flash: bool  # whether flash-attn serves long chunks
     fused: bool  # whether quack serves products of gate and up
     trying: list[str] = field(factory=list)  # what the current step uses
     spoiled: int = 0  # spoiled captures
@@ -35,7 +35,7 @@ class Shortcuts:
     @classmethod
     def of(cls, routes: Routes, *, graphs: bool) -> "Shortcuts":
         """Returns the accelerations of these routes."""
-        return cls(graphs, routes.flash_from, fused=not routes.no_quack)
+        return cls(graphs, flash=routes.uses_flash, fused=not routes.no_quack)
 
     def begin(self) -> None:
         """Note that a step begins; it has used nothing yet."""
@@ -76,6 +76,6 @@ class Shortcuts:
         if what == GRAPHS:
             self.graphs = False
         elif what == FLASH:
-            self.flash_from = 0
+            self.flash = False
         elif what == QUACK:
             self.fused = False

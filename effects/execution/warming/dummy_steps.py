@@ -15,7 +15,6 @@ from typing import Final
 import torch
 from attrs import evolve
 
-from minfer.effects.execution.cuda.cuda_backend import CudaBackend, split_heads
 from minfer.effects.execution.device.device_rows import Wants, aligned
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.execution.device.step_shape import (
@@ -27,10 +26,9 @@ from minfer.effects.execution.device.step_shape import (
 from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
+from minfer.effects.models.shapes import drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels import linear_tunes, norm, pdl, rope
-from minfer.kernels.attention_tunes import HeadSize, decode_tune, known_dim
 from minfer.records.config import EngineConfig
 
 NOWHERE: Final = torch.device("meta")
@@ -65,21 +63,27 @@ def counts(most: int) -> list[int]:
 def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     """Returns step shapes that represent all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+    routes = Routes.for_device(spec, config, NOWHERE)
     inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     unsampled = evolve(_prompts(1, 1), draws=0)
     beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
     made = [
-        *_decoding(spec, config),
+        *_decoding(routes, config),
         *inputs,
         *draws,
         *_lengths(budget),
+        *(evolve(_prompts(budget, 1), history=n) for n in _histories(routes)),
         unsampled,
         *beside,
     ]
-    captured = captured_tokens(spec, budget)
-    padded = [one.padded() for one in made if one.fits(captured)]
+    padded = [one.padded() for one in made if one.fits(routes.captured)]
     return [*dict.fromkeys((*made, *padded))]
+
+
+def _histories(routes: Routes) -> range:
+    """Returns the histories before expanded latents that launch different kernels."""
+    return range(2 if routes.may_expand else 0)
 
 
 def _lengths(budget: int) -> Iterator[StepShape]:
@@ -92,12 +96,12 @@ def _lengths(budget: int) -> Iterator[StepShape]:
                 yield evolve(_prompts(tokens, 1), longest=longest)
 
 
-def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[StepShape]:
+def _decoding(routes: Routes, config: EngineConfig) -> Iterator[StepShape]:
     """Yields pure decode steps whose attention kernels differ."""
     seen = set[object]()
     for decode_rows in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
-        for splits in _cuts(spec, config, decode_rows):
-            if (variant := _tuned(spec, decode_rows, splits)) not in seen:
+        for splits in _cuts(routes, config, decode_rows):
+            if (variant := _tuned(routes, decode_rows, splits)) not in seen:
                 seen.add(variant)
                 yield StepShape(decode_rows=decode_rows, draws=decode_rows, splits=splits)
 
@@ -112,6 +116,8 @@ def drafting(
     room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
     sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
     most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
+    routes = Routes.for_device(spec, config, NOWHERE)
+    drafts_by = None if draft is None else Routes.for_device(draft, config, NOWHERE)
     seen = set[object]()
     for decode_rows, drafts in product(sorted(sizes), most):
         if decode_rows * drafts > room:
@@ -123,37 +129,30 @@ def drafting(
             drafts=drafts,
         )
         shape = evolve(shape, proposes=draft is not None)
-        for splits in _cuts(spec, config, decode_rows):
-            for others in _cuts(draft, config, decode_rows) if draft is not None else {1}:
+        for splits in _cuts(routes, config, decode_rows):
+            for others in _cuts(drafts_by, config, decode_rows) if drafts_by else {()}:
                 variant = (
                     drafts,  # how many rows attention's programs have
                     sum(bound < shape.decode_inputs for bound in BOUNDS),
-                    splits > 1,
-                    draft and _tuned(draft, decode_rows, others),
-                    draft and _tuned(draft, 2 * decode_rows, others),
+                    routes.variants(0, splits),
+                    drafts_by and _tuned(drafts_by, decode_rows, others),
+                    drafts_by and _tuned(drafts_by, 2 * decode_rows, others),
                 )
                 if variant not in seen:
                     seen.add(variant)
                     yield evolve(shape, splits=splits, draft_splits=others)
 
 
-def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
-    """Returns the numbers of splits of contexts of any length, for so many rows."""
-    length = min(config.max_model_len, spec.max_position_embeddings)
-    longest = -(-length // config.block_size) * config.block_size
+def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...]]:
+    """Returns the splits of contexts of any length, for so many rows."""
+    longest = -(-routes.context // config.block_size) * config.block_size
     contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
-    splits_of = CudaBackend(NOWHERE, Routes()).num_splits
-    return {splits_of(rows, spec, context) for context in contexts}
+    return {routes.splits(rows, context) for context in contexts}
 
 
-def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
+def _tuned(routes: Routes, rows: int, splits: tuple[int, ...]) -> object:
     """Returns a key of the attention kernels for so many rows and splits."""
-    element = torch_dtype(spec.kv_dtype).itemsize
-    tunes = tuple(
-        decode_tune(HeadSize(element, known_dim(dim)), rows * kv_heads, splits)
-        for dim, kv_heads in split_heads(spec)
-    )
-    return sum(bound < rows for bound in BOUNDS), tunes, splits > 1
+    return sum(bound < rows for bound in BOUNDS), routes.variants(rows, splits)
 
 
 def _prompts(tokens: int, chunks: int) -> StepShape:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
@@ -99,14 +99,14 @@ class WarmUp:
     def _dummy_steps(self) -> None:
         """Launch dummy steps, without other packages' kernels, which would run."""
         shortcuts = self.runner.shortcuts
-        before = shortcuts.flash_from, shortcuts.fused
-        shortcuts.flash_from, shortcuts.fused = 0, False
+        before = shortcuts.flash, shortcuts.fused
+        shortcuts.flash = shortcuts.fused = False
         try:
             with self._at_work():
                 launch_dummy_steps(self.runner)
                 self.runner.wait()
         finally:
-            shortcuts.flash_from, shortcuts.fused = before
+            shortcuts.flash, shortcuts.fused = before
 
     def _report_kernels(self, done: int) -> None:
         self.report(StartProgress(KERNELS, done, 0))
@@ -114,10 +114,12 @@ class WarmUp:
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""
         shortcuts = self.runner.shortcuts
-        if not shortcuts.flash_from and not shortcuts.fused:
+        if not shortcuts.flash and not shortcuts.fused:
             return
         most = self.runner.config.max_num_batched_tokens
         shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
+        if self.runner.backend.routes.may_expand:
+            shape = evolve(shape, history=1)
         try:
             with self._at_work():
                 shortcuts.begin()

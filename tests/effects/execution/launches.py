@@ -20,11 +20,13 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import kernels
+from minfer.effects.execution.device import routes
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models import products
+from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
@@ -34,6 +36,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, REJECTION, SAME_NOISE, Speculation
+from tests.effects.tiny_families import VARIANTS, written
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
 from tests.kernels import specialization
 
@@ -42,7 +45,12 @@ BASE: Final = parse_spec({**CONFIG, "vocab_size": VOCAB, "torch_dtype": "bfloat1
 SMALLER: Final = evolve(
     with_attention(BASE, heads=2, kv_heads=1), layers=BASE.layers[:1], dtype="float32"
 )
+_OF_LATENTS: Final = VARIANTS["DeepseekV2", "greedy"] | {"first_k_dense_replace": 3}
+LATENTS: Final = parse_spec(
+    written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
+)
 HOPPER: Final = (9, 0)
+EXPAND_FROM: Final = 64  # as no prompt here is long
 
 
 @frozen
@@ -58,6 +66,7 @@ class Case:
     draft: ModelSpec | None = None
     drafts: int = 0  # of a row
     rule: str = SAME_NOISE
+    captured: int | None = None  # prefill tokens of the largest graph; None: the model's
 
     @property
     def speculation(self) -> Speculation | None:
@@ -78,6 +87,7 @@ CASES: Final = {
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
+    "latents": Case(LATENTS, captured=128),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)
     ),
@@ -113,8 +123,12 @@ def executing(
     case: Case, config: EngineConfig
 ) -> Iterator[tuple[TorchExecutor, list[specialization.Specialization]]]:
     """An executor, and what it launches in here."""
-    weights = random_weights(case.spec, case.spec.dtype, 0)
+    weights, captured = random_weights(case.spec, case.spec.dtype, 0), case.captured
     with (
+        patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
+        patch.object(routes, "captured_tokens", captured_tokens)
+        if captured is None
+        else patch.object(routes, "captured_tokens", lambda *_: captured),
         specialization.recorded(case.capability) as found,
         patch.object(kernels, "interpreting", True),
         patch.object(products, "_module", lambda _: fused_linear),

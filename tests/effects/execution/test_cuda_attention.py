@@ -1,17 +1,26 @@
 """A GPU's cache means what the CPU's does; without a GPU, by its kernels' references."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.models.batch import BatchRow, make_batch
-from minfer.effects.models.cache_layout import one_group
+from minfer.effects.models.cache_layout import cache_layout, one_group
+from minfer.kernels.attention import decode_attention
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.packages import FLASH
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
 from tests.effects.tiny_model import gqa_of, with_windows
+from tests.kernels.test_flash import stand_in
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -34,6 +43,61 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
             )
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
         done = [start + n for start, n in zip(done, counts, strict=True)]
+
+
+def test_flash_attn_and_splits_are_a_groups_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves the layer without a window, by the table of that layer's pages."""
+    seen, cut = list[Tensor](), list[tuple[int, int]]()
+
+    def attend(*given: Tensor, **how: Any) -> None:
+        seen.append(how["page_table"])
+        stand_in(*given, **how)
+
+    def decode(*given: Any, splits: int, window: int, **how: Any) -> Tensor:
+        cut.append((window, splits))
+        return decode_attention(*given, splits=splits, window=window, **how)
+
+    monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=attend))
+    monkeypatch.setattr(cuda_attention, "decode_attention", decode)
+    spec = with_windows(evolve(SPEC, dtype="float32"), 5, None)
+    layout = cache_layout(spec)
+    theirs = CudaCache.make(spec, layout, 40, 4, 64, torch.device("cpu"))
+    ours = make_cache(spec, 40, 4, layout=layout)
+    steps = ((9, 14), (3, 1), (6, 2), (1, 1))
+    done = [0, 0]
+    for counts in steps:
+        parts = list(zip(counts, done, strict=True))
+        tables = [[3, 7, 1, 10, 11, 12], [5, 0, 9, 2, 14, 15]]
+        apart = [
+            make_batch(
+                [
+                    BatchRow([0] * n, start, [page + more for page in table])
+                    for (n, start), table in zip(parts, tables, strict=True)
+                ],
+                4,
+            )
+            for more in (0, 20)
+        ]
+        batch = evolve(
+            apart[0],
+            table=torch.cat([one.table for one in apart]),
+            slots=torch.cat([one.slots for one in apart]),
+            splits=(2, 7),
+        )
+        if (some := batch.chunks) is not None:
+            given = some.rows, some.starts, some.counts, batch.table, some.longest
+            flash = None, FlashWork.of(*given)
+            batch = evolve(batch, chunks=evolve(some, flash=flash))
+        gqa = gqa_of(spec)
+        width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
+        for layer in range(2):
+            qkv = torch.randn(sum(counts), width)
+            got, want = (c.attend(batch, layer, qkv.clone()) for c in (theirs, ours))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        done = [start + n for start, n in zip(done, counts, strict=True)]
+    assert len(seen) == 3
+    assert all(int(pages.max()) >= 20 for pages in seen)
+    assert {*cut} == {(5, 2), (0, 7)}
 
 
 def test_blocks_are_copied_in_all_layers_and_the_last_is_padding(

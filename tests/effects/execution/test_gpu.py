@@ -600,12 +600,13 @@ def forced(
                 )
             )
         batch = make_batch(rows, BLOCK, backend.device)
-        batch = evolve(batch, splits=splits, fused=package == QUACK)
+        batch = evolve(batch, splits=(splits,), fused=package == QUACK)
         if package == FLASH:
             several = batch.chunks
             assert several is not None
             four = several.rows, several.starts, several.counts, batch.table
-            batch = evolve(batch, chunks=evolve(several, flash=FlashWork.of(*four, size)))
+            work = FlashWork.of(*four, size)
+            batch = evolve(batch, chunks=evolve(several, flash=(work,)))
         with torch.inference_mode():
             parts.append(runner.model(batch, cache).view(COUNT, size, -1))
     return torch.cat(parts, 1)

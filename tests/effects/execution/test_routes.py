@@ -1,41 +1,161 @@
 """Which kernel serves what, and why another does not."""
 
 import pytest
+from attrs import evolve
 
 from minfer.effects.execution.device import routes
-from minfer.effects.execution.device.routes import FLASH_FROM, Routes
+from minfer.effects.execution.device.routes import EXPAND_FROM, FLASH_FROM, Routes
 from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.kernels.attention_tunes import num_splits
+from minfer.kernels.mla_tunes import latent_splits
+from minfer.records.config import EngineConfig
+from tests.effects.published_configs import PUBLISHED
 from tests.effects.setup.test_memory import QWEN_05B
-from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
+from tests.effects.tiny_model import (
+    gqa_of,
+    with_attention,
+    with_feed_forward,
+    with_windows,
+)
+
+CONFIG = EngineConfig(
+    num_blocks=999,
+    block_size=64,
+    max_model_len=4096,
+    max_num_seqs=32,
+    max_num_batched_tokens=2048,
+    vocab_size=100,
+)
 
 
-def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(*, bias: bool = False) -> Routes:
-        spec = with_feed_forward(QWEN_05B, bias=bias)
-        return Routes.for_device(spec, 64, 2048, "cpu")
-
-    assert "Hopper" in made().no_quack
-    assert "Hopper" in dict(made().described())["gate, up and SiLU"]
-    monkeypatch.setattr(routes, "missing", lambda *_: "")
-    assert made().no_quack == ""
-    assert "quack where" in dict(made().described())["gate, up and SiLU"]
-    assert "biases" in dict(made(bias=True).described())["gate, up and SiLU"]
+def made(spec: ModelSpec = QWEN_05B, budget: int = 2048) -> Routes:
+    config = evolve(CONFIG, max_num_batched_tokens=budget)
+    return Routes.for_device(spec, config, "cpu")
 
 
-def test_flash_attn_serves_long_chunks_without_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def published(name: str) -> Routes:
+    return made(parse_spec(PUBLISHED[name], dtype="bfloat16"))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other packages, on a GPU which they support."""
     monkeypatch.setattr(routes, "flash_missing", lambda *_: "")
+    monkeypatch.setattr(routes, "flash_piece_missing", lambda *_: "")
     monkeypatch.setattr(routes, "missing", lambda *_: "")
     monkeypatch.setattr(routes, "captured_tokens", lambda *_: 64)
 
+
+def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def activation(*, bias: bool = False) -> str:
+        found = made(with_feed_forward(QWEN_05B, bias=bias))
+        monkeypatch.setattr(routes, "pays", lambda *_: True)
+        assert found.fuses(100) == (not found.no_quack)
+        return dict(found.described())["gate, up and SiLU"]
+
+    assert "Hopper" in activation()
+    monkeypatch.setattr(routes, "missing", lambda *_: "")
+    assert "quack where" in activation()
+    assert "biases" in activation(bias=True)
+    monkeypatch.setattr(routes, "pays", lambda *_: False)
+    assert not made().fuses(100)
+
+
+@pytest.mark.usefixtures("installed")
+def test_flash_attn_serves_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flash_from(spec: ModelSpec = QWEN_05B, budget: int = 2048) -> int:
-        return Routes.for_device(spec, 64, budget, "cuda").flash_from
+        found = made(spec, budget)
+        least = found.groups[0].flash_from if found.uses_flash else 0
+        for tokens, longest in ((65, least), (64, least), (9999, least - 1)):
+            served = found.by_flash(tokens, longest)
+            assert served == (found.uses_flash and tokens > 64 and longest == least,)
+        return least
 
     assert flash_from() == FLASH_FROM[0]
     assert flash_from(with_attention(QWEN_05B, head_dim=128)) == FLASH_FROM[1]
-    assert flash_from(with_windows(QWEN_05B, 4, *(None,) * 23)) == 0
     assert flash_from(with_windows(QWEN_05B, *(4,) * 24)) == 0
-    assert flash_from(budget=64) == 0
+    assert "small enough" in dict(made(budget=64).described())["prefill attention"]
+    assert not made(budget=64).uses_flash
     monkeypatch.setattr(routes, "flash_missing", lambda *_: "not here")
     assert flash_from() == 0
+    assert "not here" in dict(made().described())["prefill attention"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_flash_attn_serves_the_groups_that_allow_it() -> None:
+    """Windows of one group are no reason against it in another."""
+    found = made(with_windows(QWEN_05B, 4, *(None,) * 23))
+    assert found.by_flash(9999, 9999) == (False, True)
+    assert found.by_flash(9999, FLASH_FROM[0] - 1) == (False, False)
+    lines = dict(found.described())
+    assert "before sliding windows" in lines["prefill attention, window 4"]
+    assert lines["prefill attention, no window"].startswith("flash-attn from 2048")
+    both = published("gpt-oss-20b")
+    assert not both.uses_flash
+    assert both.no_quack
+    assert "no attention sinks" in dict(both.described())["prefill attention, no window"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_latents_are_expanded_for_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, least = published("DeepSeek-V2-Lite"), EXPAND_FROM
+    whole = least * (least + 1) // 2
+    assert found.expands(65, least, 0, whole)
+    assert not found.expands(64, least, 0, whole)  # a graph contains the step
+    assert not found.expands(65, least - 1, 0, whole)
+    # Of a token of the history, so many inputs on average.
+    assert found.expands(999, 999, 500, 500 * least)
+    assert not found.expands(999, 999, 500, 500 * least - 1)
+    assert found.uses_flash
+    assert found.expands_by_flash(999, 999)
+    assert not found.expands_by_flash(999, 998)  # another chunk beside
+    assert found.by_flash(999, 999) == (False,)  # it does not read the latents
+    assert not made().expands(9999, 9999, 0, 1 << 30)
+    assert not made().expands_by_flash(999, 999)
+    line = dict(found.described())["prefill attention"]
+    assert line.startswith(f"expanded latents from {least} tokens")
+    assert "flash-attn for one prompt" in line
+    monkeypatch.setattr(routes, "flash_piece_missing", lambda *_: "not here")
+    found = published("DeepSeek-V2-Lite")
+    assert "not here" in dict(found.described())["prefill attention"]
+    assert not found.uses_flash
+    assert not found.expands_by_flash(999, 999)
+    monkeypatch.setattr(routes, "captured_tokens", lambda *_: 9999)
+    assert "Triton; no" in dict(published("DeepSeek-V3").described())["prefill attention"]
+    assert not published("DeepSeek-V3").may_expand
+
+
+def test_each_group_has_splits_of_its_own() -> None:
+    """As many as its own heads and its own window need."""
+    spec = with_windows(with_attention(QWEN_05B, head_dim=64), 512, *(None,) * 23)
+    heads = gqa_of(spec)
+    found = made(spec)
+    for rows, context in ((1, 4096), (1, 300), (8, 4096), (64, 32768)):
+        own = num_splits(rows, heads.kv_heads, 64, context)
+        windowed = num_splits(rows, heads.kv_heads, 64, min(context, 512))
+        assert found.splits(rows, context) == (windowed, own)
+    assert len({*found.splits(1, 4096)}) == 2
+    for name, key_heads in (("DeepSeek-V2-Lite", 16), ("DeepSeek-V3", 128)):
+        [splits] = published(name).splits(8, 4096)
+        assert splits == latent_splits(8, key_heads, 1, 4096)
+    assert Routes().splits(1, 4096) == ()
+
+
+def test_a_line_for_each_group_and_use() -> None:
+    found = dict(made(with_windows(QWEN_05B, 512, *(None,) * 23)).described())
+    windowed = found["decode attention, window 512"]
+    wanted = "Triton; contexts of 4096 tokens are cut into 8 for 32 rows, into {} for one"
+    assert windowed == wanted.format(8)
+    assert found["decode attention, no window"] == wanted.format(64)
+    experts = dict(published("DeepSeek-V2-Lite").described())["experts"]
+    assert experts == "Triton; grouped by expert from 5 tokens of a step"
+    assert "experts" not in found
+
+
+def test_kernels_that_are_compiled_apart_have_keys_of_their_own() -> None:
+    plain, latents = made(), published("DeepSeek-V2-Lite")
+    assert plain.variants(8, (4,)) == plain.variants(9, (7,)) != plain.variants(8, (1,))
+    # Merging is compiled for each power of two.
+    assert latents.variants(8, (5,)) == latents.variants(1, (8,))
+    assert latents.variants(8, (5,)) != latents.variants(8, (4,))

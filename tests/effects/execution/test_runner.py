@@ -29,6 +29,7 @@ from tests.effects.execution.tiny_engine import (
     Tokens,
     on_device,
     requests,
+    serve_by_packages,
 )
 from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
 from tests.kernels.test_flash import stand_in
@@ -52,8 +53,7 @@ def test_flash_attn_is_given_what_it_needs(
 
     run = Run.start(model)
     executor: Any = run.driver.executor
-    executor.runner.shortcuts.flash_from = 2
-    executor.runner.captured = 0
+    serve_by_packages(executor.runner, monkeypatch, flash_from=2)
     monkeypatch.setattr(shortcuts, "load", lambda _: "")
     monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=attend))
     assert run.serve(requests(0)) == reference

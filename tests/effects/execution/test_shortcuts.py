@@ -9,8 +9,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.cuda import cuda_attention, cuda_backend
+from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.graphs import GraphCache
+from minfer.effects.execution.device import routes
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import runner, shortcuts
 from minfer.effects.execution.running.shortcuts import (
@@ -24,7 +25,14 @@ from minfer.kernels import fused_linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.records.messages import Discarded
 from minfer.records.request import Request
-from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
+from tests.effects.execution.tiny_engine import (
+    GREEDY,
+    Model,
+    Run,
+    Tokens,
+    requests,
+    serve_by_packages,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("device_kind"),
@@ -83,7 +91,7 @@ def test_captures_that_others_spoil_are_tried_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED}")
-    taken = Shortcuts(graphs=True, flash_from=0, fused=False)
+    taken = Shortcuts(graphs=True, flash=False, fused=False)
     for _ in range(MOST_SPOILED):
         taken.capture()
         taken.blame(spoiled)
@@ -150,18 +158,17 @@ def test_a_package_that_fails_is_done_without(
 
     run = Run.start(model)
     executor: Any = run.driver.executor
-    executor.runner.captured = 0
+    serve_by_packages(executor.runner, monkeypatch, flash_from=8)
     ways = executor.runner.shortcuts
-    ways.flash_from = 8 if package == FLASH else 0
-    ways.fused = package == QUACK
-    monkeypatch.setattr(cuda_backend, "pays", lambda tokens, _: tokens >= 8)
+    ways.flash, ways.fused = package == FLASH, package == QUACK
+    monkeypatch.setattr(routes, "pays", lambda tokens, _: tokens >= 8)
     monkeypatch.setattr(shortcuts, "load", lambda _: missing)
     monkeypatch.setattr(cuda_attention, "flash_attention", failing)
     for module in (fused_linear, plain):
         monkeypatch.setattr(module, "norm_gated", refusing(module.norm_gated, failing))
     assert run.serve(requests(0)) == reference
     assert run.count(Discarded) == failed
-    assert (ways.flash_from, ways.fused) == (0, False)
+    assert (ways.flash, ways.fused) == (False, False)
     reported = (
         f"{NAMES[package]} cannot be used here, and is not from now on: "
         f"{missing or 'no kernel'}"
@@ -205,7 +212,7 @@ def test_steps_with_deferred_rows_are_captured_too(
 
 
 def some() -> Shortcuts:
-    return Shortcuts(graphs=True, flash_from=512, fused=True)
+    return Shortcuts(graphs=True, flash=True, fused=True)
 
 
 def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +221,7 @@ def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     ways.begin()
     assert ways.may_take(FLASH)
     ways.blame(RuntimeError("no kernel"))
-    assert (ways.graphs, ways.flash_from, ways.fused) == (True, 0, True)
+    assert (ways.graphs, ways.flash, ways.fused) == (True, False, True)
 
 
 def test_only_a_capture_is_blamed_and_memory_never(
@@ -228,11 +235,11 @@ def test_only_a_capture_is_blamed_and_memory_never(
     ways.blame(torch.OutOfMemoryError("short"))
     assert ways.graphs
     ways.blame(RuntimeError("no"))
-    assert (ways.graphs, ways.flash_from, ways.fused) == (False, 512, True)
+    assert (ways.graphs, ways.flash, ways.fused) == (False, True, True)
 
 
 def test_a_step_that_tried_nothing_blames_nothing() -> None:
     ways = some()
     ways.begin()
     ways.blame(RuntimeError("no"))
-    assert (ways.graphs, ways.flash_from, ways.fused) == (True, 512, True)
+    assert (ways.graphs, ways.flash, ways.fused) == (True, True, True)

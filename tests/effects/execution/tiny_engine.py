@@ -7,11 +7,14 @@ Without a GPU its kernels' references run, and steps are padded as they are for 
 import random
 from typing import Any, Final
 
+import pytest
 import torch
 from attrs import asdict, define, evolve, field, has
 from torch import Tensor
 
+from minfer.effects.execution.device import routes
 from minfer.effects.execution.running.draft_model import LoadedDraft
+from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.spec import ModelSpec
@@ -187,6 +190,28 @@ class Run:
 
     def count(self, kind: type) -> int:
         return sum(isinstance(reason, kind) for reason in self.reasons)
+
+
+def serve_by_packages(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, flash_from: int
+) -> None:
+    """Have other packages serve a GPU's steps of any size, and chunks from some length
+    on, whatever the device.
+    """
+    backend: Any = runner.backend
+    monkeypatch.setattr(routes, "FLASH_FROM", (flash_from, flash_from))
+    runner.captured = 0
+    runner.backend = evolve(
+        backend,
+        routes=evolve(
+            backend.routes,
+            groups=tuple(evolve(one, no_flash="") for one in backend.routes.groups),
+            captured=0,
+            all_captured=False,
+            no_quack="",
+        ),
+    )
+    runner.shortcuts.flash = runner.backend.routes.uses_flash
 
 
 def asking(wanted: list[Request]) -> list[Request]:

@@ -1,0 +1,71 @@
+"""The parts of a step that attention's kernels take, the same for all kinds of attention.
+
+The packed tokens are, in order: decode rows' last tokens, those of rows with drafts
+first; drafts; prefill chunks.
+"""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.models.batch import Batch
+from minfer.kernels.attention import DraftLayout
+
+
+@frozen(eq=False)
+class DecodePart:
+    """Rows of one query each."""
+
+    tokens: slice  # of the packed ones
+    rows: Tensor
+    contexts: Tensor
+    splits: int
+
+
+@frozen(eq=False)
+class ChunkPart:
+    """Rows of several queries: prefill chunks, or last tokens with their drafts."""
+
+    tokens: slice  # of the packed ones, from which offsets count
+    rows: Tensor
+    starts: Tensor
+    counts: Tensor
+    offsets: Tensor
+    max_count: int
+    splits: int = 1
+    draft_layout: DraftLayout | None = None  # None: prefill chunks
+
+
+def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
+    """Yields the parts of decode rows: those with drafts, and the others, if any."""
+    decode_inputs = len(batch.rows)
+    alone = slice(0, decode_inputs)
+    if (drafts := batch.verified) is not None:
+        verified = len(drafts.starts)
+        alone = slice(verified, drafts.decode_rows)
+        yield ChunkPart(
+            slice(0, decode_inputs),
+            batch.rows[:verified],
+            drafts.starts,
+            drafts.counts,
+            drafts.firsts,
+            drafts.most,
+            splits,
+            DraftLayout(skip=drafts.decode_rows, stride=verified),
+        )
+    if alone.start < alone.stop:
+        yield DecodePart(alone, batch.rows[alone], batch.contexts[alone], splits)
+
+
+def prefill_parts(batch: Batch) -> Iterator[ChunkPart]:
+    """Yields the prefill chunks, if any."""
+    if (chunks := batch.chunks) is not None:
+        yield ChunkPart(
+            slice(0, len(batch.tokens)),
+            chunks.rows,
+            chunks.starts,
+            chunks.counts,
+            chunks.offsets,
+            chunks.longest,
+        )

@@ -1,0 +1,261 @@
+"""Chunks whose latents are expanded mean what absorbed ones and the CPU's do: in one
+cache, and in an engine.
+"""
+
+import sys
+import weakref
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minfer.effects.execution.cpu.paged_attention import make_cache
+from minfer.effects.execution.cuda import latent_attention
+from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.execution.cuda.latent_attention import LatentLayer
+from minfer.effects.execution.device import routes
+from minfer.effects.models import mla as sizes
+from minfer.effects.models.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.cache_layout import one_group
+from minfer.effects.models.mla import MLA
+from minfer.effects.models.shapes import expansion_bytes
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weights import random_weights
+from minfer.effects.setup import memory
+from minfer.effects.setup.memory import plan_memory
+from minfer.kernels.expanded_work import ExpandedWork
+from minfer.kernels.leaves import LatentWeights, Linear, Norm
+from minfer.kernels.packages import FLASH
+from minfer.records.messages import Discarded
+from tests.effects.execution.drafting import guessing
+from tests.effects.execution.test_routes import CONFIG
+from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
+from tests.effects.published_configs import PUBLISHED
+from tests.effects.tiny_families import VARIANTS, written
+from tests.kernels.test_flash import of_piece
+
+CPU = torch.device("cpu")
+BLOCK = 4
+SPEC = parse_spec(
+    written("DeepseekV2", VARIANTS["DeepseekV2", "greedy"] | {"vocab_size": VOCAB}),
+    dtype="float32",
+)
+
+
+def mla_of(spec: ModelSpec) -> MLA:
+    attention = spec.layers[0].attention
+    assert isinstance(attention, MLA)
+    return attention
+
+
+LITE = mla_of(parse_spec(PUBLISHED["DeepSeek-V2-Lite"], dtype="bfloat16"))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two or three heads at a time, and few tokens of the history."""
+    mla = mla_of(SPEC)
+    monkeypatch.setattr(sizes, "EXPANDED", 3 * 4 * (mla.plain_dim + mla.value_dim) * 9)
+
+
+def with_expanded(batch: Batch, more: int = 0, *, by_flash: bool = False) -> Batch:
+    """The same step, its chunks' latents expanded, and a padding chunk behind them:
+    without, where flash-attn serves one.
+    """
+    chunks = batch.chunks
+    assert chunks is not None
+    four = [chunks.rows, chunks.starts, chunks.counts, chunks.offsets]
+    if not by_flash:
+        four = [torch.cat((one, one[:1] * 0)) for one in four]
+    rows, starts, counts, offsets = four
+    history = int(starts.sum()) + more
+    given = rows, starts, counts, batch.table, chunks.longest, history, BLOCK
+    padded = evolve(chunks, rows=rows, starts=starts, counts=counts, offsets=offsets)
+    work = ExpandedWork.of(*given)._replace(by_flash=by_flash)
+    return evolve(batch, chunks=evolve(padded, expanded=work))
+
+
+def check(batches: list[Batch], *, by_flash: bool = False) -> None:
+    """Each of the batches in turn, with the GPU's cache in both ways, and the CPU's."""
+    mla, draw = mla_of(SPEC), torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    width = mla.heads * (mla.plain_dim + mla.value_dim)
+    weights = LatentWeights(
+        Norm(normal(mla.rank), 1e-6),
+        Linear(weight=normal(width, mla.rank), parts=(width,)),
+    )
+    make = SPEC, one_group(SPEC), 40, BLOCK, 64, CPU
+    absorbed, expanded = CudaCache.make(*make), CudaCache.make(*make)
+    plain = make_cache(SPEC, 40, BLOCK, "float32", max_model_len=64)
+    for cache in (absorbed, expanded):
+        cache.data.fill_(torch.nan)  # what a sequence has not written is not read
+    for batch in batches:
+        count = len(batch.tokens)
+        query = normal(count, mla.heads * mla.query_dim)
+        latent = normal(count, mla.latent_dim)
+        given = query.clone(), latent.clone(), weights
+        wanted = absorbed.mix_latent(batch, 0, *given)
+        tried = [plain.mix_latent(batch, 0, query.clone(), latent.clone(), weights)]
+        for more in (0,) if by_flash else (0, 5):
+            other = batch
+            if batch.chunks is not None:
+                other = with_expanded(batch, more, by_flash=by_flash)
+            given = query.clone(), latent.clone(), weights
+            tried.append(expanded.mix_latent(other, 0, *given))
+        for found in tried:
+            assert (found - wanted).norm() / wanted.norm() < 1e-5
+        torch.testing.assert_close(expanded.data, absorbed.data, equal_nan=True)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_chunks_decode_rows_and_their_histories() -> None:
+    pieces = mla_of(SPEC).pieces(16, 4)
+    assert (pieces.heads, pieces.tokens) == (1, 27)
+    tables = ([3, 7, 1, 10, 11, 12], [5, 0, 9, 2, 14, 15], [6, 4, 8, 20, 21, 22, 23, 24])
+    done, batches = [0, 0, 0], []
+    for counts in ((9, 7, 2), (1, 6, 25), (4, 1, 1), (2, 3, 2), (1, 1, 1), (3, 1, 1)):
+        rows = zip(counts, done, tables, strict=True)
+        batches.append(make_batch([BatchRow([0] * n, at, t) for n, at, t in rows], BLOCK))
+        done = [start + n for start, n in zip(done, counts, strict=True)]
+    check(batches)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_flash_attn_serves_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its stand-in, with decode rows beside the chunk."""
+    monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=of_piece))
+    tables = [3, 7, 1, 10, 11, 12, 13, 14, 15, 16, 17, 18], [5, 0]
+    counts = ((3, 40), (0, 1)), ((43, 5), (1, 1))
+    batches = []
+    for chunk, alone in counts:
+        rows = zip((chunk, alone), tables, strict=True)
+        made = [BatchRow([0] * n, at, table) for (at, n), table in rows]
+        batches.append(make_batch(made, BLOCK))
+    first = make_batch([BatchRow([0] * 3, 0, tables[0])], BLOCK)
+    check([first, *batches], by_flash=True)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_two_rows_share_a_history() -> None:
+    """A prefix hit: its blocks are of another row."""
+    first = make_batch([BatchRow([0] * 13, 0, [3, 7, 1, 10])], BLOCK)
+    tables = [3, 7, 1, 30, 31], [3, 7, 1, 20, 21]
+    both = make_batch([BatchRow([0] * 6, 12, table) for table in tables], BLOCK)
+    check([first, both])
+
+
+class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """The bytes of tensors that are made in it, at most at once, besides `known`."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.known = {one.untyped_storage().data_ptr() for one in known}
+        self.alive = dict[int, int]()
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            storage = made.untyped_storage()
+            place = storage.data_ptr()
+            if place not in self.known | self.alive.keys():
+                self.alive[place] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, place, None)
+            self.most = max(self.most, sum(self.alive.values()))
+        return made
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_memory_of_pieces_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("piece_attention", "flash_piece", "merge_piece"):
+        monkeypatch.setattr(latent_attention, name, lambda *_, **__: None)
+    mla, count = mla_of(SPEC), 16
+    width = mla.heads * (mla.plain_dim + mla.value_dim)
+    linear = Linear(weight=torch.zeros(width, mla.rank), parts=(width,))
+    weights = LatentWeights(Norm(torch.zeros(mla.rank), 1e-6), linear)
+    cache = torch.zeros(40, BLOCK, mla.latent_dim)
+    layer = LatentLayer(mla, cache, 0, torch.zeros(0), weights, 1)
+    planned, found = mla.pieces(count, 4).bytes, list[int]()
+    for history, by_flash in product((0, 100), (False, True)):
+        batch = with_expanded(make_batch([BatchRow([0] * count, 100, range(40))], BLOCK))
+        assert batch.chunks is not None
+        work = batch.chunks.expanded
+        assert work is not None
+        work = work._replace(slots=work.slots[:, :history], by_flash=by_flash)
+        query = torch.zeros(count, mla.heads, mla.query_dim)
+        out = torch.zeros(count, mla.heads, mla.value_dim)
+        given = query, batch.slots[0], out
+        with Held(cache, linear.weight, work.slots, work.bounds, *given) as held:
+            layer._expand(work, *given)
+        found.append(held.most)
+    assert 0.7 * planned < max(found) <= planned + 100  # and bounds
+
+
+def test_pieces_of_deepseeks_sizes() -> None:
+    """128 MiB of 512 bytes for each head of a token."""
+    three = mla_of(parse_spec(PUBLISHED["DeepSeek-V3"], dtype="bfloat16"))
+    for one, tokens, heads, size in (
+        (LITE, 2048, 16, 16384),
+        (LITE, 8192, 16, 16384),
+        (three, 2048, 128, 2048),
+        (three, 8192, 32, 8192),
+        (three, 1 << 20, 1, 1 << 18),
+    ):
+        found = one.pieces(tokens, 2)
+        assert (found.heads, found.tokens) == (heads, size)
+        assert found.bytes < 4 * sizes.EXPANDED or tokens == 1 << 20
+    assert expansion_bytes(SPEC, CONFIG) == 0  # all steps are captured
+
+
+def test_expansion_is_part_of_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse_spec(PUBLISHED["DeepSeek-V2-Lite"], dtype="bfloat16")
+    config = evolve(CONFIG, max_num_batched_tokens=8192)
+    before = plan_memory(spec, config, None, cuda=True, num_blocks=999).activations
+    assert expansion_bytes(spec, config) == LITE.pieces(8192, 2).bytes
+    monkeypatch.setattr(memory, "expansion_bytes", lambda *_: 0)
+    without = plan_memory(spec, config, None, cuda=True, num_blocks=999).activations
+    assert before - without == LITE.pieces(8192, 2).bytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device_kind", ["cuda"], indirect=True)
+@pytest.mark.usefixtures("device_kind", "small_pieces")
+@pytest.mark.parametrize("case", ["chunks", "drafts"])
+def test_tokens_are_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(None, SPEC, random_weights(SPEC, "float32", 0))
+    reference = Run.start(model).serve(requests(0))
+    seen = set[tuple[bool, bool]]()
+    expand = LatentLayer._expand
+
+    def noted(self: Any, work: ExpandedWork, *given: Tensor) -> None:
+        seen.add((len(work.bounds) > 2, work.slots.shape[1] > 0))
+        expand(self, work, *given)
+
+    monkeypatch.setattr(LatentLayer, "_expand", noted)
+    monkeypatch.setattr(routes, "EXPAND_FROM", 2)
+    monkeypatch.setattr(routes, "captured_tokens", lambda *_: 0)
+    assert served(case, model, reference) == reference
+    assert seen >= {(True, True), (False, False)}  # several chunks, a history
+
+
+def served(case: str, model: Model, reference: Tokens) -> Tokens:
+    """Shared prefixes, and prompts in several chunks; with drafts beside them, or not."""
+    sizes = {"max_num_batched_tokens": 20, "depth": 2}
+    if case == "chunks":
+        run = Run.start(model, **sizes)
+    else:
+        run, _ = guessing(model, reference, 0.8, 3, **sizes)
+    tokens = run.serve(requests(0), arrival_gap=1)
+    assert not run.count(Discarded)
+    return tokens
