@@ -568,8 +568,8 @@ BUGS: Final = (
         "window",
         "lifecycle/publish.py",
         "_publish_groups",
-        "committed(config, state, i)",
-        "committed(config, state, i) + config.block_size",
+        "outside(sure, group.window, config.block_size)",
+        "outside(sure + config.block_size, group.window, config.block_size)",
     ),
     Bug(
         "hit without its window",
@@ -600,8 +600,8 @@ BUGS: Final = (
         "a kind: blocks are released behind steps in flight, which may fail or be cut",
         "lifecycle/publish.py",
         "_publish_groups",
-        "committed(config, state, i)",
-        "state.running.scheduled[i]",
+        "outside(sure, group.window, config.block_size)",
+        "outside(run.scheduled[i], group.window, config.block_size)",
     ),
     Bug(
         "hit of one group is not the hit of all",
@@ -624,8 +624,8 @@ BUGS: Final = (
         "a kind: of a block of several pages the first is kept, and the others are lost",
         "lifecycle/publish.py",
         "_publish_window",
-        "table[sealed * pages : (sealed + 1) * pages]",
-        "table[sealed * pages : sealed * pages + 1]",
+        "bundles(table[sealed * pages : count * pages], pages)",
+        "bundles(table[sealed:count], 1)",
     ),
     Bug(
         "tail of one group is copied",
@@ -979,8 +979,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/publish.py",
         "_publish_groups",
-        "committed(config, state, i)",
-        "count * config.block_size",
+        "outside(sure, group.window, config.block_size)",
+        "outside(count * config.block_size, group.window, config.block_size)",
         "lifecycle/test_publish.py",
     ),
     Bug(
