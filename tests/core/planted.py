@@ -1136,8 +1136,8 @@ ESCAPED: Final = (
         _LET,
         "blocks/prefix.py",
         "PrefixChange.evict",
-        "oldest = least(self.words)",
-        "oldest = max(self.idle)",
+        "oldest = pop_least(self.words)",
+        "oldest = max(self.idle)\ndrop(self.words, oldest)",
         "blocks/test_ownership.py",
     ),
     Bug(
