@@ -1309,9 +1309,13 @@ def main() -> int:
 
 
 def _all(bugs: list[Bug], worlds: int) -> int:
-    """Print what catches each; 0 if something does, and the sound core passes."""
+    """Print what catches each; 0 if something does, and the sound core passes all worlds
+    that it took.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda bug: find(bug, worlds), (None, *bugs)))
+        caught = list(pool.map(lambda bug: find(bug, worlds), bugs))
+    most = max((got.worlds if got else worlds for got in caught), default=worlds)
+    results = [find(None, max(1, most)), *caught]
     print(f"{'bug':42} {'caught by':18} {'turns':>6} {'worlds':>6}  message")
     names = ("(none: the core as it is)", *(bug.name for bug in bugs))
     for name, got in zip(names, results, strict=True):
