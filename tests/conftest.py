@@ -29,7 +29,7 @@ hypothesis.settings.register_profile(
     "all", hypothesis.settings.get_profile("suite"), max_examples=150
 )
 hypothesis.settings.register_profile(
-    "rest", hypothesis.settings.get_profile("suite"), max_examples=75
+    "rest", hypothesis.settings.get_profile("suite"), max_examples=50
 )
 hypothesis.settings.register_profile(
     "fresh", hypothesis.settings.get_profile("all"), derandomize=False

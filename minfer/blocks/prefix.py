@@ -27,7 +27,7 @@ from attrs import Factory, frozen
 
 from minfer.blocks.keys import Key, Keys, group_key
 from minfer.values.pmap import Map
-from minfer.values.tickets import Words, add, drop, least, words_of
+from minfer.values.tickets import Words, add, drop, pop_least, words_of
 
 # the parent of a first block; the leaf of a sequence that has published nothing
 ROOT: Final = b""
@@ -244,8 +244,8 @@ class PrefixChange:
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:
-            oldest = least(self.words)
-            key = self._unlisted(oldest)
+            oldest = pop_least(self.words)
+            key = self.idle.pop(oldest)
             pages, parent, _, _, _ = nodes.pop(key)
             while True:
                 gone += pages
@@ -272,9 +272,7 @@ class PrefixChange:
         self.idle[last_use] = key
         add(self.words, last_use)
 
-    def _unlisted(self, last_use: int) -> Key:
-        """Remove the content last used at `last_use` from the evictable ones, and return
-        it.
-        """
+    def _unlisted(self, last_use: int) -> None:
+        """Remove the content last used at `last_use` from the evictable ones."""
         drop(self.words, last_use)
-        return self.idle.pop(last_use)
+        del self.idle[last_use]

@@ -8,11 +8,11 @@ block with a key leave the sequence's tail.
 from collections.abc import Mapping
 from typing import Final
 
-from minfer.blocks.keys import Key, Keys, block_key, group_key, group_keys
+from minfer.blocks.keys import Key, Keys, block_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import bundles
 from minfer.blocks.window import outside
-from minfer.lifecycle.committed import all_committed, committed
+from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.seat import publish_mark
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Chain, Running, Table, edited
@@ -103,12 +103,16 @@ def _publish(
 ) -> EngineState:
     run = state.running
     change = Transaction(state.blocks)
+    windows = any(group.window for group in config.groups)
+    sure = all_committed(config, state, upto) if windows else {}
     chains: dict[int, Chain] = {}
     tails: dict[int, tuple[int, ...]] = {}
     publish_at: dict[int, int] = {}
     for i, count in upto.items():
         keys, chunks, tails[i] = compute_keys(config, run, i, count)
-        chains[i] = _publish_groups(config, state, change, i, keys, chunks, count)
+        chains[i] = _publish_groups(
+            config, run, change, i, keys, chunks, count, sure.get(i, 0)
+        )
         whole = max(count, run.base[i] // config.block_size)
         publish_at[i] = publish_mark(config, whole, run.last[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
@@ -118,26 +122,24 @@ def _publish(
 
 def _publish_groups(
     config: EngineConfig,
-    state: EngineState,
+    run: Running,
     change: Transaction,
     i: int,
     keys: Log[Key],
     chunks: Chunks,
     count: int,
+    sure: int,
 ) -> Chain:
     """Publish the full blocks below `count` of the sequence at `i` in each group: after
-    its leaf, unless they have a twin, or where the group has a window, alone.
+    its leaf, unless they have a twin, or where the group has a window, alone. `sure` of
+    its tokens have committed KV.
     """
-    chain, tables, prefix = (
-        state.running.chains[i],
-        state.running.tables[i],
-        change.prefix,
-    )
+    chain, tables, prefix = run.chains[i], run.tables[i], change.prefix
     sealed, low, leaf = list(chain.sealed), list(chain.low), chain.leaf
     for g, group in enumerate(config.groups):
         have, pages, table = sealed[g], group.pages, tables[g]
         if group.window:
-            gone = outside(committed(config, state, i), group.window, config.block_size)
+            gone = outside(sure, group.window, config.block_size)
             sealed[g], low[g] = _publish_window(
                 change, chain, keys, g, group, table, count, gone
             )
@@ -165,10 +167,12 @@ def _publish_window(
     `gone`, which are outside its window. Returns what is sealed and released then.
     """
     pages, sealed, low = group.pages, chain.sealed[g], chain.low[g]
-    while sealed < count and change.prefix.publish_alone(
-        group_key(keys[sealed], g), table[sealed * pages : (sealed + 1) * pages]
-    ):
-        sealed += 1
+    if sealed < count:
+        new = bundles(table[sealed * pages : count * pages], pages)
+        for key, block in zip(group_keys(keys[sealed:count], g), new, strict=True):
+            if not change.prefix.publish_alone(key, block):
+                break
+            sealed += 1
     for key in group_keys(keys[low : min(gone, sealed)], g):
         change.prefix.release(key)
     change.pool.give(table[max(low, sealed) * pages : gone * pages])

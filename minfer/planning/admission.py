@@ -68,8 +68,9 @@ def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
         if seq.ran_before:
             return seq
         client = seq.request.client
+        came = work.came.get(client, 0)
         waits, work.state = consult.holds_back(
-            work.config, work.state, seq.request, _load(work), work.came[client]
+            work.config, work.state, seq.request, _load(work), came
         )
         if not waits:
             return seq
@@ -92,7 +93,8 @@ def _add_to_step(work: Work, seq: Sequence, got: Admission, most: int) -> None:
     paused and needs none.
     """
     work.newcomers.append(got)
-    work.came[seq.request.client] += 1
+    client = seq.request.client
+    work.came[client] = work.came.get(client, 0) + 1
     work.reasons += got.reasons
     seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
     inputs = seat.base[0] - seat.scheduled[0] - (name in work.state.paused)

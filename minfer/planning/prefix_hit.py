@@ -42,17 +42,18 @@ def find_hit(config: EngineConfig, prefix: Index, keys: Keys, full: int) -> Foun
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
-    size, groups, hit = config.block_size, [*enumerate(config.groups)], full
-    whole = [g for g, group in groups if not group.window]
-    for g in whole:
-        hit = lookup(prefix, keys, full, g)
+    size, hit, whole = config.block_size, full, False
+    windows = list[tuple[int, int]]()
+    for g, group in enumerate(config.groups):
+        if group.window:
+            windows.append((g, group.window))
+        else:
+            hit, whole = lookup(prefix, keys, full, g), True
     cached, missed, before = hit, None, -1
-    while hit != before:
+    while windows and hit != before:
         before = hit
-        for g, group in groups:
-            if not group.window:
-                continue
-            now = lookup_window(prefix, keys, hit, group.window, size, g)
+        for g, window in windows:
+            now = lookup_window(prefix, keys, hit, window, size, g)
             if now < hit:
                 hit, missed = now, g
     return Found(hit, cached, missed if whole else None)

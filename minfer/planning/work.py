@@ -1,7 +1,5 @@
 """The next step while it is planned."""
 
-from collections import Counter
-
 from attrs import define, field
 
 from minfer.planning.admit import Admission
@@ -39,7 +37,7 @@ class Work:
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
     newcomers: list[Admission] = field(factory=list)
-    came: Counter[str] = field(factory=Counter)  # newcomers by client
+    came: dict[str, int] = field(factory=dict)  # newcomers by client
     most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
     # Generation with drafts -> those from the host; none: the draft model makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)

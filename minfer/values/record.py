@@ -38,11 +38,12 @@ else:
         """
         cls = type(record)
         if _is_bare(cls):
-            fields = {**record.__dict__, **changes}
-            if len(fields) != len(record.__dict__):
-                raise KeyError(*(changes.keys() - record.__dict__.keys()))
+            before = record.__dict__
+            fields = before | changes
+            if len(fields) != len(before):
+                raise KeyError(*(changes.keys() - before.keys()))
             copy = object.__new__(cls)
-            copy.__dict__.update(fields)
+            object.__setattr__(copy, "__dict__", fields)  # frozen, but not yet in use
             return copy
         places, read = _reader(cls)
         values = [*read(record)]

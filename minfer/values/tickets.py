@@ -43,12 +43,18 @@ def drop(words: Any, ticket: int) -> None:
         del words[place]
 
 
-def least(words: Any) -> int:
-    """The least number of words, or of a draft of them, that are not empty."""
-    ticket = 0
+def pop_least(words: Any) -> int:
+    """Remove the least number of a draft of words, which is not empty, and return it."""
+    ticket = place = word = 0
     for level in reversed(range(_LEVELS)):
-        word = words[ticket * _LEVELS + level]
+        place = ticket * _LEVELS + level
+        word = words[place]
         ticket = ticket << _BITS | (word & -word).bit_length() - 1
+    rest = word & word - 1
+    if rest:
+        words[place] = rest
+    else:
+        drop(words, ticket)
     return ticket
 
 

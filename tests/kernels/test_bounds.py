@@ -11,7 +11,7 @@ from minfer.kernels import bounds, sample_kernels, sample_launches, sample_refer
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample_launches import ProgramSizes
 from minfer.records.request import SamplingParams
-from tests.circles import long
+from tests.circles import claimed
 
 from .conftest import CUDA
 from .test_sample import check_edges, tensors
@@ -94,7 +94,7 @@ def test_the_edge_is_where_it_was_guessed(
     ("how", "off"),
     [
         *zip(HOW, cycle([-1.0, 1.0])),
-        *long(zip(HOW, cycle([1.0, -1.0]))),
+        *claimed(zip(HOW, cycle([1.0, -1.0]))),
     ],
     ids=str,
 )

@@ -35,7 +35,7 @@ from minfer.runs.journal import JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from minfer.runs.simulate import Arrival, Simulated, Simulation
-from tests.circles import long, seeds
+from tests.circles import claimed, long, seeds
 from tests.core.runs.clocked import Run
 from tests.core.runs.clocked import config as clocked_config
 from tests.core.runs.clocked import request as requested
@@ -224,7 +224,12 @@ def test_there_must_be_such_a_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "every"), [(0, 55), *long((seed, 11) for seed in range(4))]
+    ("seed", "every"),
+    [
+        (0, 55),
+        *long((seed, 23) for seed in range(4)),
+        *claimed((seed, 11) for seed in range(4)),
+    ],
 )
 def test_who_is_handed_over_keeps_time_order_and_output(seed: int, every: int) -> None:
     journal, turns = recorded(seed)

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from minfer.values.tickets import add, drop, least, words_of
+from minfer.values.tickets import add, drop, pop_least, words_of
 
 NUMBERS = st.one_of(st.integers(0, 600), st.integers(0, 2**20), st.integers(0, 2**48 - 1))
 
@@ -23,10 +23,12 @@ def test_the_least_is_found_whatever_comes_and_goes(numbers: list[int]) -> None:
         assert dict(before) == kept, "the old words have not changed"
         assert words == words_of(here), "whatever made them"
         if here:
-            assert least(words) == min(here)
+            draft = words.mutate()
+            assert pop_least(draft) == min(here)
+            assert draft.finish() == words_of(here - {min(here)})
     draft = words.mutate()
-    for number in here:
-        drop(draft, number)
+    for number in sorted(here):
+        assert pop_least(draft) == number
     assert not draft.finish(), "empty words are not kept"
 
 

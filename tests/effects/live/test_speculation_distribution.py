@@ -41,6 +41,7 @@ SAMPLES: Final = 50  # of a request
 ROWS: Final = 128  # that run at once
 FEW, MANY = 1_500, 100_000  # outputs
 LEAST: Final = 5  # outputs that are expected of a sequence; others count as one
+METHODS: Final = ("ngram", "draft_model")
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "temperature": {"temperature": 1.3},
     "top-p": {"temperature": 1.1, "top_p": 0.85},
@@ -137,11 +138,21 @@ def critical(freedom: int) -> float:
     return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
 
 
+# Each rule, method and way with each of the others once, and, claimed, all together.
+PAIRS: Final = (
+    (SAME, "ngram", "temperature"),
+    (SAME, "draft_model", "top-p"),
+    (STANDARD, "ngram", "top-p"),
+    (STANDARD, "draft_model", "temperature"),
+)
+REST: Final = [
+    one for one in product((SAME, STANDARD), METHODS, WAYS) if one not in PAIRS
+]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, *claimed([MANY])])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-@pytest.mark.parametrize("rule", [SAME, STANDARD])
+@pytest.mark.parametrize(("rule", "method", "way"), [*PAIRS, *claimed(REST)])
 def test_outputs_with_drafts_have_the_distribution_of_the_definition(
     folders: tuple[Path, Path], rule: str, method: str, way: str, count: int
 ) -> None:
@@ -159,7 +170,7 @@ def nearly(**how: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", *claimed(["draft_model"])])
 def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +194,14 @@ def eager(*given: Any) -> torch.Tensor:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-@pytest.mark.parametrize("wrong", [forgetful, eager])
+@pytest.mark.parametrize(
+    ("wrong", "method"),
+    [
+        (forgetful, "draft_model"),
+        (eager, "ngram"),
+        *claimed([(forgetful, "ngram"), (eager, "draft_model")]),
+    ],
+)
 def test_a_wrong_rule_of_coins_is_caught(
     folders: tuple[Path, Path], method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

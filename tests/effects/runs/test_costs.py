@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -25,6 +26,7 @@ from minfer.values.checks import ConfigError
 from tests.effects.runs.test_simulate_command import COST, reported
 
 
+@cache
 def measured(seed: int, cost: CostModel = COST) -> list[MeasuredStep]:
     config = EngineConfig(num_blocks=2000, max_num_seqs=16, max_model_len=20_000)
     rows = read_trace(

@@ -113,7 +113,7 @@ def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int)
     assert len(resumed) >= kills, "few streams ran when their engines died"
 
 
-@pytest.mark.long  # test_supervisor asks it of children that load nothing
+@pytest.mark.claimed  # test_supervisor asks it of children that load nothing
 def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> None:
     load = Load(served.url, bodies(1, 200))
 
