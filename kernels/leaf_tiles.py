@@ -100,9 +100,9 @@ def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.conste
     groups: tl.constexpr = (size + group - 1) // group if group else 1
     leaf = (weight + line * (size // each),)
     if group:
-        leaf += (scales + line * groups,)
+        leaf += (scales + line * groups,)  # type: ignore[assignment]  # a tuple of Triton grows
         if zeros is not None:
-            leaf += (zeros + line * groups,)
+            leaf += (zeros + line * groups,)  # type: ignore[assignment]  # as above
     return leaf
 
 
@@ -123,7 +123,7 @@ def load_tile(
     tile = (tl.load(leaf[0] + lane, mask=(lane < limit // each) | full, other=0.0),)
     for i in tl.static_range(1, len(leaf)):
         at = k // group + tl.arange(0, max(depth // group, 1))[None, :]
-        tile += (tl.load(leaf[i] + at, mask=(at * group < limit) | full, other=0.0),)
+        tile += (tl.load(leaf[i] + at, mask=(at * group < limit) | full, other=0.0),)  # type: ignore[assignment]  # as above
     return tile
 
 
