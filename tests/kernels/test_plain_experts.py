@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels import plain_experts
+from minfer.kernels import plain, plain_experts
 from minfer.kernels.leaves import (
     Activation,
     Choice,
@@ -101,15 +101,15 @@ def test_padding_hits_no_expert(
     router = Router(weight=torch.randn(EXPERTS, HIDDEN), rule=RoutingRule(TOP_K))
     choice = plain_experts.route(x, router, real)
     read, rows = set[int](), list[int]()
-    linear = F.linear
+    linear = plain.linear
 
-    def counted(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    def counted(x: Tensor, by: Linear) -> Tensor:
         rows.append(len(x))
-        if len(matrix) == HIDDEN:
-            read.add(matrix.storage_offset() // matrix.numel())
-        return linear(x, matrix, bias)
+        if len(by.weight) == HIDDEN:
+            read.add(by.weight.storage_offset() // by.weight.numel())
+        return linear(x, by)
 
-    monkeypatch.setattr(F, "linear", counted)
+    monkeypatch.setattr(plain, "linear", counted)
     residual = torch.zeros(4, HIDDEN)
     plain_experts.add_experts(residual, x, experts, choice)
     monkeypatch.undo()
