@@ -11,6 +11,7 @@ are hit independently.
 """
 
 import argparse
+import gc
 import json
 import random
 import tempfile
@@ -134,6 +135,7 @@ class Model:
             max_num_seqs=256,
             gpu_memory_utilization=0.93 if name == "moe" else 0.88,
             enforce_eager=args.hits,
+            quantization=args.quantization,
         )
         self.start = time.perf_counter() - began
         self.executor = cast(TorchExecutor, self.llm.worker.driver.executor)
@@ -157,6 +159,13 @@ class Model:
         inputs, outputs = (64, 16) if self.small else (INPUTS, OUTPUTS)
         self.ask(min(rows, 8), inputs, 2)
         return {"rows": rows, "tok_s": spread([self.ask(rows, inputs, outputs)])}
+
+    def prefill(self, inputs: int) -> dict[str, Any]:
+        """Returns the time from a prompt to its first token, in milliseconds."""
+        inputs = 300 if self.small else inputs
+        self.ask(1, inputs, 1)
+        times = [1e3 / self.ask(1, inputs, 1) for _ in range(5)]
+        return {"inputs": inputs, "first_token_ms": spread(times)}
 
     def steps(self, rows: int, context: int) -> dict[str, Any]:
         """Returns the median time of a step in which `rows` decode, in milliseconds."""
@@ -269,8 +278,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             found[name] = {"hits": [model.hit(rows) for rows in args.rows]}
             print(name, found[name], flush=True)
             model.llm.close()
+            del model
+            gc.collect()
+            torch.cuda.empty_cache()
             continue
         row: dict[str, Any] = {"start_s": model.start, "throughput": [], "steps": []}
+        row["prefill"] = []
         found[name] = row
         for rows in args.rows:
             row["throughput"].append(model.throughput(rows))
@@ -278,7 +291,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for rows in args.long:
             row["steps"].append(model.steps(rows, 200 if args.tiny else LONG))
             print(name, row["steps"][-1], flush=True)
+        for inputs in args.prefill:
+            row["prefill"].append(model.prefill(inputs))
+            print(name, row["prefill"][-1], flush=True)
         model.llm.close()
+        del model
+        gc.collect()
         torch.cuda.empty_cache()
     return found
 
@@ -291,6 +309,8 @@ if __name__ == "__main__":
             "--models": {"nargs": "+", "default": list(SHAPES)},
             "--rows": {"nargs": "*", "type": int, "default": [1, 8, 64, 256]},
             "--long": {"nargs": "*", "type": int, "default": [1, 8]},
+            "--prefill": {"nargs": "*", "type": int, "default": [8192]},
+            "--quantization": {"default": None, "help": "as minfer's option"},
             "--hits": {"action": "store_true", "help": "count experts instead"},
             "--loop": {"action": "store_true", "help": "beside a loop over experts"},
             "--tiny": {"action": "store_true"},

@@ -43,9 +43,10 @@ from minfer.records.config import EngineConfig
 # and starts sooner.
 FLASH_FROM: Final = (2048, 512)
 # Inputs of the longest chunk, and inputs that attend to a token of the history on
-# average, from which latents are expanded: the products of 171 inputs cost as much as
-# expanding a latent (kernels/expanded_latents.py). Not yet measured.
-EXPAND_FROM: Final = 192
+# average, from which latents are expanded. With 128 heads it pays from 256 on, with 16
+# from 512 to 2,048, by the history; at 8,192 it takes 0.17 to 0.25 of the time (H100,
+# 2026-11-27).
+EXPAND_FROM: Final = 512
 
 
 @frozen(kw_only=True)
