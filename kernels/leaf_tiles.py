@@ -17,7 +17,7 @@ numbers at once: under the exponent of 128, the integer q is 128 + q; bits of FP
 are those of a bfloat16 whose exponent is 126 or 120 too small.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import triton
 import triton.language as tl
@@ -84,10 +84,10 @@ mul.rn.bf16x2 $1, b, m;
 
 
 @triton.constexpr_function
-def is_packed(values):
+def is_packed(values: Any) -> bool:
     """Whether elements of this, or of what it points to, are two numbers each."""
     kind = values.type.scalar
-    return (kind.element_ty if kind.is_ptr() else kind) == tl.uint8
+    return bool((kind.element_ty if kind.is_ptr() else kind) == tl.uint8)
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.conste
     groups: tl.constexpr = (size + group - 1) // group if group else 1
     leaf = (weight + line * (size // each),)
     if group:
-        leaf += (scales + line * groups,)  # type: ignore[assignment]  # a tuple of Triton grows
+        leaf += (scales + line * groups,)  # type: ignore[assignment]  # tuples grow
         if zeros is not None:
             leaf += (zeros + line * groups,)  # type: ignore[assignment]  # as above
     return leaf

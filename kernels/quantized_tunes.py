@@ -23,7 +23,7 @@ TABLE: Final[dict[tuple[int, bool], list[TuneEntry]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     (8, False): [
         TuneEntry(1, 14, Tune(1, 4, 1024, 1, 2, 2)),
-        TuneEntry(2, 20, Tune(1, 4, 512, 1, 1, 4)),
+        TuneEntry(1, 20, Tune(1, 4, 512, 1, 1, 4)),
         TuneEntry(1, 9999, Tune(1, 4, 1024, 1, 2, 2)),
         TuneEntry(16, 14, Tune(16, 64, 128, 6, 4, 6)),
         TuneEntry(16, 20, Tune(16, 64, 128, 4, 4, 6)),
