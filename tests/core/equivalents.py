@@ -15,6 +15,11 @@ EQUIVALENT: Final[dict[str, str]] = {
         "schedule.py | _admit | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
+    (
+        "lifecycle/arrive.py | rejection_reason | swap | "
+        "queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting) -> "
+        "queue_is_full(request.n, len(state.waiting) + coming, config.max_waiting)"
+    ): "The two are added.",
     "schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),

@@ -28,6 +28,10 @@ def test_by_example() -> None:
     assert tally.mean_length == 7 / 3
 
 
+def test_a_single_draft_is_the_whole_rate() -> None:
+    assert (of_row(1, 1).rate, of_row(1, 0).rate) == (1.0, 0.0)
+
+
 def test_nothing_is_no_rate() -> None:
     assert step_of([(0, 0)]) == DraftTally()
     assert (DraftTally().rate, DraftTally().by_place, DraftTally().mean_length) == (
