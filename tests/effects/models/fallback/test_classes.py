@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "gpt2",
         "GPT2LMHeadModel",
         {"quantization_config": {"quant_method": "gptq"}},
-        "quantized weights",
+        "quantization_config",
     ),
     "unknown": (
         "nobody",
