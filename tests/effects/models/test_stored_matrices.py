@@ -1,0 +1,85 @@
+"""Which matrices stay as they are when a checkpoint is quantized as it is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from safetensors.torch import load_file, save_file
+
+from minfer.effects.models.quantization import LEVELS, requested
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.stored_matrices import OUTLIER, as_stored
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
+from minfer.values.checks import ConfigError
+from tests.effects.checkpoints.formats_made import FORMATS
+from tests.effects.tiny_model import read_spec, write_checkpoint
+
+NORM = "model.layers.1.post_attention_layernorm.weight"
+FIRST = "model.layers.0.input_layernorm.weight"
+
+
+def stored(folder: Path, level: str) -> ModelSpec:
+    spec = evolve(read_spec(folder), quantization=requested(level, None))
+    return as_stored(spec, folder)
+
+
+def plain(folder: Path, level: str) -> set[str]:
+    how = stored(folder, level).quantization
+    assert how is not None
+    return {*how.plain}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_only_int8_leaves_out_matrices_that_read_outliers(
+    tmp_path: Path, level: str
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    assert plain(folder, level) == set()
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[NORM][5] = 1.01 * OUTLIER
+    tensors[FIRST][3] = -0.99 * OUTLIER
+    save_file(tensors, file, {"format": "pt"})
+    readers = {f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")}
+    assert plain(folder, level) == (readers if level == "int8" else set())
+    tensors[FIRST][3] = -1.01 * OUTLIER
+    save_file(tensors, file, {"format": "pt"})
+    readers |= {f"model.layers.0.self_attn.{name}_proj" for name in "qkv"}
+    assert plain(folder, level) == (readers if level == "int8" else set())
+
+
+def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"damaged, and its length makes no sense")
+    assert plain(folder, "int8") == set()
+    (folder / "model.safetensors").unlink()
+    assert plain(folder, "int8") == set()
+
+
+def test_no_two_levels_share_keys(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=128)
+    args = EngineArgs(model=str(folder), kv_cache_memory_bytes=1 << 24, device="cpu")
+    levels = (None, *(name for name in LEVELS if name != "int4"))
+    made = {prepare(evolve(args, quantization=level)).fingerprint for level in levels}
+    assert len(made) == len(levels)
+    same = [prepare(evolve(args, quantization=one)) for one in ("int4", "int4-g128")]
+    assert same[0].fingerprint == same[1].fingerprint
+    assert same[0].memory.weights == same[1].memory.weights
+
+
+def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = FORMATS["awq"][0]
+    (folder / "config.json").write_text(json.dumps(config))
+    how = read_spec(folder).quantization
+    assert how is not None
+    assert requested("awq", how) == requested(None, how) == how
+    with pytest.raises(ConfigError, match=r"quantized already \(AWQ\)"):
+        requested("int8", how)
+    with pytest.raises(ConfigError, match=r"not quantized, and .* can be to fp8"):
+        requested("awq", None)
