@@ -19,7 +19,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "lifecycle/arrive.py | rejection_reason | swap | "
         "queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting) -> "
         "queue_is_full(request.n, len(state.waiting) + coming, config.max_waiting)"
-    ): "The two are added.",
+    ): "The two numbers are only added, and a sum has no order.",
     "schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
