@@ -93,7 +93,9 @@ def test_the_chosen_route_is_exact(sign: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("route", [*cpu_int8.ROUTES, cpu_int8.INT_MM], ids=str)
+@pytest.mark.parametrize(
+    "route", [*cpu_int8.ROUTES, cpu_int8.INT_MM], ids=lambda one: one.name
+)
 def test_a_route_is_chosen_only_if_it_is_exact(
     route: cpu_int8.Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
