@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve
-from tqdm import tqdm
 
 from minfer.effects.models.config_reader import CheckpointError as CheckpointError
 from minfer.effects.models.config_reader import (
@@ -133,6 +132,8 @@ def _filled(
     """Returns the weights with every tensor in its place, a layer after another, so that
     none but one is in memory in two forms.
     """
+    from tqdm import tqdm  # here: `minfer plan` reads no weights
+
     layers, rest = list(weights.layers), evolve(weights, layers=())
     del weights
     for part in checkpoint_parts(evolve(spec, layers=()), rest, files):
