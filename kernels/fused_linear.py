@@ -104,8 +104,13 @@ def launch(
     norm: Norm | None = None,
     gated: bool = False,
     out: Tensor | None = None,
+    scaled: tuple[Tensor, torch.dtype] | None = None,
 ) -> Tensor:
-    """Run the kernel into a new tensor, or add to `out`."""
+    """Run the kernel into a new tensor, or add to `out`.
+
+    scaled: the rows of x have scales [tokens], and the result has that dtype, not that of
+    x.
+    """
     weight, add = by.weight, out is not None
     tokens, size = x.shape
     columns = len(weight) // (1 + gated)
@@ -118,10 +123,12 @@ def launch(
         sums = tune.rows * (tune.columns * (1 + gated) + 1)  # of a program, and squares
         parts = x.new_empty(tiles * tune.splits * sums, dtype=torch.float32)
         counts = arrivals(x.device, tiles)
+    x_scales, dtype = (None, x.dtype) if scaled is None else scaled
     if out is None:
-        out = x.new_empty(tokens, columns)
+        out = x.new_empty(tokens, columns, dtype=dtype)
     product[row_tiles, column_tiles * tune.splits](
         x=x,
+        x_scales=x_scales,
         norm=None if norm is None else norm.weight,
         weight=weight,
         scales=by.scales,

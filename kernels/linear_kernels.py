@@ -90,6 +90,7 @@ def _products(
 @triton.jit(do_not_specialize=["tokens"])
 def product(
     x,
+    x_scales,
     norm,
     weight,
     scales,
@@ -113,8 +114,8 @@ def product(
     held: tl.constexpr,
     swapped: tl.constexpr,
 ):
-    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; add: to what
-    is in `out`.
+    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; x_scales
+    [tokens]: what the products of each row are multiplied with; add: to what is in `out`.
     """
     tile = tl.program_id(1) // splits
     part = tl.program_id(1) % splits
@@ -180,6 +181,8 @@ def product(
         acc *= tl.rsqrt(total / size + eps)[:, None]
     if scales is not None and group == 0:
         acc *= factor
+    if x_scales is not None:
+        acc *= tl.load(x_scales + row, mask=row < tokens, other=0.0)
     acc += start
     if gated:
         gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))

@@ -26,7 +26,7 @@ from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
 from minfer.kernels.linear_tunes import Tune
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.quantized_kernels import dequantized, round_rows
-from minfer.kernels.quantized_tunes import FUSED_NORM, tune_of
+from minfer.kernels.quantized_tunes import FUSED_NORM, rounded_tune_of, tune_of
 
 LEAST_INTEGER_ROWS = 17  # of `torch._int_mm`
 
@@ -63,7 +63,7 @@ def linear_add(residual: Tensor, x: Tensor, by: Linear, tune: Tune | None = None
     if tune is not None and fused_linear.fits(x, by) and residual.is_contiguous():
         fused_linear.launch(x, by, tune, out=residual)
     elif _in_8_bits(x, by):
-        residual.add_(_rounded_product(x, None, by))
+        _rounded_product(x, None, by, out=residual)
     else:
         fused_linear.linear_add(residual, x, _plain(by, x))
 
@@ -85,7 +85,11 @@ def norm_gated(
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
         return _few(x, norm, gate_up, tune, gated=True)
-    if _in_8_bits(x, gate_up) or (tune is not None and not silu):
+    if _in_8_bits(x, gate_up):
+        if silu and rounded_tune_of(x, gate_up, gated=True):
+            return _rounded_product(x, norm, gate_up, gated=True)
+        return gated_mul(_rounded_product(x, norm, gate_up), activation)
+    if tune is not None and not silu:
         return gated_mul(norm_linear(x, norm, gate_up), activation)
     return fused_linear.norm_gated(x, norm, _plain(gate_up, x), activation, fused)
 
@@ -113,22 +117,36 @@ def _in_8_bits(x: Tensor, by: Linear) -> bool:
     return len(x) > 0 and aligned and x.dtype is torch.bfloat16
 
 
-def _rounded_product(x: Tensor, norm: Norm | None, by: Linear) -> Tensor:
-    """The product of rows in 8 bits, each with a scale."""
+def _rounded_product(
+    x: Tensor,
+    norm: Norm | None,
+    by: Linear,
+    *,
+    gated: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product of rows in 8 bits, each with a scale; added to `out`, if given. gated:
+    only where `rounded_tune_of` has constants for it.
+    """
     numbers, scales = round_rows(x, by.weight.dtype, norm)
+    if (tune := rounded_tune_of(x, by, gated=gated)) is not None:
+        scaled = scales, x.dtype
+        return fused_linear.launch(numbers, by, tune, gated=gated, out=out, scaled=scaled)
     transposed = by.weight.t()
     if by.scheme.storage == "int8":
         total = torch._int_mm(numbers, transposed).float() * scales * by.scaled.t()
-        return (total if by.bias is None else total + by.bias.float()).to(x.dtype)
-    return torch._scaled_mm(
-        numbers,
-        transposed,
-        scales,
-        by.scaled.view(1, -1),
-        bias=by.bias,
-        out_dtype=x.dtype,
-        use_fast_accum=True,
-    )
+        total = (total if by.bias is None else total + by.bias.float()).to(x.dtype)
+    else:
+        total = torch._scaled_mm(
+            numbers,
+            transposed,
+            scales,
+            by.scaled.view(1, -1),
+            bias=by.bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    return total if out is None else out.add_(total)
 
 
 def _plain(by: Linear, x: Tensor) -> Linear:

@@ -48,6 +48,11 @@ TABLE: Final[dict[tuple[int, bool], list[TuneEntry]]] = {
         TuneEntry(64, 9999, Tune(64, 32, 128, 1, 4, 4)),
     ],
 }
+# Of FP8, with rows rounded to FP8 as well.
+ROUNDED: Final[dict[bool, list[TuneEntry]]] = {
+    False: [],
+    True: [],
+}
 # Of 8 bits in blocks there is no library's product: the kernel takes more tokens.
 BLOCKS: Final = TuneEntry(64, 9999, Tune(32, 64, 128, 2, 4, 4))
 
@@ -56,14 +61,25 @@ def tune_of(x: Tensor, by: Linear, *, gated: bool = False) -> Tune | None:
     """The constants for x [tokens, inputs] and a leaf; None: a library multiplies."""
     if x.dtype is torch.float32:  # which tensor cores do not multiply
         return None
-    for row in _rows(by.scheme, gated=gated):
-        if len(x) <= row.tokens and by.weight.numel() * by.scheme.numbers <= (
-            row.millions * 1e6
-        ):
-            return row.tune
-    return None
+    return _first(_rows(by.scheme, gated=gated), x, by)
+
+
+def rounded_tune_of(x: Tensor, by: Linear, *, gated: bool = False) -> Tune | None:
+    """As `tune_of`, for rows that are rounded to 8 bits."""
+    if by.scheme.storage != "float8_e4m3fn":
+        return None
+    return _first(ROUNDED[gated], x, by)
 
 
 def _rows(scheme: Scheme, *, gated: bool) -> list[TuneEntry]:
     rows = TABLE[scheme.bits, gated]
     return [*rows, BLOCKS] if scheme.activations == "groups" else rows
+
+
+def _first(rows: list[TuneEntry], x: Tensor, by: Linear) -> Tune | None:
+    """The first row that takes x and the leaf."""
+    millions = by.weight.numel() * by.scheme.numbers / 1e6
+    for row in rows:
+        if len(x) <= row.tokens and millions <= row.millions:
+            return row.tune
+    return None
