@@ -39,6 +39,17 @@ def gated_product(gate, up, activation: tl.constexpr):
 
 
 @triton.jit
+def rounded_gated_product(gate, up, activation: tl.constexpr):
+    """activation(gate) * up in their dtype, rounded at the points of transformers."""
+    wide = gate.to(tl.float32)
+    if activation == "clamped":
+        product = gated_product(wide, up.to(tl.float32), activation).to(gate.dtype)
+    else:
+        product = gated_product(wide, 1.0, activation).to(gate.dtype) * up
+    return product
+
+
+@triton.jit
 def _gated_mul(
     gate_up,
     out,
@@ -54,11 +65,7 @@ def _gated_mul(
     lane = tl.program_id(1) * tile + tl.arange(0, tile)
     gate = tl.load(gate_up + row * stride + lane, mask=lane < size)
     up = tl.load(gate_up + row * stride + size + lane, mask=lane < size)
-    wide = gate.to(tl.float32)
-    if activation == "clamped":
-        product = gated_product(wide, up.to(tl.float32), activation)
-    else:  # rounded at the same point as in transformers
-        product = gated_product(wide, 1.0, activation).to(gate.dtype) * up
+    product = rounded_gated_product(gate, up, activation)
     tl.store(out + row * out_stride + lane, product, mask=lane < size)
 
 

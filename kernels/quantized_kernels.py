@@ -9,18 +9,69 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minfer.kernels.activation import rounded_gated_product
 from minfer.kernels.leaf_tiles import leaf_lines, load_tile, scaled_tile
-from minfer.kernels.leaves import Linear, Norm
+from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.pdl import early, follow
 from minfer.kernels.quantized import FP8_MAX, INT8_MAX
 
-WARP: Final = 1024  # elements of a row for each warp
-MOST_WARPS: Final = 16
+WARP: Final = 256  # elements of a row for each warp at once, in loads of 16 bytes
+WARPS: Final = 8
+MOST_TILES: Final = (
+    12  # of a row in the registers of so many warps; else of twice as many
+)
 LINES: Final = 8  # of a program that dequantizes
 DEPTH: Final = 512
 DEQUANTIZE_WARPS: Final = 4
 # Added to a float32 of at most 2^22 and taken off, it leaves the nearest integer.
 ROUND = tl.constexpr(1.5 * 2**23)
+
+
+@triton.jit
+def _factors(norm, size: tl.constexpr, tiles: tl.constexpr, tile: tl.constexpr):
+    """The norm's weights in tiles; none without a norm."""
+    factors = ()
+    for i in tl.static_range(0 if norm is None else tiles):
+        lane = i * tile + tl.arange(0, tile)
+        factors += (tl.load(norm + lane, mask=lane < size, other=0.0),)  # type: ignore[assignment]  # a tuple of Triton grows
+    return factors
+
+
+@triton.jit
+def _row(
+    x,
+    size: tl.constexpr,
+    tiles: tl.constexpr,
+    tile: tl.constexpr,
+    activation: tl.constexpr,
+):
+    """A row in tiles, or activation(gate) * up of a row of both."""
+    values = ()
+    for i in tl.static_range(tiles):
+        lane = i * tile + tl.arange(0, tile)
+        value = tl.load(x + lane, mask=lane < size, other=0.0)
+        if activation is not None:  # rounded as in activation.py
+            up = tl.load(x + size + lane, mask=lane < size, other=0.0)
+            value = rounded_gated_product(value, up, activation)
+        values += (value,)  # type: ignore[assignment]  # as above
+    return values
+
+
+@triton.jit
+def _normalised(values, factors, eps, size: tl.constexpr):
+    """A row in tiles times its norm's weights, rounded as in norm.py."""
+    squares = tl.zeros_like(values[0]).to(tl.float32)
+    for i in tl.static_range(len(values)):
+        wide = values[i].to(tl.float32)
+        squares += wide * wide
+    inverse = tl.rsqrt(tl.sum(squares, 0) / size + eps)
+    normed = ()
+    for i in tl.static_range(len(values)):
+        wide = values[i].to(tl.float32) * inverse
+        if factors[i].dtype != tl.float32:
+            wide = wide.to(values[i].dtype)
+        normed += ((wide * factors[i]).to(values[i].dtype),)  # type: ignore[assignment]  # as above
+    return normed
 
 
 @triton.jit
@@ -33,42 +84,53 @@ def _round_rows(
     eps,
     most: tl.constexpr,
     size: tl.constexpr,
-    pad: tl.constexpr,
+    tiles: tl.constexpr,
+    tile: tl.constexpr,
+    activation: tl.constexpr,
 ):
-    """Grid [rows]: a row, normalised if there is `norm`, times most / largest."""
+    """Grid [rows]: a row, normalised if there is `norm`, or activation(gate) * up of a
+    row of both if there is `activation`, times most / largest. It stays in registers.
+    """
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, pad)
-    inside = lane < size
-    if norm is not None:
-        factor = tl.load(norm + lane, mask=inside, other=0.0)
+    factors = _factors(norm, size, tiles, tile)
     follow()
-    value = tl.load(x + row * x_stride + lane, mask=inside, other=0.0)
-    wide = value.to(tl.float32)
-    if norm is not None:  # rounded as in norm.py
-        wide *= tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-        if factor.dtype != tl.float32:
-            wide = wide.to(value.dtype)
-        wide = (wide * factor).to(value.dtype).to(tl.float32)
-    largest = tl.max(tl.abs(wide), 0)
-    scale = tl.where(largest > 0, tl.div_rn(largest, most), 1.0)
-    scaled = tl.div_rn(wide, tl.zeros_like(wide) + scale)
-    scaled = tl.minimum(tl.maximum(scaled, -most), most)
-    if out.dtype.element_ty == tl.int8:
-        scaled = scaled + ROUND - ROUND
-    tl.store(out + row * size + lane, scaled.to(out.dtype.element_ty), mask=inside)
+    values = _row(x + row * x_stride, size, tiles, tile, activation)
+    if norm is not None:
+        values = _normalised(values, factors, eps, size)
+    largest = tl.abs(values[0].to(tl.float32))
+    for i in tl.static_range(1, tiles):
+        largest = tl.maximum(largest, tl.abs(values[i].to(tl.float32)))
+    top = tl.max(largest, 0)
+    scale = tl.where(top > 0, tl.div_rn(top, most), 1.0)
+    for i in tl.static_range(tiles):
+        lane = i * tile + tl.arange(0, tile)
+        wide = values[i].to(tl.float32)
+        scaled = tl.div_rn(wide, tl.zeros_like(wide) + scale)
+        scaled = tl.minimum(tl.maximum(scaled, -most), most)
+        if out.dtype.element_ty == tl.int8:
+            scaled = scaled + ROUND - ROUND
+        place = out + row * size + lane
+        tl.store(place, scaled.to(out.dtype.element_ty), mask=lane < size)
     tl.store(scales + row, scale)
 
 
 def round_rows(
-    x: Tensor, dtype: torch.dtype, norm: Norm | None = None
+    x: Tensor,
+    dtype: torch.dtype,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns rows of x [tokens, inputs], normalised if there is a norm, in FP8 or INT8,
-    and their scales [tokens, 1] float32, as `quantized.round_activations`.
+    """Returns rows of x [tokens, inputs] in FP8 or INT8, and their scales [tokens, 1]
+    float32, as `quantized.round_activations`.
+
+    norm: normalised before. activation: of x [tokens, 2 * inputs], gate then up,
+    activation(gate) * up.
     """
-    rows, size = x.shape
+    rows, size = len(x), x.shape[1] // (1 if activation is None else 2)
     out = torch.empty(rows, size, dtype=dtype, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    pad = triton.next_power_of_2(size)
+    warps = WARPS if size <= MOST_TILES * WARPS * WARP else 2 * WARPS
+    tile = min(warps * WARP, triton.next_power_of_2(size))
     _round_rows[rows,](
         x=x,
         norm=None if norm is None else norm.weight,
@@ -78,8 +140,10 @@ def round_rows(
         eps=0.0 if norm is None else norm.eps,
         most=float(INT8_MAX) if dtype is torch.int8 else FP8_MAX,
         size=size,
-        pad=pad,
-        num_warps=min(MOST_WARPS, max(1, pad // WARP)),
+        tiles=triton.cdiv(size, tile),
+        tile=tile,
+        activation=activation,
+        num_warps=max(1, tile // WARP),
         launch_pdl=early(x),
     )
     return out, scales

@@ -94,6 +94,29 @@ def norm_gated(
     return fused_linear.norm_gated(x, norm, _plain(gate_up, x), activation, fused)
 
 
+def feed(
+    out: Tensor,
+    x: Tensor,
+    norm: Norm,
+    gate_up: Linear,
+    down: Linear,
+    activation: Activation = "silu",
+    fused: bool = False,
+) -> None:
+    """out [tokens, outputs] += norm_gated(x) @ down.T + bias, of leaves of one scheme.
+
+    Where gate and up are a tensor, their product is rounded to 8 bits as it is made.
+    """
+    many = tune_of(x, gate_up, gated=True) is None and tune_of(x, down) is None
+    whole = rounded_tune_of(x, gate_up, gated=True) is None or activation != "silu"
+    if many and whole and _in_8_bits(x, gate_up) and _in_8_bits(x, down):
+        both = _rounded_product(x, norm, gate_up)
+        rows = round_rows(both, down.weight.dtype, activation=activation)
+        _product_of_rounded(*rows, x.dtype, down, out=out)
+    else:
+        linear_add(out, norm_gated(x, norm, gate_up, activation, fused), down)
+
+
 def _few(
     x: Tensor, norm: Norm | None, by: Linear, tune: Tune, *, gated: bool = False
 ) -> Tensor:
@@ -125,17 +148,30 @@ def _rounded_product(
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The product of rows in 8 bits, each with a scale; added to `out`, if given. gated:
-    only where `rounded_tune_of` has constants for it.
-    """
+    """The product of rows rounded to 8 bits, as below."""
     numbers, scales = round_rows(x, by.weight.dtype, norm)
-    if (tune := rounded_tune_of(x, by, gated=gated)) is not None:
-        scaled = scales, x.dtype
+    return _product_of_rounded(numbers, scales, x.dtype, by, gated=gated, out=out)
+
+
+def _product_of_rounded(
+    numbers: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype,
+    by: Linear,
+    *,
+    gated: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product of rows in 8 bits [tokens, inputs] with scales [tokens, 1], in this
+    dtype; added to `out`, if given. gated: only where `rounded_tune_of` has constants.
+    """
+    if (tune := rounded_tune_of(numbers, by, gated=gated)) is not None:
+        scaled = scales, dtype
         return fused_linear.launch(numbers, by, tune, gated=gated, out=out, scaled=scaled)
     transposed = by.weight.t()
     if by.scheme.storage == "int8":
         total = torch._int_mm(numbers, transposed).float() * scales * by.scaled.t()
-        total = (total if by.bias is None else total + by.bias.float()).to(x.dtype)
+        total = (total if by.bias is None else total + by.bias.float()).to(dtype)
     else:
         total = torch._scaled_mm(
             numbers,
@@ -143,7 +179,7 @@ def _rounded_product(
             scales,
             by.scaled.view(1, -1),
             bias=by.bias,
-            out_dtype=x.dtype,
+            out_dtype=dtype,
             use_fast_accum=True,
         )
     return total if out is None else out.add_(total)

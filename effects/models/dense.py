@@ -22,7 +22,7 @@ from minfer.effects.models.linear import (
 )
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
-from minfer.effects.models.products import add_product, norm_gated
+from minfer.effects.models.products import feed
 from minfer.effects.models.quantization import Files
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
@@ -153,11 +153,13 @@ def feed_dense(
     sizes: Dense, weights: DenseWeights, hidden: "Tensor", step: ModelStep
 ) -> None:
     """Add the feed-forward of `hidden` [tokens, hidden] to it."""
-    inner = norm_gated(
+    feed(
         hidden,
         weights.norm,
         weights.gate_up,
+        weights.down,
         sizes.activation,
+        step.ranks,
+        weights.after,
         fused=step.batch.fused,
     )
-    add_product(hidden, inner, weights.down, step.ranks, weights.after)

@@ -45,17 +45,31 @@ def linear(x: "Tensor", by: Linear) -> "Tensor":
     return found
 
 
-def norm_gated(
-    x: "Tensor", norm: Norm, gate_up: Linear, activation: Activation, *, fused: bool
-) -> "Tensor":
-    """Returns activation(gate) * up of gate and up, fused in a leaf: [tokens, inputs] ->
-    [tokens, outputs / 2].
+def feed(
+    residual: "Tensor",
+    norm: Norm,
+    gate_up: Linear,
+    down: Linear,
+    activation: Activation,
+    ranks: Ranks,
+    after: Norm | None = None,
+    *,
+    fused: bool,
+) -> None:
+    """Add activation(gate) * up of the normalised residual stream [tokens, hidden] and
+    `gate_up`, multiplied with `down`, to it, as `add_product` does.
 
     `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
-    kernels = _kernels(gate_up)
-    found: Tensor = kernels.norm_gated(x, norm, gate_up, activation, fused=fused)
-    return found
+    kernels, whole = _kernels(gate_up), ranks.count == 1 and after is None
+    out = residual if whole else residual.new_zeros(residual.shape)
+    if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
+        kernels.feed(out, residual, norm, gate_up, down, activation, fused)
+    else:
+        inner = kernels.norm_gated(residual, norm, gate_up, activation, fused=fused)
+        _kernels(down).linear_add(out, inner, down)
+    if not whole:
+        add_part(residual, out, ranks, after)
 
 
 def gated(x: "Tensor", gate_up: Linear, activation: Activation) -> "Tensor":

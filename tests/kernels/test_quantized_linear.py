@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minfer.kernels import plain, quantized
 from minfer.kernels import quantized_linear as module
+from minfer.kernels.fused_linear import launch
 from minfer.kernels.leaves import (
     FP8,
     FP8_BLOCKS,
@@ -27,7 +28,7 @@ from minfer.kernels.leaves import (
 )
 from minfer.kernels.linear_tunes import Tune
 from minfer.kernels.quantized_kernels import dequantized, round_rows
-from minfer.kernels.quantized_tunes import TABLE, tune_of
+from minfer.kernels.quantized_tunes import TABLE, rounded_tune_of, tune_of
 from tests.circles import long
 
 from .conftest import CUDA
@@ -38,6 +39,7 @@ LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 EPS = 1e-5
 CLAMPED: Activation = "clamped"
+SILU: Activation = "silu"
 ZEROS = int4(32, zeros=True)
 SCHEMES = {
     "fp8": FP8,
@@ -172,23 +174,62 @@ def test_dequantized(scheme: Scheme, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scheme", [FP8, INT8], ids=["fp8", "int8"])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rounded_rows(scheme: Scheme, normed: bool) -> None:
-    case = Case(scheme, 5, 100, 8)
+@pytest.mark.parametrize("size", [100, *long([5000, 30000])])  # 1, 3 and 8 tiles
+@pytest.mark.parametrize("before", ["", "norm", "silu", *long(["clamped"])])
+def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
+    case = Case(scheme, 3, size, 8)
     case.x[1] = 0
-    norm = case.norm if normed else None
-    numbers, scales = round_rows(case.x, case.by.weight.dtype, norm)
-    given = plain.rms_norm(case.x, case.norm) if normed else case.x
+    x, norm, activation = case.x, None, None
+    if before == "norm":
+        norm = case.norm
+        given = plain.rms_norm(x, norm)
+    elif before:
+        activation = CLAMPED if before == CLAMPED else SILU
+        x = torch.cat([x, x.flip(0, 1) + 1], 1)
+        given = plain.gated_mul(x, activation)
+    else:
+        given = x
+    numbers, scales = round_rows(x, case.by.weight.dtype, norm, activation)
     rounded = quantized.round_activations(given, scheme)
     assert rounded is not None
     torch.testing.assert_close(scales, rounded[1], rtol=1e-6, atol=0)
     found, wanted = numbers.float() * scales, rounded[0].float() * rounded[1]
     if scheme is FP8 and not CUDA:  # the interpreter's rounding to FP8 loses carries
         assert (numbers.float() == rounded[0].float()).float().mean() > 0.9
-    elif normed:  # another order of sums moves a number to its neighbour at times
+    elif before:  # another rounding before moves a number to its neighbour at times
         assert relative(found, wanted.double()) < 5e-3
     else:
         assert torch.equal(numbers.float(), rounded[0].float())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tune", [MANY, *long(zip([SPLIT, SWAPPED]))], ids=str)
+def test_products_of_rows_in_fp8(tune: Tune, gated: bool) -> None:
+    """Both operands are exact in float32, so only the order of the sums differs."""
+    case = Case(FP8, 37, 192, 64)
+    rounded = quantized.round_activations(case.x, FP8)
+    assert rounded is not None
+    numbers, scales = rounded
+    case.x = numbers.float() * scales
+    made = launch(numbers, case.by, tune, gated=gated, scaled=(scales, torch.float32))
+    limit = 1e-3 if CUDA else 1e-5  # tensor cores sum FP8 in fewer bits
+    expected = case.expected("linear")
+    assert relative(made, plain.gated_mul(expected) if gated else expected) < limit
+
+
+@pytest.mark.parametrize("scheme", [FP8, INT8, int4(64)], ids=["fp8", "int8", "int4"])
+@pytest.mark.parametrize("tokens", [1, *([40, 100] if CUDA else [])])
+@pytest.mark.parametrize("activation", [SILU, CLAMPED])
+def test_a_feed_forward_is_its_products(
+    scheme: Scheme, tokens: int, activation: Activation
+) -> None:
+    dtype = torch.bfloat16 if CUDA else torch.float32
+    first = Case(scheme, tokens, 128, 256, dtype)
+    second = Case(scheme, tokens, 128, 64, dtype)
+    second.x = first.made("norm_gated", None, activation)
+    wanted, out = second.made("linear_add", None), second.residual.clone()
+    module.feed(out, first.x, first.norm, first.by, second.by, activation, fused=True)
+    assert relative(out, wanted.double()) < (1e-2 if CUDA else 1e-6)
 
 
 @pytest.mark.long
@@ -252,6 +293,17 @@ def test_libraries_in_8_bits(scheme: Scheme, tokens: int) -> None:
     names: tuple[Name, ...] = ("norm_linear", "linear_add", "norm_gated")
     for name in names:
         assert relative(case.made(name, None), case.expected(name)) < 5e-2
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_constants_for_rounded_rows(gated: bool) -> None:
+    by = Case(FP8, 1, 64, 32).by
+    for tokens, there in ((17, True), (64, True), (65, False)):
+        x = torch.empty(tokens, 64)
+        tune = rounded_tune_of(x, by, gated=gated)
+        assert (tune is not None) == there
+        assert tune is None or tune.rows >= min(tokens, 32)
+    assert rounded_tune_of(x, Case(INT8, 1, 64, 32).by, gated=gated) is None
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")

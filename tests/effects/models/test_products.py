@@ -13,7 +13,7 @@ from minfer.effects.models.products import (
     ALONE,
     Ranks,
     add_product,
-    norm_gated,
+    feed,
     norm_linear,
 )
 from minfer.kernels import plain
@@ -28,8 +28,11 @@ def test_products_are_the_kernels_own() -> None:
     linear = filled(SIZES)
     got = norm_linear(X, NORM, linear)
     assert got.equal(plain.norm_linear(X, NORM, linear))
-    got = norm_gated(X, NORM, linear, "silu", fused=False)
-    assert got.equal(plain.norm_gated(X, NORM, linear))
+    down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
+    got, want = X.clone(), X.clone()
+    feed(got, NORM, linear, down, "silu", ALONE, fused=False)
+    plain.linear_add(want, plain.norm_gated(X, NORM, linear), down)
+    assert got.equal(want)
 
 
 def test_on_one_rank_the_product_is_added_within_the_kernel(
@@ -54,6 +57,17 @@ def test_on_one_rank_the_product_is_added_within_the_kernel(
     for passed, own in zip(given, (residual, X, linear), strict=True):
         assert passed is own
     assert residual.equal(want)
+
+
+def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
+    linear = filled(SIZES)
+    down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
+    part = torch.zeros_like(X)
+    feed_of_x = plain.norm_gated(X, NORM, linear)
+    plain.linear_add(part, feed_of_x, down)
+    got, twice = X.clone(), Ranks(count=2, sum=lambda one: 2 * one)
+    feed(got, NORM, linear, down, "silu", twice, NORM, fused=False)
+    torch.testing.assert_close(got, X + plain.rms_norm(2 * part, NORM))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -83,6 +97,6 @@ def test_schemes_without_kernels_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="no kernels for fp8"):
         norm_linear(X, NORM, linear)
     with pytest.raises(UnsupportedModelError, match="fp8"):
-        norm_gated(X, NORM, linear, "silu", fused=False)
+        feed(X, NORM, linear, linear, "silu", ALONE, fused=False)
     with pytest.raises(UnsupportedModelError, match="fp8"):
         add_product(torch.zeros(5, 16), X, linear, ALONE)
