@@ -195,7 +195,9 @@ def _rounded(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Returns numbers of 8 bits and the scales [..., 1] of their last dimension."""
     most = INT8_MAX if scheme.storage == "int8" else FP8_MAX
     largest = wide.abs().amax(-1, keepdim=True)
-    scales = torch.where(largest > 0, largest / most, torch.ones_like(largest))
+    # By a tensor: by a number, PyTorch on CUDA multiplies with its rounded reciprocal.
+    scales = largest / largest.new_full((), most)
+    scales = torch.where(largest > 0, scales, torch.ones_like(scales))
     scaled = wide / scales
     if scheme.storage == "int8":
         return scaled.round().clamp(-most, most).to(torch.int8), scales
