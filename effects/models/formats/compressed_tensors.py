@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
 Strategy = Literal["tensor", "channel", "block", "group"]
+# How files store quantized matrices, as configs name it; minfer goes by the tensors.
+STORED_AS: Final = (
+    "dense",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mixed-precision",
+)
 
 
 @frozen
@@ -103,10 +112,28 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
         isinstance(one, dict) for one in listed.values()
     ):
         raise read.error("quantization_config", "an object with config_groups")
+    _check_further(read, how)
     found = {_read_scheme(read, one) for one in listed.values()}
     if len(found) != 1:
         raise _refusal(read, f"{len(found)} ways in one model are", "one is")
     return found.pop()
+
+
+def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
+    """Refuse what matrices are beside quantized: sparse, or rotated."""
+    sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
+    kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
+    if kind not in (None, "dense"):
+        raise _refusal(read, f"sparsity_config with format {kind!r} is", "'dense' is")
+    if isinstance(transforms, dict):
+        transforms = transforms.get("config_groups")
+    if transforms:
+        raise _refusal(read, "transform_config is", "a checkpoint without it is")
+    for one in (how, *how["config_groups"].values()):
+        if (stored := one.get("format")) not in (None, *STORED_AS):
+            raise _refusal(read, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
+        if one.get("output_activations"):
+            raise _refusal(read, "output_activations are", "input_activations are")
 
 
 def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
@@ -114,12 +141,20 @@ def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTens
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, dict):
         raise _refusal(read, "a group without weights is", "4 and 8 bits are")
+    if not isinstance(inputs, dict | None):
+        raise _refusal(read, f"input_activations {inputs!r} are", "an object or null is")
     kind, bits, by = (weights.get(key) for key in ("type", "num_bits", "strategy"))
     if by is None:
         by = "group" if weights.get("group_size") else "tensor"
     match (kind, bits, by):
         case ("int", 4, "group" | "channel"):
             return _read_int4(read, weights, inputs)
+        case ("float" | "int", 8, _) if inputs and (
+            inputs.get("type") != kind or inputs.get("num_bits") != bits
+        ):
+            given = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
+            what = f"weights of type {kind!r} with 8 bits and activations of type {given}"
+            raise _refusal(read, f"{what} are", "both alike are")
         case ("float", 8, "tensor" | "channel") if inputs:
             return CompressedTensors(FP8, by, Groups(0))
         case ("float", 8, "block") if inputs:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.config_reader import ConfigReader, whole
 from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import INT4_GROUPS, Linear, Scheme, int4
 
@@ -61,7 +61,7 @@ def read_groups(read: ConfigReader, method: str, bits: object, size: object) -> 
         raise read.refusal(f"{what}; 4 are")
     if size in (ALL_INPUTS, None):
         return Groups(0)
-    if size not in INT4_GROUPS:
+    if (size := whole(size)) not in INT4_GROUPS:
         known = ", ".join(map(str, INT4_GROUPS))
         what = f"quantization_config ({method}): group_size {size!r} is not supported"
         raise read.refusal(f"{what}; {known} and {ALL_INPUTS} are")

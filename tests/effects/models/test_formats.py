@@ -182,6 +182,10 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
         group = {"weights": weights | changes, "input_activations": None}
         return int4 | {"config_groups": {"group_0": group}}
 
+    def group(**changes: Any) -> Any:
+        its = rows["config_groups"]["group_0"] | changes
+        return rows | {"config_groups": {"group_0": its}}
+
     two = int4["config_groups"] | {"group_1": rows["config_groups"]["group_0"]}
     for how, said in (
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported"),
@@ -195,6 +199,14 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
         (compressed(actorder="group"), "actorder"),
         (int4 | {"config_groups": two}, "2 ways in one model"),
         (int4 | {"config_groups": None}, "config_groups"),
+        (group(input_activations={"type": "int", "num_bits": 8}), "'int' with 8 bits"),
+        (group(input_activations={"type": "float", "num_bits": 4}), "4 bits"),
+        (group(input_activations=True), "input_activations True"),
+        (group(output_activations={"num_bits": 8}), "output_activations"),
+        (group(format="marlin-24"), "format 'marlin-24'"),
+        (int4 | {"format": "sparse-bitmask"}, "format 'sparse-bitmask'"),
+        (int4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
+        (int4 | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "[64, 64]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
     ):
