@@ -16,6 +16,7 @@ def model_name(spec: ModelSpec, name: str, known: Collection[str]) -> str:
     makes it one of the `known`.
     """
     name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
+    name = _in_format(spec, name)
     for prefix in spec.family.prefixes:
         if (found := name.replace(prefix, "", 1)) in known:
             return found
@@ -23,6 +24,14 @@ def model_name(spec: ModelSpec, name: str, known: Collection[str]) -> str:
         if candidate != name and candidate in known:
             return candidate
     return name
+
+
+def _in_format(spec: ModelSpec, name: str) -> str:
+    """Returns a tensor's name as the checkpoint's format has it."""
+    if spec.quantization is None:
+        return name
+    other, own = spec.quantization.format.renamed
+    return name.removesuffix(other) + own if other and name.endswith(other) else name
 
 
 def model_names(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BLOCK: Final = FP8_BLOCKS.group
 TYPES: Final = ("F8_E4M3",)
+SCALE_TYPES: Final = (*FLOATS, "F8_E8M0")  # the last are powers of two
 
 
 @frozen
@@ -48,7 +49,12 @@ class Fp8(OneByOne):
     @property
     def inert(self) -> tuple[str, ...]:
         """Scales of activations, and of a cache of 8 bits."""
-        return (".input_scale", ".k_scale", ".v_scale")
+        return (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+
+    @property
+    def renamed(self) -> tuple[str, str]:
+        """transformers writes a matrix's scale under the name of those of blocks."""
+        return ("", "") if self.blocks else (".weight_scale_inv", ".weight_scale")
 
     def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
         """See `Format.parts`."""
@@ -61,7 +67,7 @@ class Fp8(OneByOne):
         else:
             rows = partial(of_all, outputs)
             name = f"{matrix}.weight_scale"
-        yield Part(name, by.scaled, rows, shape, FLOATS)
+        yield Part(name, by.scaled, rows, shape, SCALE_TYPES)
 
 
 def of_rows(outputs: int, stored: "Tensor") -> "Tensor":

@@ -26,6 +26,7 @@ class Mxfp4:
     text: str = "MXFP4"
     markers: tuple[str, ...] = ("_blocks",)
     inert: tuple[str, ...] = ()
+    renamed: tuple[str, str] = ("", "")
 
     def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
         """See `Format.parts`."""

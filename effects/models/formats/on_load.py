@@ -20,6 +20,7 @@ class OnLoad:
     method: str = ""
     markers: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
+    renamed: tuple[str, str] = ("", "")
 
     @property
     def text(self) -> str:

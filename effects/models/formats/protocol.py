@@ -11,6 +11,11 @@ from minfer.kernels.leaves import Linear, Scheme
 class OneByOne:
     """A format without tensors of the matrices of all experts."""
 
+    @property
+    def renamed(self) -> tuple[str, str]:
+        """See `Format.renamed`."""
+        return ("", "")
+
     def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
         """See `Format.expert_parts`."""
         del by
@@ -38,6 +43,12 @@ class Format(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
         """How names of tensors end that only quantized matrices have."""
+
+    @property
+    def renamed(self) -> tuple[str, str]:
+        """How names of tensors end that are written in two ways: the other way, and the
+        format's.
+        """
 
     @property
     def inert(self) -> tuple[str, ...]:

@@ -130,6 +130,28 @@ def fp8_static(matrix: Tensor) -> tuple[Tensors, Tensor]:
     return tensors, numbers.float() * scale
 
 
+def fp8_transformers(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    """As transformers writes a matrix with one scale."""
+    tensors, copy = fp8_static(matrix)
+    scales = {
+        "weight_scale_inv": tensors["weight_scale"].view(1, 1),
+        "activation_scale": tensors["input_scale"],
+    }
+    return {"weight": tensors["weight"], **scales}, copy
+
+
+def fp8_exponents(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    """Blocks whose scales are powers of two, in 8 bits."""
+    tensors, _ = fp8_blocks(matrix)
+    scales = tensors["weight_scale_inv"].log2().ceil().exp2()
+    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    wide = wide[: matrix.shape[0], : matrix.shape[1]]
+    numbers = (matrix / wide).to(torch.float8_e4m3fn)
+    exponents = scales.to(torch.float8_e8m0fnu)
+    copy = numbers.float() * wide
+    return {"weight": numbers, "weight_scale_inv": exponents}, copy
+
+
 def fp8_blocks(matrix: Tensor, name: str = "weight_scale_inv") -> tuple[Tensors, Tensor]:
     outputs, inputs = matrix.shape
     down, across = -(-outputs // BLOCK), -(-inputs // BLOCK)
@@ -165,6 +187,12 @@ _INT4: Final = {"num_bits": 4, "type": "int", "group_size": GROUP, "strategy": "
 _AWQ: Final = {"bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 _GPTQ: Final = {"bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
 _BLOCKS: Final = {"strategy": "block", "block_structure": [BLOCK, BLOCK]}
+_DEEPSEEK: Final = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [BLOCK, BLOCK],
+}
 # A format, as its config says, and its writer.
 FORMATS: Final[dict[str, tuple[dict[str, Any], Writer]]] = {
     "awq": ({"quant_method": "awq", **_AWQ}, awq),
@@ -195,15 +223,12 @@ FORMATS: Final[dict[str, tuple[dict[str, Any], Writer]]] = {
         compressed_blocks,
     ),
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_static),
-    "fp8, deepseek": (
-        {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "weight_block_size": [BLOCK, BLOCK],
-        },
-        fp8_blocks,
+    "fp8, transformers": (
+        {"quant_method": "fp8", "weight_block_size": None},
+        fp8_transformers,
     ),
+    "fp8, deepseek": (_DEEPSEEK, fp8_blocks),
+    "fp8, exponents": (_DEEPSEEK | {"scale_fmt": "ue8m0"}, fp8_exponents),
 }
 
 
