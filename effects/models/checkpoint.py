@@ -46,6 +46,7 @@ from minfer.values.checks import LARGEST_TOKEN
 
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+BIAS = ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
 SHOWN = 1 << 30  # bytes from which a progress bar is shown on a terminal
 STACKED = (
     ".experts.gate_up_proj",
@@ -238,7 +239,7 @@ def _check_surplus(
     """Refuse tensors that the model does not have, unless the index leaves them out
     too.
     """
-    extra = {n: p for n, p in surplus.items() if not n.endswith(HARMLESS)}
+    extra = {n: p for n, p in surplus.items() if not _is_harmless(n, p)}
     if bad := sorted(name for name in extra if found.is_listed(extra[name].name)):
         raise TensorMismatchError(
             f"{extra[bad[0]].path}: unexpected tensor {list_names(bad)}; the checkpoint "
@@ -249,6 +250,13 @@ def _check_surplus(
         path = next(iter(extra.values())).path
         names = list_names(sorted(extra))
         _log.warning("%s: %s not in %s and not read", path, names, INDEX_NAME)
+
+
+def _is_harmless(name: str, place: TensorPlace) -> bool:
+    """Returns whether a tensor that the model does not have would change nothing."""
+    if name.endswith(HARMLESS):
+        return True
+    return name.endswith(BIAS) and not place.tensor().any()
 
 
 def _check_header(name: str, part: Part, place: TensorPlace) -> None:

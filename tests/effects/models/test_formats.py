@@ -120,6 +120,26 @@ def test_fused_matrices_of_which_one_is_quantized_are_refused(tmp_path: Path) ->
         read(made)
 
 
+def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(
+    tmp_path: Path,
+) -> None:
+    """Qwen's GPTQ checkpoints have such biases."""
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, "gptq")
+    tensors = load_file(made / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.bias"
+    for value in (0.0, 1e-3):
+        tensors[name] = torch.zeros(64).half()
+        tensors[name][7] = value
+        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        if value:
+            with pytest.raises(CheckpointError, match=f"unexpected tensor {name}"):
+                read(made)
+            continue
+        for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
+            torch.testing.assert_close(dequantize(mine), its.weight)
+
+
 # --- MXFP4 ------------------------------------------------------------------------------
 
 
