@@ -142,9 +142,9 @@ def _filled(
     hidden = None if weight_bytes(spec) >= SHOWN else True  # None: unless a terminal
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         for part in layer_parts(spec.layers[i], layers[i], files):
-            place = where.get(layer_prefix(i) + part.name)
-            if place is not None:  # else it is optional
-                part.fill(place.tensor())
+            named = part.under(layer_prefix(i))
+            if (place := where.get(named.name)) is not None:  # else it is optional
+                named.fill(place.tensor())
         layers[i] = finish_layer(layers[i], dtype)
     return evolve(rest, layers=tuple(layers))
 

@@ -176,7 +176,7 @@ def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
         yield Part(f"{name}.weight", linear.weight, matrix=name)
         return
     for part in files.format_of(name).parts(name, linear):
-        yield evolve(part, matrix=name)
+        yield evolve(part, matrix=name, scales=part.place is linear.scales)
 
 
 def unquantized(linear: Linear, dtype: str) -> Linear:

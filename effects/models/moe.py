@@ -326,7 +326,7 @@ def _stack_parts(
             experts, outputs, inputs = part.shape
             yield evolve(part, shape=(experts, inputs, outputs), arrange=_turned)
         else:
-            yield part
+            yield evolve(part, scales=part.place is by.scales)
 
 
 def _turned(stored: "Tensor") -> "Tensor":

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.config_reader import CheckpointError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+NOT_A_NUMBER: Final = 255  # of exponents in 8 bits
 FLOATS: Final = ("BF16", "F16", "F32", "F64")  # types of safetensors files
 
 
@@ -26,6 +29,7 @@ class Part:
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
     optional: bool = False  # a checkpoint may lack it
+    scales: bool = False  # of a quantized matrix, which have to be finite
     by_output: bool = True  # a matrix's outputs are its first dimension, once arranged
 
     @property
@@ -53,9 +57,27 @@ class Part:
         )
 
     def fill(self, stored: "Tensor") -> None:
-        """Put the checkpoint's tensor in its place, cast where dtypes differ."""
+        """Put the checkpoint's tensor in its place, cast where dtypes differ. Raises
+        `CheckpointError` for scales that are not finite.
+        """
         arranged = stored if self.arrange is None else self.arrange(stored)
         if self.take is not None:
             self.take(arranged)
-        else:
-            self.place.copy_(arranged)
+            return
+        self.place.copy_(arranged)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `CheckpointError` for scales in their place that are not finite."""
+        if self.scales and not _are_finite(self.place):
+            kind = str(self.place.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"tensor {self.name}: scales are NaN or infinite in {kind}; download it "
+                f"again, or use another dtype"
+            )
+
+
+def _are_finite(scales: "Tensor") -> bool:
+    if scales.dtype.is_floating_point:
+        return bool(scales.isfinite().all())
+    return bool((scales != NOT_A_NUMBER).all())

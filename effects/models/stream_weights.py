@@ -95,7 +95,9 @@ def _fill(
             if kind is not target.dtype or not direct:
                 whole = torch.empty(part.shape, dtype=kind, device=target.device)
             _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
-            if whole is not target:
+            if whole is target:
+                part.check()
+            else:
                 part.fill(whole)
     # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()

@@ -251,6 +251,10 @@ def test_damaged_tensors_are_refused_by_name(tmp_path: Path) -> None:
     assert "down_proj.scales" in said("awq", lambda t: t.pop(f"{key}.scales"))
     halved = {f"{key}.scales": torch.ones(1, 64)}
     assert "[1, 64], expected [3, 64]" in said("awq", lambda t: t.update(halved))
+    for value in (torch.nan, torch.inf, -torch.inf):
+        wrong = {f"{key}.scales": torch.full((3, 64), value)}
+        why = said("gptq", lambda t, wrong=wrong: t.update(wrong))
+        assert f"tensor {key}.scales: scales are NaN or infinite in float32" in why
     floats = {f"{key}.qweight": torch.ones(96, 8)}
     assert "type F32, expected one of I32" in said("awq", lambda t: t.update(floats))
     shuffled = {f"{key}.g_idx": torch.arange(96).int() % 3}
