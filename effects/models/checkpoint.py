@@ -201,6 +201,7 @@ def _by_model(
         where[name] = place
     if spec.tie_word_embeddings and EMBED not in where and LM_HEAD in where:
         where[EMBED] = where.pop(LM_HEAD)
+    _refuse_quantized_ends(where)
     needed = (name for name, part in expected.items() if not part.optional)
     if missing := [name for name in needed if name not in where]:
         raise _missing(missing, expected[missing[0]].shape, found, folder)
@@ -211,6 +212,17 @@ def _by_model(
     for name, place in there.items():
         _check_header(name, expected[name], place)
     return there
+
+
+def _refuse_quantized_ends(where: Mapping[str, TensorPlace]) -> None:
+    """Refuse scales of embeddings, or of the output head, which are never quantized."""
+    for name in where:
+        stem, _, end = name.rpartition(".")
+        if end not in ("weight", "bias") and f"{stem}.weight" in (EMBED, LM_HEAD):
+            raise UnsupportedModelError(
+                f"{where[name].path}: tensor {name}: quantized embeddings and output "
+                f"heads are not supported; use a checkpoint in which they are not"
+            )
 
 
 def _missing(

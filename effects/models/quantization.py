@@ -5,8 +5,9 @@ Only matrices of layers are quantized: embeddings, the output head, norms and ro
 never are, nor MLA's expansion of latents, which is dequantized as it is loaded.
 """
 
+import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -25,6 +26,7 @@ from minfer.kernels.leaves import (
 )
 from minfer.values.checks import ConfigError
 
+_log = logging.getLogger("minfer.model")
 # What --quantization makes of an unquantized checkpoint as it is loaded.
 LEVELS: Final[Mapping[str, Scheme]] = {
     "fp8": FP8,
@@ -97,6 +99,16 @@ def requested(level: str | None, stored: Quantization | None) -> Quantization | 
             f"loaded it can be to {', '.join(LEVELS)}"
         )
     return Quantization(OnLoad(LEVELS[level]))
+
+
+def warn_of_cache_scheme(config: Mapping[str, Any], where: str, dtype: str) -> None:
+    """Warn if a config says how a KV cache is quantized, which is not read: `dtype` is
+    the cache's.
+    """
+    how = config.get("quantization_config")
+    if isinstance(how, dict) and how.get("kv_cache_scheme"):
+        what = "quantization_config: kv_cache_scheme is not used"
+        _log.warning("%s: %s; the KV cache is in %s", where, what, dtype)
 
 
 def read_quantization(read: ConfigReader) -> Quantization | None:

@@ -20,7 +20,7 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import UnknownModelError
 from minfer.effects.models.gqa import GQA
-from minfer.effects.models.quantization import requested
+from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -83,7 +83,8 @@ class Setup:
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
     """Compute an engine's sizes from config.json alone.
 
-    Invalid values in generation_config.json are left out, with a warning if it `warns`.
+    Invalid values in generation_config.json, and how a KV cache is quantized, are left
+    out, with a warning if it `warns`.
     `limit` is the memory that may be used, in bytes, on a device that need not exist;
     None: the default share of what is available. Executors that compute nothing have no
     limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
@@ -96,6 +97,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     folder = model_folder(args.model)
     raw = read_config(folder)
     spec = _quantized(_spec(raw, str(folder / "config.json"), args.dtype), folder, args)
+    if warns:
+        warn_of_cache_scheme(raw, str(folder / "config.json"), spec.kv_dtype)
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)

@@ -255,6 +255,9 @@ def test_damaged_tensors_are_refused_by_name(tmp_path: Path) -> None:
         wrong = {f"{key}.scales": torch.full((3, 64), value)}
         why = said("gptq", lambda t, wrong=wrong: t.update(wrong))
         assert f"tensor {key}.scales: scales are NaN or infinite in float32" in why
+    for name in ("lm_head.qweight", "model.embed_tokens.scales"):
+        why = said("awq", lambda t, n=name: t.update({n: torch.ones(8)}))
+        assert f"tensor {name}: quantized embeddings and output heads" in why
     floats = {f"{key}.qweight": torch.ones(96, 8)}
     assert "type F32, expected one of I32" in said("awq", lambda t: t.update(floats))
     shuffled = {f"{key}.g_idx": torch.arange(96).int() % 3}

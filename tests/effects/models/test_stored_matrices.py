@@ -69,6 +69,23 @@ def test_no_two_levels_share_keys(tmp_path: Path) -> None:
     assert same[0].memory.weights == same[1].memory.weights
 
 
+def test_a_scheme_of_the_cache_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    args = EngineArgs(model=str(folder), kv_cache_memory_bytes=1 << 24, device="cpu")
+    config = json.loads((folder / "config.json").read_text())
+    for scheme in (None, {"num_bits": 8, "type": "float"}, "static"):
+        how = FORMATS["fp8 rows"][0] | {"kv_cache_scheme": scheme}
+        config["quantization_config"] = how
+        (folder / "config.json").write_text(json.dumps(config))
+        caplog.clear()
+        prepare(args)
+        said = [text for text in caplog.messages if "kv_cache_scheme" in text]
+        assert len(said) == (scheme is not None)
+        assert all("the KV cache is in float32" in text for text in said)
+
+
 def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again(
     tmp_path: Path,
 ) -> None:
