@@ -60,6 +60,7 @@ class Part:
         """Put the checkpoint's tensor in its place, cast where dtypes differ. Raises
         `CheckpointError` for scales that are not finite.
         """
+        stored = stored.reshape(self.shape)  # of one number, another shape is accepted
         arranged = stored if self.arrange is None else self.arrange(stored)
         if self.take is not None:
             self.take(arranged)

@@ -162,9 +162,7 @@ def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTens
                 what = f"block_structure {weights.get('block_structure')!r} is"
                 raise _refusal(read, what, f"[{BLOCK}, {BLOCK}] is")
             return CompressedTensors(FP8_BLOCKS, by, Groups(0))
-        case ("int", 8, "tensor" | "channel") if inputs and weights.get(
-            "symmetric", True
-        ):
+        case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(read, weights):
             return CompressedTensors(INT8, by, Groups(0))
     rounded = "rounded" if inputs else "not rounded"
     what = f"weights of type {kind!r} with {bits!r} bits by {by!r}"
@@ -183,13 +181,20 @@ def _read_int4(
         raise _refusal(
             read, "4-bit weights with activations rounded are", "not rounded, they are"
         )
-    if weights.get("actorder") == "group":
-        raise _refusal(
-            read, "inputs ordered by activation (actorder 'group') are", "others are"
-        )
+    if (order := weights.get("actorder")) not in (None, False, "weight", "static"):
+        what = f"inputs ordered by activation (actorder {order!r}) are"
+        raise _refusal(read, what, "null, 'weight' and 'static' are")
     groups = read_groups(read, METHOD, 4, weights.get("group_size"))
-    zeros = not weights.get("symmetric", True)
+    zeros = not _is_symmetric(read, weights)
     return CompressedTensors(groups.scheme(zeros=zeros), "group", groups)
+
+
+def _is_symmetric(read: ConfigReader, weights: Mapping[str, Any]) -> bool:
+    """Returns whether 0 is stored as the middle number; absent: it is."""
+    given = weights.get("symmetric")
+    if not isinstance(given, bool | None):
+        raise _refusal(read, f"symmetric {given!r} is", "true and false are")
+    return given is not False
 
 
 def _refusal(read: ConfigReader, what: str, works: str) -> UnsupportedModelError:

@@ -113,6 +113,21 @@ def test_matrices_that_files_leave_as_they_are(tmp_path: Path, name: str) -> Non
         torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("name", ["fp8", "fp8 blocks", "fp8, deepseek"])
+def test_a_single_scale_may_have_any_shape(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, name)
+    tensors = load_file(made / "model.safetensors")
+    for key in [one for one in tensors if "scale" in one]:
+        tensors[key] = tensors[key].reshape(shape)
+    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
 def test_fused_matrices_of_which_one_is_quantized_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
     made, _ = quantized(folder, tmp_path, "awq", lambda key: "layers.1.mlp.up" in key)
@@ -217,6 +232,8 @@ def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
         (gptq | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         (compressed(num_bits=8), "8 bits by 'group', activations not rounded"),
         (compressed(actorder="group"), "actorder"),
+        (compressed(actorder="dynamic"), "actorder"),
+        (compressed(symmetric="no"), "symmetric 'no'"),
         (int4 | {"config_groups": two}, "2 ways in one model"),
         (int4 | {"config_groups": None}, "config_groups"),
         (group(input_activations={"type": "int", "num_bits": 8}), "'int' with 8 bits"),
