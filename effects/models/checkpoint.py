@@ -285,5 +285,6 @@ def _check_header(name: str, part: Part, place: TensorPlace) -> None:
         raise UnsupportedModelError(
             f"{place.path}: tensor {name} has type {kind}, expected one of "
             f"{', '.join(part.types)}; use the config.json that belongs to these "
-            f"weights: its quantization_config says how matrices are stored"
+            f"weights, whose quantization_config says how matrices are stored; quantized "
+            f"ones need their scales"
         )

@@ -124,7 +124,8 @@ class Maker:
             if self.quantization.scheme_of(name) != found:
                 raise UnsupportedModelError(
                     f"of {first} and {name}, which are one matrix here, only one is "
-                    f"quantized; use a checkpoint in which both are, or neither"
+                    f"quantized, or has scales; use a checkpoint in which both are, or "
+                    f"neither"
                 )
         return found
 

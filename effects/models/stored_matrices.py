@@ -41,7 +41,7 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
         plain = _unquantized(spec, folder)
     elif how.format.scheme is INT8:
         plain = _with_outliers(spec, folder)
-    with suppress(CheckpointError, OSError, ValueError):
+    with suppress(CheckpointError, OSError, ValueError, RecursionError):
         return evolve(spec, quantization=evolve(how, plain=frozenset(plain)))
     return spec
 
@@ -90,12 +90,19 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
 
 
 def _peak(spec: ModelSpec, path: Path, name: str) -> float:
-    """Returns how many times the median factor of a norm the largest is."""
-    from safetensors import safe_open
+    """Returns how many times the median factor of a norm the largest is. Raises
+    ValueError for a file that is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="pt", device="cpu") as file:
-        factors = file.get_tensor(name).float() + spec.norms.offset
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            factors = file.get_tensor(name).float() + spec.norms.offset
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from error
     sizes = factors.abs()
+    if not len(sizes.flatten()):
+        raise ValueError(f"{path}: {name} is empty")
     return float(sizes.max() / sizes.median().clamp(min=1e-30))
 
 
@@ -112,5 +119,7 @@ def _header(path: Path) -> list[str]:
         length = int.from_bytes(file.read(HEADER_LENGTH), "little")
         if length > path.stat().st_size:
             return []
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: Any = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        return []
     return [name for name in header if name != "__metadata__"]

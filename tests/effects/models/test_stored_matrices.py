@@ -52,9 +52,26 @@ def test_only_int8_leaves_out_matrices_that_read_outliers(
 
 def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(b"damaged, and its length makes no sense")
+    file = folder / "model.safetensors"
+    whole, deep = file.read_bytes(), b"[" * 100_000
+    tensors = load_file(file)
+    save_file(tensors | {FIRST: tensors[FIRST][:0]}, file, {"format": "pt"})
     assert plain(folder, "int8") == set()
-    (folder / "model.safetensors").unlink()
+    headers = (
+        b"[[1]]",
+        b"1",
+        b"null",
+        b'"x"',
+        b"\xff",
+        deep,
+        b'{"%b": 1}' % FIRST.encode(),
+    )
+    damaged = [len(one).to_bytes(8, "little") + one for one in headers]
+    no_sense = b"damaged, and its length makes no sense"
+    for content in (no_sense, b"", whole[: len(whole) // 2], *damaged):
+        file.write_bytes(content)
+        assert plain(folder, "int8") == set()
+    file.unlink()
     assert plain(folder, "int8") == set()
 
 
