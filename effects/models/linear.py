@@ -89,21 +89,14 @@ class Maker:
     prefix: str = ""  # of the layer's names in a checkpoint
 
     def linear(self, sizes: LinearSizes) -> Linear:
-        """Returns a matrix, or those of experts. Raises `UnsupportedModelError` for fused
-        matrices of which only some are quantized.
-        """
-        scheme, rows = self._scheme(sizes), sum(sizes.outputs)
+        """Returns a matrix, or those of experts. Raises `UnsupportedModelError`."""
+        scheme, rows = self.scheme(sizes), sum(sizes.outputs)
         count = (sizes.experts,) if sizes.experts else ()
         bias = self.tensor(*count, rows) if sizes.bias else None
         made = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
         if scheme.is_plain:
             return made(weight=self.matrix(*count, rows, sizes.inputs))
         groups = scheme.groups(sizes.inputs)
-        if scheme.bits == 4 and sizes.inputs % scheme.group:
-            raise UnsupportedModelError(
-                f"{sizes.names[0]}: groups of {scheme.group} do not divide its "
-                f"{sizes.inputs} inputs; choose smaller groups, or 8 bits"
-            )
         scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
         zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
         stored = self.tensor(
@@ -111,8 +104,11 @@ class Maker:
         )
         return made(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
 
-    def _scheme(self, sizes: LinearSizes) -> Scheme:
-        """Returns the scheme of all the matrices that are fused in one."""
+    def scheme(self, sizes: LinearSizes) -> Scheme:
+        """Returns the scheme of all the matrices that are fused in one. Raises
+        `UnsupportedModelError` for those of which only some are quantized, and for
+        groups that do not divide the inputs.
+        """
         if self.quantization is None:
             return PLAIN
         if sizes.plain and self.quantization.at_load:
@@ -127,6 +123,11 @@ class Maker:
                     f"quantized, or has scales; use a checkpoint in which both are, or "
                     f"neither"
                 )
+        if found.bits == 4 and sizes.inputs % found.group:
+            raise UnsupportedModelError(
+                f"{first}: groups of {found.group} do not divide its {sizes.inputs} "
+                f"inputs; choose smaller groups, or 8 bits"
+            )
         return found
 
     def matrix(self, *shape: int) -> "Tensor":

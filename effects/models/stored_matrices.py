@@ -18,7 +18,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.linear import LinearSizes
+from minfer.effects.models.linear import LinearSizes, Maker
 from minfer.effects.models.spec import ModelSpec, layer_prefix
 from minfer.effects.models.tensor_names import model_names
 from minfer.effects.models.weight_files import shards
@@ -31,7 +31,8 @@ HEADER_LENGTH: Final = 8  # bytes of a file's first field
 def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Returns a spec whose quantization leaves out the matrices that the files of a
     checkpoint leave out, or the rule does. Files that cannot be read change nothing: the
-    loader reports them.
+    loader reports them. Raises `UnsupportedModelError` for matrices that cannot be
+    stored so.
     """
     how = spec.quantization
     if how is None:
@@ -42,8 +43,12 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
     elif how.format.scheme is INT8:
         plain = _with_outliers(spec, folder)
     with suppress(CheckpointError, OSError, ValueError, RecursionError):
-        return evolve(spec, quantization=evolve(how, plain=frozenset(plain)))
-    return spec
+        how = evolve(how, plain=frozenset(plain))
+    for i, layer in enumerate(spec.layers):
+        maker = Maker(spec.dtype, "meta", how, layer_prefix(i))
+        for sizes in layer.matrices:
+            maker.scheme(sizes)
+    return evolve(spec, quantization=how)
 
 
 def _matrices(spec: ModelSpec) -> Iterator[str]:

@@ -59,7 +59,7 @@ class EngineArgs:
         None,
         f"round a checkpoint's matrices as it is loaded: {', '.join(LEVELS)}; a "
         "checkpoint that is quantized already needs no option (default: none)",
-        one_of((*LEVELS, *READERS), "TYPE", optional=True),
+        one_of((*dict.fromkeys((*LEVELS, *READERS)),), "TYPE", optional=True),
     )
     device: str = option(
         "auto",

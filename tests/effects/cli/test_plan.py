@@ -36,8 +36,9 @@ def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str])
     [("int8", "exact on this processor"), ("int4-g32", "4-bit"), ("fp8", "dequantized")],
 )
 def test_plan_prints_what_multiplies_quantized_matrices(
-    folder: Path, capsys: pytest.CaptureFixture[str], level: str, named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str, named: str
 ) -> None:
+    folder = write_checkpoint(tmp_path, hidden_size=64, intermediate_size=96)
     assert main(["plan", "--model", str(folder), *SMALL, "--quantization", level]) == 0
     [line] = [
         one for one in capsys.readouterr().out.splitlines() if "matrix products" in one

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
+from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.quantization import LEVELS, requested
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.stored_matrices import OUTLIER, as_stored
@@ -18,6 +20,9 @@ from tests.effects.tiny_model import read_spec, write_checkpoint
 
 NORM = "model.layers.1.post_attention_layernorm.weight"
 FIRST = "model.layers.0.input_layernorm.weight"
+
+
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128}
 
 
 def stored(folder: Path, level: str) -> ModelSpec:
@@ -35,7 +40,7 @@ def plain(folder: Path, level: str) -> set[str]:
 def test_only_int8_leaves_out_matrices_that_read_outliers(
     tmp_path: Path, level: str
 ) -> None:
-    folder = write_checkpoint(tmp_path / "model")
+    folder = write_checkpoint(tmp_path / "model", **WIDE)
     assert plain(folder, level) == set()
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -75,8 +80,19 @@ def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
     assert plain(folder, "int8") == set()
 
 
+def test_groups_that_do_not_divide_are_refused_before_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", hidden_size=64, intermediate_size=96)
+    (folder / "model.safetensors").unlink()
+    matrix = r"model\.layers\.0\.mlp\.down_proj"
+    with pytest.raises(UnsupportedModelError, match=f"{matrix}: groups of 64 .* 96"):
+        prepare(EngineArgs(model=str(folder), quantization="int4-g64", device="cpu"))
+    assert plain(folder, "int4-g32") == set()
+
+
 def test_no_two_levels_share_keys(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=128)
+    folder = write_checkpoint(tmp_path / "model", **WIDE)
     args = EngineArgs(model=str(folder), kv_cache_memory_bytes=1 << 24, device="cpu")
     levels = (None, *(name for name in LEVELS if name != "int4"))
     made = {prepare(evolve(args, quantization=level)).fingerprint for level in levels}
