@@ -179,7 +179,8 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     if spec.parameters and args.quantization is not None:
         raise ConfigError(
             f"quantization {args.quantization!r} is not supported for "
-            f"{spec.family.architecture}, which transformers' own model runs"
+            f"{spec.family.architecture}, which transformers' own model runs; leave the "
+            f"setting out"
         )
     how = requested(args.quantization, spec.quantization)
     spec = evolve(spec, quantization=how)

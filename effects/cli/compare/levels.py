@@ -49,7 +49,7 @@ def _settings(name: str) -> Mapping[str, Any]:
         return {"dtype": dtype}
     if name in LEVELS:
         return {_QUANTIZATION: name}
-    if "/" in name or Path(name).is_dir():
+    if "/" in name or (name and Path(name).is_dir()):
         return {"model": name}
     dtypes = ", ".join((*_SHORT, *DTYPES))
     raise ConfigError(

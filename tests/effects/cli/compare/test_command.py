@@ -172,6 +172,7 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         (["--levels", "int3"], "'int3' is no level; --levels takes auto"),
+        (["--levels", ""], "'' is no level"),
         (["--levels", "auto", "no/model/here"], "level no/model/here: model 'no/"),
         (["--dtype", "float16"], "--dtype does not go with compare"),
         (["a", "--model", "b"], "the model is given twice"),
