@@ -23,6 +23,7 @@ from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.shapes import kv_bytes_per_token
 from minfer.effects.text.outputs import RequestOutput
+from minfer.kernels.cpu_int8 import PackedInt8
 from minfer.records.request import SamplingParams
 
 RUNS: Final = 3  # of each batch, after one that is not measured
@@ -107,9 +108,11 @@ def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
 
 def held_bytes(tree: object) -> int:
     """Returns the bytes of all tensors of a model; shared memory counts once."""
-    sizes = {}
+    sizes: dict[object, int] = {}
     for tensor in _tensors(tree):
-        if tensor.layout is torch.strided:
+        if isinstance(tensor, PackedInt8):  # some libraries do not even show a tensor
+            sizes[id(tensor)] = tensor.numbers
+        elif tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             sizes[tensor.device, storage.data_ptr()] = storage.nbytes()
         else:  # packed by a library, which does not show its storage
@@ -117,11 +120,16 @@ def held_bytes(tree: object) -> int:
     return sum(sizes.values())
 
 
-def _tensors(tree: object) -> Iterator[Tensor]:
-    """Yield the tensors of records, collections, modules, and functions over these."""
+def _tensors(tree: object) -> Iterator[Tensor | PackedInt8]:
+    """Yield the tensors of records, collections, modules, and functions over these, and
+    packed matrices.
+    """
     inner: Sequence[object] = ()
     if isinstance(tree, Tensor):
         yield tree
+    elif isinstance(tree, PackedInt8):
+        yield tree
+        inner = [tree.scales]
     elif isinstance(tree, torch.nn.Module):
         inner = [*tree.parameters(), *tree.buffers()]
     elif isinstance(tree, Mapping):
