@@ -22,8 +22,6 @@ from torch import Tensor
 from minfer.kernels.leaves import Linear
 from minfer.kernels.plain import product_dtype
 
-GROUPS: Final = (32, 64, 128, 256)  # that torch's product knows
-OUTPUTS: Final = 16  # a divisor of the outputs
 BLOCKS: Final = (64, 32, 16)
 MANY: Final = 96  # rows from which dequantizing is faster, on an AMD EPYC with AVX2
 PIECE: Final = 1 << 22  # numbers that are dequantized at once
@@ -83,11 +81,9 @@ class PackedInt4:
 
 def pack(by: Linear) -> PackedInt4 | None:
     """Returns a leaf's matrix in torch's layout; None: torch has none for it."""
-    scales, group = by.scaled, by.scheme.group
-    outputs = len(by.weight)
-    if scales.dtype not in (torch.bfloat16, torch.float32) or group not in GROUPS:
-        return None
-    if outputs % OUTPUTS or by.inputs % group:
+    scales, outputs = by.scaled, len(by.weight)
+    dtype = str(scales.dtype).removeprefix("torch.")
+    if not by.scheme.packs_on_cpu(outputs, by.inputs, dtype):
         return None
     numbers = torch.empty(outputs, by.inputs, dtype=torch.int32)
     numbers[:, ::2] = by.weight & 15

@@ -23,6 +23,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from minfer.kernels.leaves import INT8_PART
+
 MOST: Final = 127
 CHECKED_INPUTS: Final = (64, 896, 20_000)
 CHECKED_ROWS: Final = (1, 2, 8, 64)
@@ -30,8 +32,6 @@ CHECKED_OUTPUTS: Final = 16
 SMALLEST: Final = torch.finfo(torch.float32).tiny
 # n / 2 - 1/4 and n / 2 + 1/4, rounded, are the whole numbers whose sum is n.
 HALVES: Final = torch.tensor((-0.25, 0.25)).view(2, 1, 1)
-
-PART: Final = 2048  # inputs: 2048 * 64 * 128 = 2^24
 
 
 @frozen
@@ -157,16 +157,16 @@ def _whole(numbers: Tensor, packed: Any) -> Tensor:
 
 
 def _halves_pack(weight: Tensor) -> list[Any]:
-    return [_fbgemm_pack(part.contiguous()) for part in torch.split(weight, PART, 1)]
+    return [_fbgemm_pack(part.contiguous()) for part in torch.split(weight, INT8_PART, 1)]
 
 
 def _halves(numbers: Tensor, packed: list[Any]) -> Tensor:
     """Sums of parts of the inputs are exact in float32, and their sum in float64."""
     both = torch.add(numbers * 0.5, HALVES).flatten(0, 1)
-    if 2 * numbers.shape[1] <= PART:
+    if 2 * numbers.shape[1] <= INT8_PART:
         lower, upper = _fbgemm(both, 64, packed[0]).chunk(2)
         return lower.add_(upper)
-    parts = zip(torch.split(both, PART, 1), packed, strict=True)
+    parts = zip(torch.split(both, INT8_PART, 1), packed, strict=True)
     made = [_fbgemm(part.contiguous(), 64, one).double() for part, one in parts]
     lower, upper = functools.reduce(Tensor.add_, made).chunk(2)
     return lower.add_(upper).float()

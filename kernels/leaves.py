@@ -56,6 +56,18 @@ class Scheme:
             return 0
         return -(-inputs // self.group) if self.group else 1
 
+    @property
+    def is_int4(self) -> bool:
+        """Whether numbers are 4-bit integers, with scales in the activations' dtype."""
+        return self.bits == 4 and not self.scales
+
+    def packs_on_cpu(self, outputs: int, inputs: int, dtype: str) -> bool:
+        """Whether torch's 4-bit product takes such a matrix under activations of `dtype`
+        (cpu_int4.py).
+        """
+        known = self.is_int4 and self.group in PACKED_GROUPS and dtype in PACKED_DTYPES
+        return known and inputs % self.group == 0 and outputs % PACKED_OUTPUTS == 0
+
     def matrix_bytes(self, outputs: int, inputs: int, element: int) -> int:
         """Returns the bytes of a matrix, scales included, under activations of `element`
         bytes.
@@ -65,8 +77,26 @@ class Scheme:
         scale = SCALE_BYTES.get(self.scales, element) + self.zeros
         return outputs * (inputs * self.bits // 8 + self.groups(inputs) * scale)
 
+    def packing_bytes(self, outputs: int, inputs: int, dtype: str, element: int) -> int:
+        """Returns what a library of the CPU stores besides, at most: a table of the
+        outputs with each part of an INT8 matrix (cpu_int8.py), offsets of 4-bit groups
+        instead of their zeros (cpu_int4.py).
+        """
+        if self.storage == "int8":
+            return outputs * -(-inputs // INT8_PART) * INT8_TABLE
+        if self.packs_on_cpu(outputs, inputs, dtype):
+            return outputs * self.groups(inputs) * (element - self.zeros)
+        return 0
+
 
 SCALE_BYTES: Final = {"float32": 4, "uint8": 1}
+# What torch's 4-bit product on the CPU takes.
+PACKED_GROUPS: Final = (32, 64, 128, 256)
+PACKED_OUTPUTS: Final = 16  # a divisor of the outputs
+PACKED_DTYPES: Final = ("bfloat16", "float32")  # of scales
+# Inputs of an INT8 matrix that are packed together: 2048 * 64 * 128 = 2^24.
+INT8_PART: Final = 2048
+INT8_TABLE: Final = 4 + 4 + 4  # bytes of an output: a scale, a zero, a sum of its numbers
 PLAIN: Final = Scheme(
     name="plain",
     bits=0,

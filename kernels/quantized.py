@@ -84,7 +84,7 @@ def dequantize(by: Linear) -> Tensor:
     else:
         wide, scales = numbers.float(), by.scaled.float()
     size = scheme.group or by.inputs
-    if scheme.bits == 4 and scheme.scales != "uint8":
+    if scheme.is_int4:
         wide = wide - (MIDDLE if by.zeros is None else _spread(by.zeros, size, by.inputs))
     return wide * _spread(scales, size, by.inputs)
 
@@ -121,15 +121,14 @@ def prepare(by: Linear) -> Linear:
 def _packed_leaf(by: Linear) -> Packed | None:
     if by.scheme is INT8:
         return cpu_int8.pack(by.weight, by.scaled)
-    integers = by.scheme.bits == 4 and by.scheme.scales != "uint8"
-    return cpu_int4.pack(by) if integers else None
+    return cpu_int4.pack(by) if by.scheme.is_int4 else None
 
 
 def described(scheme: Scheme) -> str:
     """Returns what multiplies a scheme's matrices on the CPU."""
     if scheme is INT8:
         return cpu_int8.description()
-    if scheme.bits == 4 and scheme.scales != "uint8":
+    if scheme.is_int4:
         return cpu_int4.DESCRIPTION
     return "dequantized a piece at a time, then multiplied"
 

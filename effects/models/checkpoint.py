@@ -139,7 +139,9 @@ def _filled(
     del weights
     for part in checkpoint_parts(evolve(spec, layers=()), rest, files):
         part.fill(where[part.name].tensor())
-    hidden = None if weight_bytes(spec) >= SHOWN else True  # None: unless a terminal
+    hidden = (
+        None if weight_bytes(spec, cuda=False) >= SHOWN else True
+    )  # None: unless a terminal
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         for part in layer_parts(spec.layers[i], layers[i], files):
             named = part.under(layer_prefix(i))

@@ -80,6 +80,11 @@ class Dense:
         return self.gate_up.elements + self.down.elements + norms
 
     @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.norms.float32_elements(self.hidden_size)
+
+    @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
         return self.parameters

@@ -117,6 +117,13 @@ class GQA:
         norms += 2 * self.head_dim * self.qk_norm
         return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
 
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        heads = 2 * self.head_dim * self.qk_norm * self.norms.offset
+        heads += self.heads * self.sinks
+        return heads + self.norms.float32_elements(self.hidden_size)
+
     # --- memory -------------------------------------------------------------------------
 
     @property

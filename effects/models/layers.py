@@ -85,6 +85,11 @@ class Layer:
         return self.attention.parameters + self.feed_forward.parameters
 
     @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.attention.float32_elements + self.feed_forward.float32_elements
+
+    @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
         return self.attention.parameters + self.feed_forward.active_parameters

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
 from minfer.effects.models.parts import Part
 from minfer.effects.models.quantization import PLAIN_FILES, Files, Quantization
 from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
@@ -59,11 +59,16 @@ class LinearSizes:
         biases = max(1, self.experts) * sum(self.outputs) * self.bias
         return self.matrix_elements + biases
 
-    def matrix_bytes(self, scheme: Scheme, element: int) -> int:
-        """Returns the bytes of the matrix under activations of `element` bytes."""
-        outputs = max(1, self.experts) * sum(self.outputs)
-        used = PLAIN if self.plain else scheme
-        return used.matrix_bytes(outputs, self.inputs, element)
+    def matrix_bytes(self, scheme: Scheme, dtype: str, *, cuda: bool) -> int:
+        """Returns the bytes of the matrix, as its kernels store it, under activations of
+        `dtype`.
+        """
+        used, element = PLAIN if self.plain else scheme, dtype_bytes(dtype)
+        sizes = sum(self.outputs), self.inputs
+        stored = used.matrix_bytes(*sizes, element)
+        if not cuda:
+            stored += used.packing_bytes(*sizes, dtype, element)
+        return max(1, self.experts) * stored
 
 
 @frozen
@@ -75,6 +80,10 @@ class NormRule:
     offset: bool = False
     # The sublayer's result is normalised too, before it is added (Gemma).
     after: bool = False
+
+    def float32_elements(self, hidden_size: int) -> int:
+        """Returns the factors of a sublayer's norms that are kept in float32."""
+        return hidden_size * (1 + self.after) * self.offset
 
 
 @frozen

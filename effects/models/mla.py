@@ -157,6 +157,11 @@ class MLA:
         matrices = sum(one.matrix_elements for one in self.matrices)
         return matrices + ranks + biases + out
 
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.norms.float32_elements(self.hidden_size)
+
     # --- memory -------------------------------------------------------------------------
 
     @property

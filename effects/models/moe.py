@@ -116,6 +116,13 @@ class MoE:
         return self._parameters(self.experts)
 
     @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        router = self.experts * self.hidden_size * self.keys.float32
+        router += self.experts * self.keys.correction
+        return router + self.norms.float32_elements(self.hidden_size)
+
+    @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
         return self._parameters(self.rule.top_k)

@@ -34,18 +34,21 @@ def parameter_count(spec: ModelSpec) -> int:
     return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
 
 
-def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
-    """Returns the bytes of all weights, or what they would be, all in `dtype`."""
-    element = dtype_bytes(dtype or spec.dtype)
-    if spec.parameters or dtype is not None:
-        return parameter_count(spec) * element
-    matrices = [
-        (sizes.matrix_elements, sizes.matrix_bytes(spec.scheme_of(i, sizes), element))
-        for i, layer in enumerate(spec.layers)
-        for sizes in layer.matrices
-    ]
-    rest = parameter_count(spec) - sum(elements for elements, _ in matrices)
-    return rest * element + sum(stored for _, stored in matrices)
+def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
+    """Returns the bytes of all weights, as they are stored on a GPU or on the CPU."""
+    element = dtype_bytes(spec.dtype)
+    if spec.parameters:
+        return spec.parameters * element
+    stored = elements = 0
+    for i, layer in enumerate(spec.layers):
+        for sizes in layer.matrices:
+            scheme = spec.scheme_of(i, sizes)
+            stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
+            elements += sizes.matrix_elements
+    wide = sum(layer.float32_elements for layer in spec.layers)
+    wide += spec.hidden_size * spec.norms.offset
+    rest = parameter_count(spec) - elements - wide
+    return stored + rest * element + wide * 4
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:

@@ -110,6 +110,6 @@ def random_weights(
             # Reads begin anywhere in the first half, so that rows are seldom equal.
             at = (at + rows.numel() + 1) % (POOL // 2)
         if part.take is not None:
-            part.take(drawn)
+            part.fill(drawn)
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))

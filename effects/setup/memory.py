@@ -90,6 +90,7 @@ class MemoryPlan:
     workspace_per_block: int
     num_blocks: int = 0
     draft: ModelSpec | None = None  # the draft model, which is included in all of these
+    draft_weights: int = 0
 
     @property
     def kv_cache(self) -> int:
@@ -165,12 +166,13 @@ def plan_memory(
         spec=spec,
         sizes=sizes,
         limit=limit,
-        weights=sum(map(weight_bytes, specs)),
+        weights=sum(weight_bytes(one, cuda=cuda) for one in specs),
         activations=activations,
         graphs=graphs,
         block_bytes=block,
         workspace_per_block=max(copies) * sizes.block_size,
         draft=draft,
+        draft_weights=0 if draft is None else weight_bytes(draft, cuda=cuda),
     )
     per_sequence = sizes.most_pages(blocks_for(sizes.max_model_len, sizes.block_size))
     useful = sizes.max_num_seqs * per_sequence
@@ -295,7 +297,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         limit = f"of {size_text(plan.limit)} that may be used"
     drafts = []
     if plan.draft is not None:
-        drafts = [("of that, a draft model's", size_text(weight_bytes(plan.draft)))]
+        drafts = [("of that, a draft model's", size_text(plan.draft_weights))]
     rows = [
         ("model", model),
         *more,

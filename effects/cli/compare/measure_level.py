@@ -23,7 +23,7 @@ from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.shapes import kv_bytes_per_token
 from minfer.effects.text.outputs import RequestOutput
-from minfer.kernels.cpu_int8 import PackedInt8
+from minfer.kernels.leaves import INT8_TABLE
 from minfer.records.request import SamplingParams
 
 RUNS: Final = 3  # of each batch, after one that is not measured
@@ -110,8 +110,11 @@ def held_bytes(tree: object) -> int:
     """Returns the bytes of all tensors of a model; shared memory counts once."""
     sizes: dict[object, int] = {}
     for tensor in _tensors(tree):
-        if isinstance(tensor, PackedInt8):  # some libraries do not even show a tensor
-            sizes[id(tensor)] = tensor.numbers
+        if isinstance(tensor, torch.ScriptObject):  # FBGEMM's
+            outputs, inputs = torch.ops.quantized.linear_unpack(tensor)[0].shape
+            sizes[id(tensor)] = outputs * (inputs + INT8_TABLE)
+        elif tensor.is_meta:
+            continue
         elif tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             sizes[tensor.device, storage.data_ptr()] = storage.nbytes()
@@ -120,16 +123,13 @@ def held_bytes(tree: object) -> int:
     return sum(sizes.values())
 
 
-def _tensors(tree: object) -> Iterator[Tensor | PackedInt8]:
+def _tensors(tree: object) -> Iterator[Tensor | torch.ScriptObject]:
     """Yield the tensors of records, collections, modules, and functions over these, and
-    packed matrices.
+    matrices in a library's own layout.
     """
     inner: Sequence[object] = ()
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor | torch.ScriptObject):
         yield tree
-    elif isinstance(tree, PackedInt8):
-        yield tree
-        inner = [tree.scales]
     elif isinstance(tree, torch.nn.Module):
         inner = [*tree.parameters(), *tree.buffers()]
     elif isinstance(tree, Mapping):

@@ -4,7 +4,11 @@ import pytest
 import transformers
 from attrs import evolve
 
+from minfer.effects.cli.compare.measure_level import held_bytes
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.dtypes import DTYPE_BYTES
+from minfer.effects.models.formats.on_load import OnLoad
+from minfer.effects.models.quantization import LEVELS, Quantization
 from minfer.effects.models.shapes import (
     REJECTING,
     activation_bytes,
@@ -17,9 +21,11 @@ from minfer.effects.models.shapes import (
     weight_bytes,
 )
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weights import empty_weights, random_weights
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, REJECTION, SAME_NOISE, Speculation
-from tests.effects.tiny_families import config_of
+from tests.effects.schemes import CASES, SCHEMES
+from tests.effects.tiny_families import VARIANTS, config_of, written
 from tests.effects.tiny_model import CONFIG, expected_tensors, with_windows
 
 SPEC = parse_spec(CONFIG)
@@ -41,13 +47,30 @@ def test_parameters_and_bytes(tied: bool) -> None:
     model = transformers.Qwen2ForCausalLM(made)
     spec = parse_spec(config)
     assert parameter_count(spec) == sum(p.numel() for p in model.parameters())
-    assert weight_bytes(spec) == 4 * parameter_count(spec)
-    assert weight_bytes(spec, "bfloat16") == 2 * parameter_count(spec)
+    assert weight_bytes(spec, cuda=False) == 4 * parameter_count(spec)
+    half = evolve(spec, dtype="bfloat16")
+    assert weight_bytes(half, cuda=False) == 2 * parameter_count(spec)
     assert kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
     theirs = {name: tuple(part.shape) for name, part in model.named_parameters()}
     assert expected_tensors(spec) == theirs
     with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
-        weight_bytes(spec, "int3")
+        weight_bytes(evolve(spec, dtype="int3"), cuda=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", [None, *SCHEMES])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_planned_weights_are_those_held(dtype: str, level: str | None) -> None:
+    """Of every family, on the CPU; and as stored for a GPU, before they are packed."""
+    how = None if level is None else Quantization(OnLoad(LEVELS[level]))
+    planned, held = {}, {}
+    for key, sizes in CASES.items():
+        spec = parse_spec(written(key[0], VARIANTS[key] | sizes))
+        spec = evolve(spec, dtype=dtype, quantization=how)
+        weights, unpacked = random_weights(spec, dtype), empty_weights(spec, dtype)
+        held[key] = held_bytes(weights), held_bytes(unpacked)
+        planned[key] = tuple(weight_bytes(spec, cuda=cuda) for cuda in (False, True))
+    assert planned == held
 
 
 def test_activations_and_kv_each_have_a_type() -> None:
@@ -56,7 +79,7 @@ def test_activations_and_kv_each_have_a_type() -> None:
     assert (half.dtype, half.kv_dtype) == ("float16",) * 2
     small = evolve(SPEC, kv_dtype="bfloat16")
     assert 2 * kv_bytes_per_token(small) == kv_bytes_per_token(SPEC)
-    assert weight_bytes(small) == weight_bytes(SPEC)
+    assert weight_bytes(small, cuda=True) == weight_bytes(SPEC, cuda=True)
     # Queries, keys and values, and what is found, in the cache's type beside their own.
     copied = 2 * (32 + 2 * 16 + 32) * SIZES.max_num_batched_tokens
     assert activation_bytes(small, SIZES) - activation_bytes(SPEC, SIZES) == copied
