@@ -1,6 +1,9 @@
 """Compile the kernels of quantized matrices for a Hopper GPU where there is none, as
-`compiles.py` does others: `python -m tests.kernels.compiles_quantized`.
+`compiles.py` does others: `python -m tests.kernels.compiles_quantized`. With `--few`,
+products, which take longest, are left out.
 """
+
+import sys
 
 import torch
 from torch import Tensor
@@ -76,16 +79,17 @@ def multiplied(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     return x.new_empty(len(x), len(weight))
 
 
-def main() -> None:
+def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
     setattr(torch.nn.functional, "linear", multiplied)  # noqa: B010  # of another type
     for scheme in SCHEMES:
-        print(scheme.name, scheme.zeros, flush=True)
+        dequantized(leaf(scheme, QKV, HIDDEN), half(1, HIDDEN))
+        if few:
+            continue
         for tokens in (1, 16, 33):
             products(scheme, tokens)
-        dequantized(leaf(scheme, QKV, HIDDEN), half(1, HIDDEN))
         mixture(scheme, 1, FEW_NARROW[scheme.bits])
         for row in GROUPED_NARROW:
             mixture(scheme, 4, row.tune)
@@ -95,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(few="--few" in sys.argv)

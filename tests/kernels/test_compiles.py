@@ -20,12 +20,16 @@ from .conftest import CUDA
 @pytest.mark.parametrize("few", [True, *claimed([False])])
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path, few: bool) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.kernels.compiles", *["--few"] * few]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    made = Counter(line.split()[1] for line in done.stdout.splitlines())
+    made = Counter[str]()
+    for script in ("compiles", "compiles_quantized"):
+        command = [sys.executable, "-m", f"tests.kernels.{script}", *["--few"] * few]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        made.update(line.split()[1] for line in done.stdout.splitlines())
     if few:
         assert {"norm._rms_norm", "rope._rope", "sample_kernels.finish"} < {*made}
+        assert made["quantized_kernels._dequantize"] >= 3
+        assert made["quantized_kernels._round_rows"] >= 3
         return
     assert made["linear_kernels.product"] >= 6
     assert made["attention_kernels.attend"] >= 3
@@ -34,13 +38,14 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path, few: bool) 
 
 
 def launched() -> set[str]:
-    """Kernels that public functions launch: of their own file, or the one for kernels."""
+    """Kernels that public functions launch: of their own file, or one they import."""
     files = Path(kernels.__file__).parent.resolve().glob("*.py")
     texts = {file.stem: file.read_text("utf-8") for file in files}
     return {
         f"{stem}.{name}"
         for launcher, text in texts.items()
-        for name in re.findall(r"^ +(\w+)\[.*\]\(", text, re.M)
-        for stem in (launcher, f"{launcher.removesuffix('_launches')}_kernels")
-        if f"\ndef {name}(" in texts.get(stem, "")
+        for name in re.findall(r"^ +(\w+)\[(?:.*|\n.*\n +)\]\(", text, re.M)
+        for stem in texts
+        if stem == launcher or f"kernels.{stem} import" in text
+        if f"\ndef {name}(" in texts[stem]
     }
