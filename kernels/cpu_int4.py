@@ -37,9 +37,8 @@ class PackedInt4:
     """A matrix in torch's layout."""
 
     weight: Tensor  # [outputs, inputs / 2] uint8
-    scales: (
-        Tensor  # [groups, outputs, 2]: a step, and what the number `MIDDLE` stands for
-    )
+    # [groups, outputs, 2]: a group's scale, and the value of the number `MIDDLE`.
+    scales: Tensor
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Returns x @ weight.T + bias [rows, outputs]."""
@@ -55,6 +54,7 @@ class PackedInt4:
         return found if bias is None else found.add_(bias)
 
     def _dequantized_product(self, x: Tensor, block: int) -> Tensor:
+        """Returns x @ weight.T [rows, outputs], whose blocks have `block` outputs."""
         outputs, inputs = len(self.weight), x.shape[1]
         wide = x.to(product_dtype(x.dtype))
         found = x.new_empty(len(x), outputs // block, block)

@@ -148,7 +148,9 @@ def _rounded_product(
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The product of rows rounded to 8 bits, as below."""
+    """Returns the product [tokens, outputs] with rows [tokens, inputs] that are rounded to
+    8 bits, normalised first if `norm` is given; the rest is as in `_product_of_rounded`.
+    """
     numbers, scales = round_rows(x, by.weight.dtype, norm)
     return _product_of_rounded(numbers, scales, x.dtype, by, gated=gated, out=out)
 
@@ -162,8 +164,9 @@ def _product_of_rounded(
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The product of rows in 8 bits [tokens, inputs] with scales [tokens, 1], in this
-    dtype; added to `out`, if given. gated: only where `rounded_tune_of` has constants.
+    """Returns the product [tokens, outputs] of rows in 8 bits [tokens, inputs] with scales
+    [tokens, 1], in `dtype`; it is added to `out`, if given. `gated`: only where
+    `rounded_tune_of` has constants.
     """
     if (tune := rounded_tune_of(numbers, by, gated=gated)) is not None:
         scaled = scales, dtype

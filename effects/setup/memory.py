@@ -2,7 +2,8 @@
 
 Theory. Memory holds four things:
 
-    weights       parameters x bytes of an element
+    weights       bytes as they are stored: in the activations' dtype, in float32 (routers
+                  of some models, Gemma's norms), or quantized, with scales
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
                   place, its masks against a full context and each sliding window, the
                   logits of `max_num_seqs` rows with the sampler's float32 copies, the
