@@ -148,8 +148,8 @@ def _rounded_product(
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns the product [tokens, outputs] with rows [tokens, inputs] that are rounded to
-    8 bits, normalised first if `norm` is given; the rest is as in `_product_of_rounded`.
+    """Returns the product [tokens, outputs] with rows [tokens, inputs] that are rounded
+    to 8 bits, normalised first if `norm` is given; else as `_product_of_rounded`.
     """
     numbers, scales = round_rows(x, by.weight.dtype, norm)
     return _product_of_rounded(numbers, scales, x.dtype, by, gated=gated, out=out)
@@ -164,8 +164,8 @@ def _product_of_rounded(
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns the product [tokens, outputs] of rows in 8 bits [tokens, inputs] with scales
-    [tokens, 1], in `dtype`; it is added to `out`, if given. `gated`: only where
+    """Returns the product [tokens, outputs] of rows in 8 bits [tokens, inputs] with
+    scales [tokens, 1], in `dtype`; it is added to `out`, if given. `gated`: only where
     `rounded_tune_of` has constants.
     """
     if (tune := rounded_tune_of(numbers, by, gated=gated)) is not None:
