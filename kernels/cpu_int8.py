@@ -52,7 +52,6 @@ class PackedInt8:
     route: Route
     weight: Any
     scales: Tensor  # [1, outputs] float32
-    numbers: int  # of the matrix, in a byte each
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Returns x @ weight.T + bias [rows, outputs], as `quantized.linear` does."""
@@ -67,8 +66,7 @@ class PackedInt8:
 def pack(weight: Tensor, scales: Tensor) -> PackedInt8:
     """Returns a matrix [outputs, inputs] int8 with scales [outputs, 1] float32."""
     route = chosen()
-    packed = route.pack(weight.contiguous())
-    return PackedInt8(route, packed, scales.t().contiguous(), weight.numel())
+    return PackedInt8(route, route.pack(weight.contiguous()), scales.t().contiguous())
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from minfer.effects.cli.compare.text_windows import TextWindows
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import random_weights
 from minfer.effects.setup.device import DeviceInfo
-from minfer.kernels.cpu_int8 import INT_MM, ROUTES, PackedInt8, is_exact
 from tests.effects.tiny_model import CONFIG
 
 MIB: Final = 2**20
@@ -125,14 +124,6 @@ def test_it_is_drawn(tmp_path: Path) -> None:
     for text in ("weights held, MiB", "top-1 97.5%", "output tokens/s", "int8"):
         assert text.encode() in drawn
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_matrices_packed_by_libraries_are_held() -> None:
-    matrix, scales = torch.ones(32, 64, dtype=torch.int8), torch.ones(1, 32)
-    for route in (*ROUTES, INT_MM):
-        if is_exact(route):
-            packed = PackedInt8(route, route.pack(matrix), scales, matrix.numel())
-            assert held_bytes([packed, packed]) == 32 * 64 + 32 * 4
 
 
 def test_shared_memory_is_held_once() -> None:
