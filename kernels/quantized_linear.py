@@ -9,10 +9,11 @@ processor in a clock, which leaves 4 of its instructions to each, and a float32
 multiplication with its conversions takes 8.
 
 Many tokens, in 8 bits with one scale an output: activations are rounded to 8 bits, a row
-at a time, by one kernel with the norm inside, and a library multiplies: FP8 by
-`torch._scaled_mm`, INT8 by `torch._int_mm`, whose integer sums are exact. In other
-schemes, and where those libraries do not take the sizes or the dtype, the matrix is
-dequantized into a tensor that lives as long as the product, and cuBLAS multiplies.
+at a time, by one kernel with the norm inside. Up to 64 rows of FP8 are multiplied by the
+kernel of few tokens as well, more by a library: FP8 by `torch._scaled_mm`, INT8 by
+`torch._int_mm`, whose integer sums are exact. In other schemes, and where those libraries
+do not take the sizes or the dtype, the matrix is dequantized into a tensor that lives as
+long as the product, and cuBLAS multiplies.
 quantized_tunes.py has the numbers of tokens between them, and the constants.
 """
 
@@ -86,7 +87,7 @@ def norm_gated(
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
         return _few(x, norm, gate_up, tune, gated=True)
     if _in_8_bits(x, gate_up):
-        if silu and rounded_tune_of(x, gate_up, gated=True):
+        if silu and _rounded_tune(x, gate_up, gated=True):
             return _rounded_product(x, norm, gate_up, gated=True)
         return gated_mul(_rounded_product(x, norm, gate_up), activation)
     if tune is not None and not silu:
@@ -108,7 +109,7 @@ def feed(
     Where gate and up are a tensor, their product is rounded to 8 bits as it is made.
     """
     many = tune_of(x, gate_up, gated=True) is None and tune_of(x, down) is None
-    whole = rounded_tune_of(x, gate_up, gated=True) is None or activation != "silu"
+    whole = _rounded_tune(x, gate_up, gated=True) is None or activation != "silu"
     if many and whole and _in_8_bits(x, gate_up) and _in_8_bits(x, down):
         both = _rounded_product(x, norm, gate_up)
         rows = round_rows(both, down.weight.dtype, activation=activation)
@@ -140,6 +141,14 @@ def _in_8_bits(x: Tensor, by: Linear) -> bool:
     return len(x) > 0 and aligned and x.dtype is torch.bfloat16
 
 
+def _rounded_tune(x: Tensor, by: Linear, *, gated: bool) -> Tune | None:
+    """Returns the constants of the kernel of few tokens for rows that are rounded to 8
+    bits; None if it does not take such sizes, or a library is faster.
+    """
+    fits = fused_linear.fits(x, by, gated=gated)
+    return rounded_tune_of(x, by, gated=gated) if fits else None
+
+
 def _rounded_product(
     x: Tensor,
     norm: Norm | None,
@@ -166,9 +175,11 @@ def _product_of_rounded(
 ) -> Tensor:
     """Returns the product [tokens, outputs] of rows in 8 bits [tokens, inputs] with
     scales [tokens, 1], in `dtype`; it is added to `out`, if given. `gated`: only where
-    `rounded_tune_of` has constants.
+    `_rounded_tune` has constants.
     """
-    if (tune := rounded_tune_of(numbers, by, gated=gated)) is not None:
+    together = out is None or out.is_contiguous()
+    tune = _rounded_tune(numbers, by, gated=gated) if together else None
+    if tune is not None:
         scaled = scales, dtype
         return fused_linear.launch(numbers, by, tune, gated=gated, out=out, scaled=scaled)
     transposed = by.weight.t()
