@@ -1,5 +1,7 @@
 """INT8 and 4-bit matrices in the layouts of the CPU's libraries."""
 
+import time
+
 import pytest
 import torch
 from attrs import evolve
@@ -92,10 +94,21 @@ def test_the_chosen_route_is_exact(sign: int) -> None:
     assert route.sums(rows, route.pack(weight)).equal(want)
 
 
+def test_a_slow_route_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(numbers: Tensor, packed: object) -> Tensor:
+        time.sleep(0.02)
+        return cpu_int8.INT_MM.sums(numbers, packed)
+
+    routes = (evolve(cpu_int8.INT_MM, name="slow", sums=slow), cpu_int8.INT_MM)
+    monkeypatch.setattr(cpu_int8, "ROUTES", routes)
+    cpu_int8.chosen.cache_clear()
+    assert cpu_int8.chosen() is cpu_int8.INT_MM
+    monkeypatch.undo()
+    cpu_int8.chosen.cache_clear()
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "route", [*cpu_int8.ROUTES, cpu_int8.INT_MM], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("route", cpu_int8.ROUTES, ids=lambda one: one.name)
 def test_a_route_is_chosen_only_if_it_is_exact(
     route: cpu_int8.Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
