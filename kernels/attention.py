@@ -60,6 +60,7 @@ from minfer.kernels.attention_tunes import (
     padded,
     prefill_tune,
 )
+from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, restored
 from minfer.kernels.pdl import arrivals, early
 from minfer.kernels.target import capability
 
@@ -87,6 +88,7 @@ def decode_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     splits: int | None = None,
     out: Tensor | None = None,
     tune: DecodeTune | None = None,
@@ -99,13 +101,14 @@ def decode_attention(
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
     them. Table entries outside are never read. scale > 0 multiplies the scores. sinks
-    [heads] float32: one more logit of each head, whose weight goes to no value.
+    [heads] float32: one more logit of each head, whose weight goes to no value. Caches
+    are of the dtype of q or of 8 bits (cache_numbers.py): FP8, or INT8 with its scales.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
     Raises ValueError for shapes, strides or types that do not fit together.
     """
-    _check(q, k_cache, v_cache, table, out)
+    _check(q, k_cache, v_cache, table, out, scales)
     if not on_triton(q):
         return attention_reference(
             q,
@@ -119,12 +122,13 @@ def decode_attention(
             scale=scale,
             window=window,
             sinks=sinks,
+            scales=scales,
             out=out,
         )
     block_size, kv_heads, dim = k_cache.shape[1:]
     if splits is None:
         splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
-    tune = tune or decode_tune(head_size_of(q), len(q) * kv_heads, splits)
+    tune = tune or decode_tune(head_size_of(q, k_cache), len(q) * kv_heads, splits)
     return _launch(
         q,
         k_cache,
@@ -137,6 +141,7 @@ def decode_attention(
         scale=scale,
         window=window,
         sinks=sinks,
+        scales=scales,
         max_count=1,
         splits=splits,
         out=out,
@@ -160,6 +165,7 @@ def prefill_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
@@ -181,7 +187,7 @@ def prefill_attention(
     must have room for max_count, no count is 0, and after its count `out` gets finite
     values.
     """
-    _check(q, k_cache, v_cache, table, out)
+    _check(q, k_cache, v_cache, table, out, scales)
     if not on_triton(q):
         return attention_reference(
             q,
@@ -195,11 +201,12 @@ def prefill_attention(
             scale=scale,
             window=window,
             sinks=sinks,
+            scales=scales,
             out=out,
             draft_layout=draft_layout,
             most=max_count,
         )
-    tune = tune or prefill_tune(head_size_of(q), capability(q.device))
+    tune = tune or prefill_tune(head_size_of(q, k_cache), capability(q.device))
     rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
         q,
@@ -213,6 +220,7 @@ def prefill_attention(
         scale=scale,
         window=window,
         sinks=sinks,
+        scales=scales,
         max_count=max_count,
         splits=splits,
         out=out,
@@ -237,6 +245,7 @@ def _launch(
     scale: float,
     window: int,
     sinks: Tensor | None,
+    scales: CacheScales | None,
     max_count: int,
     splits: int,
     out: Tensor | None,
@@ -273,6 +282,8 @@ def _launch(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,
+        k_scales=None if scales is None else scales.keys,
+        v_scales=None if scales is None else scales.values,
         table=table,
         rows=rows,
         starts=starts,
@@ -315,7 +326,12 @@ def _launch(
 
 
 def _check(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tensor | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    out: Tensor | None,
+    scales: CacheScales | None,
 ) -> None:
     """Raise ValueError if the tensors of a call do not fit together; reads no
     contents.
@@ -331,16 +347,25 @@ def _check(
             f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}"
         )
     out = q if out is None else out
-    if out.shape != q.shape or not q.dtype == k_cache.dtype == v_cache.dtype == out.dtype:
+    known = k_cache.dtype in (q.dtype, FP8, INT8) and k_cache.dtype == v_cache.dtype
+    if out.shape != q.shape or q.dtype != out.dtype or not known:
         found = (
             f"q is {q.dtype}, caches {k_cache.dtype}, {v_cache.dtype}, out {out.dtype}"
         )
         wanted = f"they have one type, and out has the shape {tuple(q.shape)}"
-        raise ValueError(f"{found}, {tuple(out.shape)}; {wanted}")
+        raise ValueError(f"{found}, {tuple(out.shape)}; {wanted}, or caches 8 bits")
     if any(t.stride(-1) != 1 for t in (q, k_cache, table, out)):
         raise ValueError(
             "the last dimension of q, caches, table and out must be contiguous"
         )
+    if (scales is not None) != (k_cache.dtype is INT8):
+        raise ValueError(f"caches are {k_cache.dtype}; INT8 has scales, others have none")
+    for one in scales or ():
+        if one.shape != k_cache.shape[:3] or not one.is_contiguous():
+            raise ValueError(
+                f"scales are {tuple(one.shape)}; they are contiguous, "
+                f"{tuple(k_cache.shape[:3])}"
+            )
 
 
 def attention_reference(
@@ -358,6 +383,7 @@ def attention_reference(
     draft_layout: DraftLayout | None = None,
     most: int = 0,
     sinks: Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
     `most` is its max_count.
@@ -369,8 +395,16 @@ def attention_reference(
         first = max(0, start - window + 1) if window else 0
         tokens = torch.arange(first, start + count, device=q.device)
         blocks = table[row, tokens // block_size].long()
+        places = blocks, tokens % block_size
         key, value = (
-            cache[blocks, tokens % block_size].float() for cache in (k_cache, v_cache)
+            restored(
+                as_bytes(cache)[places].view(cache.dtype),
+                None if scale_of is None else scale_of[places],
+                torch.float32,
+            )
+            for cache, scale_of in zip(
+                (k_cache, v_cache), scales or (None, None), strict=True
+            )
         )
         if draft_layout is None:
             here = torch.arange(offset, offset + count, device=q.device)

@@ -28,6 +28,11 @@ class HeadPages(NamedTuple):
     blocks: tl.tensor  # pointer to the sequence's row of the block table
     stride_block: tl.tensor
     stride_token: tl.tensor
+    # Pointers to the head's scales in block 0, and how many scales a token has; without
+    # scales as those above.
+    k_scale: tl.tensor
+    v_scale: tl.tensor
+    heads: tl.tensor
 
 
 class Softmax(NamedTuple):
@@ -50,6 +55,7 @@ def _scan(
     window: tl.constexpr,
     masked: tl.constexpr,
     drafted: tl.constexpr,
+    scaled: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -59,7 +65,8 @@ def _scan(
 
     q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
     last are loaded, and only table entries of those. `masked` False: every row sees every
-    key of every tile. `drafted`: they are drafts to verify.
+    key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and values
+    have scales. Numbers of 8 bits are converted to the dtype of q, which is exact.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -71,6 +78,8 @@ def _scan(
         tokens = index * tile + lanes
         at = ids.to(tl.int64) * context.stride_block
         at += (tokens % block_size) * context.stride_token
+        if scaled:
+            number = ids.to(tl.int64) * block_size + tokens % block_size
         # The next tile's block ids are loaded while this tile's keys are in flight: if
         # they were loaded where they are used, every tile would wait for two loads in
         # sequence.
@@ -83,7 +92,20 @@ def _scan(
             here = here & ((tokens >= context.first) & (tokens <= context.last))[:, None]
         key = tl.load(context.k_head + where, mask=here, other=0.0)
         value = tl.load(context.v_head + where, mask=here, other=0.0)
+        if scaled:
+            read = (tokens >= context.first) & (tokens <= context.last)
+            k_scale = tl.load(
+                context.k_scale + number * context.heads, mask=read, other=0.0
+            )
+            v_scale = tl.load(
+                context.v_scale + number * context.heads, mask=read, other=0.0
+            )
+        if key.dtype != q.dtype:
+            key = key.to(q.dtype)
+            value = value.to(q.dtype)
         scores = tl.dot(q, tl.trans(key), input_precision="ieee")
+        if scaled:
+            scores = scores * k_scale[None, :]
         if masked:
             seen = tokens[None, :] <= positions[:, None]
             if window > 0:
@@ -95,11 +117,17 @@ def _scan(
                 usable = (tokens <= context.accepted_until)[:, None]
                 usable |= tl.abs(value) < float("inf")
                 value = tl.where(usable, value, 0.0)
+                if scaled:
+                    kept = tokens <= context.accepted_until
+                    kept |= tl.abs(v_scale) < float("inf")
+                    v_scale = tl.where(kept, v_scale, 0.0)
         # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
+        if scaled:
+            weights = weights * v_scale[None, :]
         weights = weights.to(value.dtype)
         acc = tl.dot(weights, value, acc * fade[:, None], input_precision="ieee")
         top = higher
@@ -178,6 +206,7 @@ def _scan_whole(
     scale,
     window: tl.constexpr,
     drafted: tl.constexpr,
+    scaled: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -203,6 +232,7 @@ def _scan_whole(
             window,
             True,
             drafted,
+            scaled,
             block_size,
             tile,
             dim,
@@ -220,6 +250,7 @@ def _scan_whole(
         window,
         False,
         drafted,
+        scaled,
         block_size,
         tile,
         dim,
@@ -237,6 +268,8 @@ def attend(
     q,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     table,
     rows,
     starts,
@@ -275,7 +308,8 @@ def attend(
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
     contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
     `most`, of which those after its count get finite results. `sinks` [heads] float32:
-    one more logit of each head, times log2(e), which belongs to the first range.
+    one more logit of each head, times log2(e), which belongs to the first range. k_scales
+    and v_scales [blocks, block_size, kv_heads] float32, or None.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -316,8 +350,19 @@ def attend(
         total = tl.where(part == 0, 1.0, total)
     softmax = Softmax(acc, top, total)
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
+    scaled: tl.constexpr = k_scales is not None
     context = HeadPages(
-        first_key, last, start, k_head, v_head, blocks, stride_block, stride_token
+        first_key,
+        last,
+        start,
+        k_head,
+        v_head,
+        blocks,
+        stride_block,
+        stride_token,
+        k_scales + kv_head if scaled else k_head,
+        v_scales + kv_head if scaled else v_head,
+        tl.num_programs(2),
     )
     lo = first_key // tile
     hi = tl.cdiv(last + 1, tile)
@@ -341,6 +386,7 @@ def attend(
             scale,
             window,
             drafted,
+            scaled,
             block_size,
             tile,
             dim,
@@ -357,6 +403,7 @@ def attend(
         window,
         True,
         drafted,
+        scaled,
         block_size,
         tile,
         dim,

@@ -42,7 +42,7 @@ class PrefillTune(NamedTuple):
 class HeadSize(NamedTuple):
     """The properties on which the constants depend."""
 
-    bytes: int  # of an element
+    bytes: int  # of a cached element; 4 if queries are float32, whatever the cache
     dim: int  # of a head, rounded to those of the tables: 64, 128 or 256
 
 
@@ -56,6 +56,10 @@ DECODE: Final = {
     HeadSize(4, 64): DecodeTune(32, 4, 3),
     HeadSize(4, 128): DecodeTune(16, 4, 3),
     HeadSize(4, 256): DecodeTune(16, 4, 3),
+    # of 8 bits, which are converted in registers before they are multiplied
+    HeadSize(1, 64): DecodeTune(64, 4, 4),
+    HeadSize(1, 128): DecodeTune(64, 4, 4),
+    HeadSize(1, 256): DecodeTune(32, 4, 4),
 }
 PREFILL: Final = {
     # rows, tile, stages
@@ -65,6 +69,9 @@ PREFILL: Final = {
     HeadSize(4, 64): PrefillTune(32, 16, 2),
     HeadSize(4, 128): PrefillTune(16, 16, 2),
     HeadSize(4, 256): PrefillTune(16, 16, 2),
+    HeadSize(1, 64): PrefillTune(128, 64, 3),
+    HeadSize(1, 128): PrefillTune(128, 64, 3),
+    HeadSize(1, 256): PrefillTune(128, 32, 3),
 }
 # Programs that a processor holds, by stages, for rows of `DECODE` with a choice: programs
 # run in waves, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the
@@ -73,15 +80,22 @@ HELD: Final = {HeadSize(2, 128): {3: 3, 2: 4}}
 # The widest heads take 136 KB of shared memory; on GPUs of these compute capabilities a
 # program may have 99 KB.
 WIDEST: Final = HeadSize(2, 256)
+WIDE: Final = (WIDEST, HeadSize(1, 256))
 HAVE_99_KB: Final = ((8, 6), (8, 9), (12, 0), (12, 1))
 WIDEST_IN_99_KB: Final = PrefillTune(64, 32, 2)
 # Values that a merging thread loads at once, by a head's dimensions.
 MERGE_VALUES: Final = {64: 64, 128: 128, 256: 128}
 
 
-def head_size_of(q: Tensor) -> HeadSize:
-    """The key of the constants for these queries [tokens, heads, dim]."""
-    return HeadSize(q.element_size(), known_dim(q.shape[2]))
+def head_size_of(q: Tensor, cache: Tensor) -> HeadSize:
+    """The key of the constants for these queries [tokens, heads, dim] over a cache."""
+    return head_size(q.element_size(), cache.element_size(), q.shape[2])
+
+
+def head_size(query_bytes: int, cached_bytes: int, dim: int) -> HeadSize:
+    """The key of the constants for elements of queries and a cache of so many bytes."""
+    wide = query_bytes == 4
+    return HeadSize(4 if wide else cached_bytes, known_dim(dim))
 
 
 def known_dim(dim: int) -> int:
@@ -135,5 +149,5 @@ def decode_tune(head_size: HeadSize, programs: int, splits: int) -> DecodeTune:
 
 def prefill_tune(head_size: HeadSize, target: Capability) -> PrefillTune:
     """The tune from `PREFILL`, unless the GPU has too little shared memory for it."""
-    small = head_size == WIDEST and target in HAVE_99_KB
+    small = head_size in WIDE and target in HAVE_99_KB
     return WIDEST_IN_99_KB if small else PREFILL[head_size]

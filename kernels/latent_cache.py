@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
+from minfer.kernels.cache_number_kernels import saturated
+from minfer.kernels.cache_numbers import write
 from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
@@ -45,10 +47,18 @@ def _store_key(
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / latent + eps)
     # Rounded as in transformers: normalised value, product.
     normed = (wide * scale).to(value.dtype) * factor
-    tl.store(to + dims, normed, mask=dims < tl.where(slot >= 0, latent, 0))
+    below = dims < tl.where(slot >= 0, latent, 0)
     there = lane < tl.where(slot >= 0, half, 0)
-    tl.store(to + first, low * cos - high * sin, mask=there)
-    tl.store(to + second, high * cos + low * sin, mask=there)
+    left = low * cos - high * sin
+    right = high * cos + low * sin
+    if to.dtype.element_ty != kv.dtype.element_ty:
+        # Rounded to the dtype of kv first, then to 8 bits.
+        normed = saturated(normed.to(tl.float32), to)
+        left = saturated(left.to(kv.dtype.element_ty).to(tl.float32), to)
+        right = saturated(right.to(kv.dtype.element_ty).to(tl.float32), to)
+    tl.store(to + dims, normed, mask=below)
+    tl.store(to + first, left, mask=there)
+    tl.store(to + second, right, mask=there)
 
 
 @triton.jit
@@ -174,8 +184,8 @@ def write_latent(
     rotated, any strides but the last; `out`, of the same shape, gets them, or q itself.
     cos_sin [positions, rotated] float32: cosines, then sines. slots [tokens] are block *
     block_size + offset, negative: not written. cache [blocks, block_size, latent +
-    rotated], any strides but the last. float32 inside; latents are rounded as by
-    `rms_norm`.
+    rotated], any strides but the last, of the dtype of kv or FP8. float32 inside; latents
+    are rounded as by `rms_norm`.
 
     Angle i turns the numbers (2i, 2i + 1), of keys and queries, and they stay there
     (transformers' DeepSeek-V3 then moves them to (i, i + half), which changes no product
@@ -249,7 +259,5 @@ def _write_reference(
     normed = rms_norm(kv[:, :latent], norm)
     keys = turned(kv[:, None, latent:])[:, 0].to(kv.dtype)
     written = slots >= 0
-    places, block_size = slots[written].long(), cache.shape[1]
-    whole = torch.cat((normed, keys), 1)[written]
-    cache[places // block_size, places % block_size] = whole
+    write(cache, None, slots[written], torch.cat((normed, keys), 1)[written])
     out.copy_(turned(q))

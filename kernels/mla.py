@@ -30,6 +30,7 @@ from torch import Tensor
 from minfer.kernels import on_triton
 from minfer.kernels.attention import LOG2_E, DraftLayout, attention_reference
 from minfer.kernels.attention_tunes import MAX_SPLITS, padded
+from minfer.kernels.cache_numbers import FP8
 from minfer.kernels.mla_kernels import attend_latent, merge_ranges
 from minfer.kernels.mla_tunes import (
     MERGE_VALUES,
@@ -100,8 +101,9 @@ def latent_attention(
 
     q [tokens, heads, latent + rotated], any strides but the last: a head's query times
     its absorbed key matrix, then its rotated part; cache [blocks, block_size, latent +
-    rotated], any strides but the last, as `write_latent` leaves it; value_dim is the size
-    of the latent. All else is as in `attention.prefill_attention`: chunk i is the queries
+    rotated], any strides but the last, as `write_latent` leaves it, of the dtype of q or
+    FP8; value_dim is the size of the latent. All else is as in
+    `attention.prefill_attention`: chunk i is the queries
     q[offsets[i] : offsets[i] + counts[i]], at positions starts[i] onwards of the sequence
     in row rows[i] of the table, or drafts to verify that are laid out by draft_layout;
     entries of the table outside a context are never read.
@@ -276,11 +278,12 @@ def _check(
             f"q {tuple(q.shape)} and values of {value_dim} do not fit a cache of "
             f"{tuple(cache.shape)}"
         )
-    if out.shape != (*q.shape[:2], value_dim) or not q.dtype == cache.dtype == out.dtype:
+    known = cache.dtype in (q.dtype, FP8) and q.dtype == out.dtype
+    if out.shape != (*q.shape[:2], value_dim) or not known:
         raise ValueError(
             f"q is {q.dtype}, the cache {cache.dtype}, out {out.dtype}, "
-            f"{tuple(out.shape)}; they have one type, and out has the shape "
-            f"{(*q.shape[:2], value_dim)}"
+            f"{tuple(out.shape)}; they have one type, or the cache is FP8, and out has "
+            f"the shape {(*q.shape[:2], value_dim)}"
         )
     if any(t.stride(-1) != 1 for t in (q, cache, table, out)):
         raise ValueError(

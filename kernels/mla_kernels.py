@@ -132,7 +132,8 @@ def _scan(
             mask=(tokens <= pages.last)[:, None] & (dims < latent)[None, :],
             other=0.0,
         )
-        rotated_keys = turned
+        rotated_keys = turned.to(q_rotated.dtype)
+        latents = latents.to(q_latent.dtype)
         at = _offsets(pages, ids, index + 1, block_size, tile)
         turned = _rotated(pages, at, index + 1, tile, latent, rotated, rotated_pad)
         ids = _block_ids(pages, index + 2, block_size, tile)

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
+from minfer.kernels.cache_number_kernels import in_steps, saturated, step_of
+from minfer.kernels.cache_numbers import CacheScales, write
 from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
@@ -18,6 +20,7 @@ from minfer.kernels.pdl import early, follow
 HEADS = (4, 2, 1)  # of a program: with 4 heads of 128 a thread loads 16 bytes
 MANY = 512  # tokens from which on tokens share programs
 SHARED = 8  # so many per program
+NO_SLOT = tl.constexpr(1 << 60)  # above all slots
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -29,6 +32,8 @@ def _rope(
     slots,
     k_cache,
     v_cache,
+    k_scales,
+    v_scales,
     slot_stride,
     q_norm,
     k_norm,
@@ -88,10 +93,29 @@ def _rope(
         + number * (2 * half)
         + inner
     )
-    there = tl.where(query, here, cache)
     stop = tl.where(query | (slot >= 0), half, 0)
-    tl.store(there, low, mask=wide & (lane < stop))
-    tl.store(there + half, high, mask=wide & (lane < stop))
+    if k_cache.dtype.element_ty == qkv.dtype.element_ty:
+        there = tl.where(query, here, cache)
+        tl.store(there, low, mask=wide & (lane < stop))
+        tl.store(there + half, high, mask=wide & (lane < stop))
+    else:
+        turned = wide & (lane < tl.where(query, half, 0))
+        tl.store(here, low, mask=turned)
+        tl.store(here + half, high, mask=turned)
+        kept = wide & (lane < tl.where(query, 0, stop))
+        low = low.to(left.dtype).to(tl.float32)
+        high = high.to(left.dtype).to(tl.float32)
+        if k_scales is None:
+            tl.store(cache, saturated(low, k_cache), mask=kept)
+            tl.store(cache + half, saturated(high, k_cache), mask=kept)
+        else:
+            step = step_of(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1))[:, None]
+            scales = tl.where(value, v_scales, k_scales)
+            scales += slot * kv_heads + number + (row % height)[:, None]
+            first_slot = tl.where(query, NO_SLOT, 0)
+            tl.store(scales, step, mask=slot >= first_slot)
+            tl.store(cache, in_steps(low, step), mask=kept)
+            tl.store(cache + half, in_steps(high, step), mask=kept)
 
 
 def rope_and_cache(
@@ -105,13 +129,15 @@ def rope_and_cache(
     kv_heads: int,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
+    scales: CacheScales | None = None,
 ) -> None:
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, write keys
     and values.
 
     `cos_sin` [positions, dim] float32: cosines, then sines. `slots` [tokens] are block *
     block_size + offset, negative: not written. Caches are [blocks, block_size, kv_heads,
-    dim]. `q_norm` and `k_norm` [dim]: both or neither. float32 inside; keys and values in
+    dim], of the dtype of qkv or of 8 bits (cache_numbers.py), with `scales` if INT8.
+    `q_norm` and `k_norm` [dim]: both or neither. float32 inside; keys and values in
     `qkv` stay as they are.
     """
     if not on_triton(qkv):
@@ -126,6 +152,7 @@ def rope_and_cache(
             kv_heads,
             q_norm,
             k_norm,
+            scales,
         )
         return
     half = cos_sin.shape[1] // 2
@@ -140,6 +167,8 @@ def rope_and_cache(
         slots=slots,
         k_cache=k_cache,
         v_cache=v_cache,
+        k_scales=None if scales is None else scales.keys,
+        v_scales=None if scales is None else scales.values,
         slot_stride=k_cache.stride(1),
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
@@ -168,6 +197,7 @@ def _reference(
     kv_heads: int,
     q_norm: Norm | None,
     k_norm: Norm | None,
+    scales: CacheScales | None,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
@@ -181,5 +211,8 @@ def _reference(
     query, key, value = by_head.split([heads, kv_heads, kv_heads], 1)
     query.copy_(turned(query, q_norm))
     written = slots >= 0
-    k_cache.flatten(0, 1)[slots[written]] = turned(key, k_norm)[written].to(qkv.dtype)
-    v_cache.flatten(0, 1)[slots[written]] = value[written]
+    kept = turned(key, k_norm)[written].to(qkv.dtype), value[written]
+    for cache, new, steps in zip(
+        (k_cache, v_cache), kept, scales or (None, None), strict=True
+    ):
+        write(cache, steps, slots[written], new)

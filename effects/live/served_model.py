@@ -77,6 +77,7 @@ class ServedModel(Renders):
         model: str | None = None,
         *,
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         quantization: str | None = None,
         device: str = "auto",
         load_format: str = "auto",
@@ -107,6 +108,7 @@ class ServedModel(Renders):
         args = EngineArgs(
             model=model,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             quantization=quantization,
             device=device,
             load_format=load_format,

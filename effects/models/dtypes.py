@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Of a KV cache alone.
+EIGHT_BITS: Final = ("float8_e4m3fn", "int8")
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -24,6 +26,19 @@ def dtype_bytes(dtype: str) -> int:
             f"dtype {dtype!r} is not supported; choose one of {known}"
         )
     return DTYPE_BYTES[dtype]
+
+
+def kv_dtype_bytes(dtype: str) -> int:
+    """Returns the bytes of one element of a KV cache; raises as `dtype_bytes`."""
+    return 1 if dtype in EIGHT_BITS else dtype_bytes(dtype)
+
+
+def torch_kv_dtype(name: str) -> "torch.dtype":
+    """Returns the torch dtype of a KV cache; raises as `torch_dtype`."""
+    import torch
+
+    eight = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
+    return eight[name] if name in EIGHT_BITS else torch_dtype(name)
 
 
 def torch_dtype(name: str) -> "torch.dtype":

@@ -2,15 +2,28 @@
 fingerprint, so that caches of other types or layouts never share keys.
 """
 
+from collections.abc import Mapping
 from math import prod
 from typing import Final, Literal
 
 from attrs import frozen
 
-from minfer.effects.models.dtypes import dtype_bytes
+from minfer.effects.models.dtypes import kv_dtype_bytes
 
 KvLayout = Literal["keys and values", "latents"]
 UNSCALED: Final = "none"
+EACH_HEAD: Final = "token and head"
+SCALE_BYTES: Final = 4  # float32
+FP8: Final = "float8_e4m3fn"
+INT8: Final = "int8"
+# Values of --kv-cache-dtype, which are vLLM's, and the dtype of the cache's elements;
+# auto is the model's.
+AUTO: Final = "auto"
+KV_CACHE_DTYPES: Final[Mapping[str, str]] = {
+    "fp8": FP8,
+    "fp8_e4m3": FP8,
+    "int8_per_token_head": INT8,
+}
 
 
 @frozen
@@ -23,10 +36,26 @@ class KvFormat:
     layout: KvLayout
     scales: str = UNSCALED  # what a scale belongs to
 
+    @classmethod
+    def of(
+        cls, layers: int, token: tuple[int, ...], dtype: str, layout: KvLayout
+    ) -> "KvFormat":
+        """Returns the format of a cache of this dtype, with the scales that belong to
+        it.
+        """
+        scales = EACH_HEAD if dtype == INT8 else UNSCALED
+        return cls(layers, token, dtype, layout, scales)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a token in one layer, scales included."""
+        scales = 0 if self.scales == UNSCALED else prod(self.token[:-1]) * SCALE_BYTES
+        return prod(self.token) * kv_dtype_bytes(self.dtype) + scales
+
     @property
     def token_bytes(self) -> int:
         """Bytes of a token in all layers of the group."""
-        return self.layers * prod(self.token) * dtype_bytes(self.dtype)
+        return self.layers * self.layer_bytes
 
     @property
     def text(self) -> str:

@@ -112,11 +112,6 @@ class LayerGroup:
     attention: Attention
     members: tuple[int, ...]  # indices of the layers
 
-    @property
-    def kv_elements(self) -> int:
-        """A token's elements in the caches of these layers."""
-        return len(self.members) * self.attention.kv_elements
-
 
 def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
     """Returns the layers by their cache needs, in the order of their first members."""

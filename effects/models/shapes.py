@@ -8,7 +8,7 @@ its widest place. Functions of their arguments, without torch.
 
 from typing import Final
 
-from minfer.effects.models.dtypes import dtype_bytes
+from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.leaves import PIECE
@@ -51,16 +51,14 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     return stored + rest * element + wide * 4
 
 
-def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:
+def kv_bytes_per_token(spec: ModelSpec) -> int:
     """Returns the bytes of one token in the cache, over all layers."""
-    elements = sum(group.kv_elements for group in spec.groups)
-    return elements * dtype_bytes(dtype or spec.kv_dtype)
+    return sum(one.token_bytes for one in spec.kv_formats)
 
 
 def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
     """Returns the bytes of one token in the cache of one layer, at most."""
-    widest = max(group.attention.kv_elements for group in spec.groups)
-    return widest * dtype_bytes(spec.kv_dtype)
+    return max(one.layer_bytes for one in spec.kv_formats)
 
 
 def padded_tokens(count: int) -> int:
@@ -115,7 +113,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of a forward and the sampler besides weights and cache, at
     most.
     """
-    element, kv_element = dtype_bytes(spec.dtype), dtype_bytes(spec.kv_dtype)
+    element, kv_element = dtype_bytes(spec.dtype), kv_dtype_bytes(spec.kv_dtype)
     attention = max(
         group.attention.activation_bytes(element, kv_element) for group in spec.groups
     )
@@ -181,7 +179,7 @@ def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tokens = sizes.max_num_batched_tokens
     if captured_tokens(spec, tokens) >= tokens:
         return 0
-    element = dtype_bytes(spec.kv_dtype)
+    element = dtype_bytes(spec.dtype)
     attentions = (group.attention for group in spec.groups)
     pieces = [one.pieces(tokens, element) for one in attentions if isinstance(one, MLA)]
     return max((one.bytes for one in pieces), default=0)

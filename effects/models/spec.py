@@ -76,7 +76,7 @@ class ModelSpec:
     def kv_formats(self) -> tuple[KvFormat, ...]:
         """How the cache stores what the layers of each group keep of a token."""
         return tuple(
-            KvFormat(
+            KvFormat.of(
                 layers=len(group.members),
                 token=group.attention.kv_shape,
                 dtype=self.kv_dtype,

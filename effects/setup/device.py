@@ -31,6 +31,9 @@ class DeviceInfo:
     name: str = "CPU"
     total: int = 0
     free: int = 0
+    capability: tuple[int, int] | None = (
+        None  # None: the CPU, or a GPU that need not exist
+    )
 
 
 def find_device(wanted: str) -> DeviceInfo:
@@ -50,7 +53,9 @@ def find_device(wanted: str) -> DeviceInfo:
     if not why:
         index = torch.cuda.current_device()
         free, total = torch.cuda.mem_get_info(index)
-        return DeviceInfo("cuda", torch.cuda.get_device_name(index), total, free)
+        name = torch.cuda.get_device_name(index)
+        found = torch.cuda.get_device_capability()
+        return DeviceInfo("cuda", name, total, free, found)
     if wanted == "cuda":
         raise DeviceError(
             f"no GPU can be used: {why}, or run on the CPU with --device cpu"

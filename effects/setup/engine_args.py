@@ -9,6 +9,7 @@ from attrs import field, fields, frozen
 
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
+from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.quantization import LEVELS
 from minfer.effects.setup.device import DEVICES
 from minfer.effects.setup.option_values import (
@@ -54,6 +55,12 @@ class EngineArgs:
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
         "(default: auto, which is the checkpoint's)",
         one_of(("auto", *DTYPES), "TYPE"),
+    )
+    kv_cache_dtype: str = option(
+        AUTO,
+        "type of the numbers in the KV cache: auto, the model's; fp8 or fp8_e4m3; or "
+        "int8_per_token_head, with a scale for each token and head (default: auto)",
+        one_of((AUTO, *KV_CACHE_DTYPES), "TYPE"),
     )
     quantization: str | None = option(
         None,

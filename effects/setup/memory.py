@@ -41,7 +41,7 @@ from attrs import evolve, frozen
 
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.cache_layout import layout_for
-from minfer.effects.models.dtypes import dtype_bytes
+from minfer.effects.models.dtypes import kv_dtype_bytes
 from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
@@ -63,6 +63,8 @@ CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other use
 CUDA_SHARE: Final = 0.9
 # Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
 LIBRARIES: Final = 1 << 30
+# Of a gathered cache of 8 bits: the bytes, and two copies in float32.
+EIGHT_BIT_COPIES: Final = 1 + 4 + 4
 
 
 class NotEnoughMemoryError(ConfigError):
@@ -198,9 +200,10 @@ def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
     """Returns how many copies of its gathered cache attention holds."""
     if cuda:
         return 0  # kernels read through the block table
-    return (
-        1 if dtype_bytes(spec.kv_dtype) == 4 else 3
-    )  # and float32 copies of keys, values
+    size = kv_dtype_bytes(spec.kv_dtype)
+    if size == 1:
+        return EIGHT_BIT_COPIES
+    return 1 if size == 4 else 3  # and float32 copies of keys, values
 
 
 def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:

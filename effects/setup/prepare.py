@@ -20,6 +20,8 @@ from minfer.effects.models.checkpoint import (
 )
 from minfer.effects.models.config_reader import UnknownModelError
 from minfer.effects.models.gqa import GQA
+from minfer.effects.models.kv_format import AUTO, FP8, INT8, KV_CACHE_DTYPES
+from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
@@ -55,6 +57,8 @@ ONE_FREE_IN: Final = 100
 # Limits of the GPU's kernels.
 _WIDEST_HEAD: Final = 256
 _LARGEST_VOCABULARY: Final = 1 << 20
+# Compute capability from which Triton converts FP8 (e4m3).
+FP8_FROM: Final = (8, 9)
 
 
 @frozen(kw_only=True)
@@ -97,6 +101,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     folder = model_folder(args.model)
     raw = read_config(folder)
     spec = _quantized(_spec(raw, str(folder / "config.json"), args.dtype), folder, args)
+    spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     if warns:
         warn_of_cache_scheme(raw, str(folder / "config.json"), spec.kv_dtype)
     if device.kind == "cuda":
@@ -186,6 +191,29 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     spec = evolve(spec, quantization=how)
     has_files = args.executor == "torch" and args.load_format != "dummy"
     return as_stored(spec, folder) if has_files else spec
+
+
+def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSpec:
+    """Returns the spec with a KV cache of the requested type. Raises ConfigError,
+    DeviceError.
+    """
+    if name == AUTO:
+        return spec
+    dtype = KV_CACHE_DTYPES[name]
+    latents = any(isinstance(group.attention, MLA) for group in spec.groups)
+    if dtype == INT8 and latents:
+        raise ConfigError(
+            f"kv_cache_dtype {name!r} is for keys and values of heads, and this model "
+            "keeps latents (MLA); choose fp8 or auto"
+        )
+    if dtype == FP8 and device.capability is not None and device.capability < FP8_FROM:
+        major, minor = device.capability
+        raise DeviceError(
+            f"kv_cache_dtype {name!r} needs a GPU of compute capability "
+            f"{FP8_FROM[0]}.{FP8_FROM[1]} (Ada, Hopper) or later, and {device.name} has "
+            f"{major}.{minor}; choose int8_per_token_head or auto"
+        )
+    return evolve(spec, kv_dtype=dtype)
 
 
 def _check_kernels(spec: ModelSpec, folder: Path) -> None:

@@ -37,6 +37,7 @@ from minfer.kernels import (
     shape,
     verify_drafts,
 )
+from minfer.kernels.cache_numbers import FP8, INT8, CacheScales
 from minfer.kernels.experts_tunes import GROUPED, Tune
 from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
@@ -121,6 +122,44 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     fused_linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
     fused_linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
     rows.advance(at, at, at, at, state, at)
+
+
+def eight_bits(few: bool) -> None:
+    """Caches in 8 bits: what writes them, and attention of rows, drafts and a chunk."""
+    at, table = ints(4), ints(9, 32)
+    for dtype in (FP8, INT8):
+        keys, values = (one.to(dtype) for one in cache())
+        steps = torch.zeros(keys.shape[:3])
+        scales = CacheScales(steps, steps) if dtype is INT8 else None
+        for tokens in (4, 999):
+            qkv, turns, many = half(tokens, QKV), torch.empty(9, DIM), ints(tokens)
+            rope.rope_and_cache(
+                *(qkv, turns, many, many.long(), keys, values, HEADS, KV_HEADS),
+                scales=scales,
+            )
+        q = half(512, HEADS, DIM)
+        for splits in () if few else (1, 8):
+            attention.decode_attention(
+                *(q[:4], keys, values, table, at, at, 0.1), scales=scales, splits=splits
+            )
+        for count, layout in (
+            () if few else ((512, None), (5, attention.DraftLayout(4, 4)))
+        ):
+            attention.prefill_attention(
+                *(q, keys, values, table, at, at, at, at, 0.1),
+                scales=scales,
+                max_count=count,
+                draft_layout=layout,
+            )
+    latent, norm = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
+    kept, turns = half(32, BLOCK, LATENT + ROTATED).to(FP8), torch.empty(9, ROTATED)
+    latent_cache.write_latent(
+        *(latent, norm, turns, at, at.long(), kept, half(4, 16, ROTATED)),
+        interleaved=False,
+    )
+    if not few:
+        q = half(4, 16, LATENT + ROTATED)
+        mla.latent_decode(*(q, kept, table, at, at, 0.1), value_dim=LATENT, splits=8)
 
 
 def drafts_to_verify(splits: int) -> None:
@@ -246,11 +285,12 @@ def main(few: bool) -> None:
         ints(4),
         torch.ones(4),
         torch.empty(9, DIM),
-        [Norm(half(DIM), 1e-6)] * 2,
+        Norm(half(DIM), 1e-6),
     )
     rope.rope_and_cache(
-        half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
+        half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, norms, norms
     )
+    eight_bits(few)
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
     latent_cache.write_latent(
         *latent,

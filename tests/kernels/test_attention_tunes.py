@@ -3,6 +3,7 @@
 import torch
 
 from minfer.kernels.attention_tunes import (
+    DECODE,
     PREFILL,
     DecodeTune,
     HeadSize,
@@ -26,11 +27,14 @@ def test_the_widest_heads_where_shared_memory_is_small() -> None:
 
 def test_kinds_are_rows_of_the_tables() -> None:
     kinds = {
-        head_size_of(torch.empty(1, 2, dim, dtype=dtype))
+        head_size_of(
+            torch.empty(1, 2, dim, dtype=dtype), torch.empty(1, 2, dim, dtype=cache)
+        )
         for dim in (16, 64, 80, 128, 160, 256)
         for dtype in (torch.float16, torch.float32)
+        for cache in (dtype, torch.int8)
     }
-    assert kinds == {*PREFILL}
+    assert kinds == {*PREFILL} == {*DECODE}
 
 
 def test_stages_follow_the_last_round() -> None:

@@ -1,8 +1,9 @@
 """`minfer compare`: levels of one model beside each other, on a text and under load.
 
-A level is a dtype, a value of --quantization, or another checkpoint with the same
-tokenizer. The first level is the base. Levels run one after the other, and the weights of
-one are freed before the next is loaded. For each level are measured:
+A level is a dtype, a value of --quantization, a type of KV cache (kv:fp8), or another
+checkpoint with the same tokenizer. The first level is the base. Levels run one after the
+other, and the weights of one are freed before the next is loaded. For each level are
+measured:
 
     memory        of weights and of the KV cache: as planned, and as held by tensors
     perplexity    exp of the mean of -log p(next token), over all positions

@@ -8,6 +8,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.kv_format import KV_CACHE_DTYPES
 from minfer.effects.models.quantization import LEVELS
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
@@ -16,6 +17,7 @@ from minfer.values.checks import ConfigError
 OWN: Final = "auto"  # the checkpoint's own dtype and format
 _SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _QUANTIZATION: Final = "quantization"
+KV: Final = "kv:"  # before a type of KV cache
 DEFAULT_LEVELS: Final = (OWN, "int8", "int4")
 
 
@@ -49,13 +51,16 @@ def _settings(name: str) -> Mapping[str, Any]:
         return {"dtype": dtype}
     if name in LEVELS:
         return {_QUANTIZATION: name}
+    if name.startswith(KV) and name.removeprefix(KV) in KV_CACHE_DTYPES:
+        return {"kv_cache_dtype": name.removeprefix(KV)}
     if "/" in name or (name and Path(name).is_dir()):
         return {"model": name}
     dtypes = ", ".join((*_SHORT, *DTYPES))
     raise ConfigError(
         f"{name!r} is no level; --levels takes {OWN} (the checkpoint's own dtype), a "
-        f"dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), or "
-        "another checkpoint: its folder, or its name on the hub (org/name)"
+        f"dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), {KV} and a "
+        f"value of --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), or another "
+        "checkpoint: its folder, or its name on the hub (org/name)"
     )
 
 

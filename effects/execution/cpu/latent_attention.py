@@ -12,6 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import ChunkReads, DecodeGroup, Reads
+from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.mla import MLA
 from minfer.kernels.leaves import LatentWeights
 
@@ -20,13 +21,6 @@ from minfer.kernels.leaves import LatentWeights
 EXPAND_FROM: Final = 128
 # Elements of expanded keys and values at once, about 16 MB in float32.
 EXPANDED: Final = 1 << 22
-
-
-def blocks_of(blocks: Tensor, which: Tensor | slice) -> Tensor:
-    """Returns the content of some blocks of a layer."""
-    if isinstance(which, slice):
-        return blocks[which]
-    return blocks.index_select(0, which)
 
 
 def expanding(mla: MLA, weights: LatentWeights) -> tuple[Tensor, Tensor]:
@@ -42,7 +36,7 @@ class LatentRead:
     """The attention of one layer's heads over its latents."""
 
     mla: MLA
-    blocks: Tensor  # [blocks, block_size * latent_dim]
+    cache: LayerCache
     weights: LatentWeights
     new: Tensor  # [tokens, latent_dim], those of the step's tokens
 
@@ -137,7 +131,7 @@ class LatentRead:
         self, which: Tensor | slice, rows: int, part: DecodeGroup | ChunkReads
     ) -> Tensor:
         """Returns [rows, context - skip, latent_dim]."""
-        found = blocks_of(self.blocks, which).view(rows, -1, self.mla.latent_dim)
+        found = self.cache.read(which).view(rows, -1, self.mla.latent_dim)
         return found[:, part.skip : part.context]
 
 

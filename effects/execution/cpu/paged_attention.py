@@ -21,14 +21,16 @@ from minfer.effects.execution.cpu.attention_reads import (
     DecodeGroup,
     plan_reads,
 )
-from minfer.effects.execution.cpu.latent_attention import LatentRead, blocks_of
+from minfer.effects.execution.cpu.latent_attention import LatentRead
+from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.cache_layout import CacheLayout, one_group
-from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.cache_numbers import INT8, as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
@@ -36,17 +38,15 @@ from minfer.records.plan import Copy
 
 @frozen(eq=False)
 class KVCache:
-    """Keys and values of all layers in blocks; `slots` and `blocks` are views
-    of `data`.
-    """
+    """Keys and values of all layers in blocks; `layers` are views of `data`."""
 
     spec: ModelSpec
     layout: CacheLayout
     # [layers of a page, pages, block_size, *token], a token's shape being `kv_shape` of
     # the layers
     data: Tensor
-    slots: tuple[Tensor, ...]  # of a layer: [pages * block_size, a token's elements]
-    blocks: tuple[Tensor, ...]  # of a layer: [pages, block_size * a token's elements]
+    scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
+    layers: tuple[LayerCache, ...]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rope, Tensor]
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
@@ -79,9 +79,10 @@ class KVCache:
         for part in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
             rotate(part, *angles[mla.rope])
         _keep_finite(batch, latent)
-        new = latent.to(self.data.dtype)
-        self.slots[index].index_copy_(0, batch.slots[table], new)
-        read = LatentRead(mla, self.blocks[index], weights, new)
+        cache = self.layers[index]
+        new = latent.to(cache.dtype)
+        cache.write(batch.slots[table], new)
+        read = LatentRead(mla, cache, weights, new)
         return read.attend(by_head, reads[table, None], len(batch.rows))
 
     def attend(
@@ -93,36 +94,37 @@ class KVCache:
         return self._cast(batch, index, qkv, heads)
 
     def _cast(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
-        """Write keys and values, and attend, in the cache's dtype; returns the results in
-        that of `qkv`.
+        """Write keys and values, and attend, in the dtype that the cache reads; returns
+        the results in that of `qkv`.
         """
-        if qkv.dtype is self.data.dtype:
+        dtype = self.layers[index].dtype
+        if qkv.dtype is dtype:
             return self._attend(batch, index, qkv, heads)
-        found = self._attend(batch, index, qkv.to(self.data.dtype), heads)
+        found = self._attend(batch, index, qkv.to(dtype), heads)
         return found.to(qkv.dtype)
 
     def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
-        """Write keys and values, and attend, in the cache's dtype."""
+        """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
-        table, blocks = self.layout.places[index].table, self.blocks[index]
+        table, cache = self.layout.places[index].table, self.layers[index]
         reads = self._prepared(batch)[1][table, gqa.window]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
         _keep_finite(batch, new)
-        self.slots[index].index_copy_(0, batch.slots[table], new.flatten(1))
+        cache.write(batch.slots[table], new.view(len(new), 2, gqa.kv_heads, gqa.head_dim))
         if not reads.chunks and reads.groups[0].rows is None:
-            return heads.decode(queries, blocks, reads.groups[0])
+            return heads.decode(queries, cache, reads.groups[0])
         decode_rows = batch.rows.shape[0]
         out = qkv.new_empty(qkv.shape[0], gqa.q_size)
         for group in reads.groups:
             if group.rows is None:
-                out[:decode_rows] = heads.decode(queries[:decode_rows], blocks, group)
+                out[:decode_rows] = heads.decode(queries[:decode_rows], cache, group)
             else:
                 picked = queries.index_select(0, group.rows)
-                out.index_copy_(0, group.rows, heads.decode(picked, blocks, group))
+                out.index_copy_(0, group.rows, heads.decode(picked, cache, group))
         for chunk in reads.chunks:
             where = slice(chunk.first, chunk.last)
-            heads.prefill(qkv[where], blocks, chunk, out[where])
+            heads.prefill(qkv[where], cache, chunk, out[where])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
@@ -139,8 +141,9 @@ class KVCache:
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
-        for one in copies:
-            self.data[:, one.target, : one.count] = self.data[:, one.source, : one.count]
+        for data in self._tensors():
+            for one in copies:
+                data[:, one.target, : one.count] = data[:, one.source, : one.count]
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Zero newly allocated blocks of a row, the first of them from slot `start` on.
@@ -148,11 +151,18 @@ class KVCache:
         Attention reads padding with weight 0. If the previous owner's numbers
         overflowed, that would be 0 * NaN, and the new owner would fail.
         """
-        if start and blocks:
-            self.data[:, blocks[0], start:] = 0
-            blocks = blocks[1:]
-        if blocks:
-            self.data.index_fill_(1, torch.tensor(blocks), 0)
+        for data in self._tensors():
+            whole = blocks
+            if start and blocks:
+                data[:, blocks[0], start:] = 0
+                whole = blocks[1:]
+            if whole:
+                data.index_fill_(1, torch.tensor(whole), 0)
+
+    def _tensors(self) -> list[Tensor]:
+        """Returns all that is stored."""
+        scales = [] if self.scales is None else [self.scales]
+        return [as_bytes(self.data), *scales]
 
 
 def _keep_finite(batch: Batch, new: Tensor) -> None:
@@ -197,31 +207,29 @@ def make_cache(
     layout = one_group(spec) if layout is None else layout
     layers = layout.layers_a_page
     shape = (layers, blocks, block_size, *token)
-    kind = torch_dtype(dtype or spec.kv_dtype)
-    # Memory from the kernel's zero pages, touched when written: torch.zeros would fill it
-    # now.
-    data = (
-        torch.from_numpy(np.zeros(prod(shape) * kind.itemsize, np.uint8))
-        .view(kind)
-        .view(shape)
-    )
-    slots = data.view(layers, blocks * block_size, -1)
-    rows = data.view(layers, blocks, -1)
+    kind = torch_kv_dtype(dtype or spec.kv_dtype)
+    data = _zeros(shape, kind)
+    scales = _zeros(shape[:-1], torch.float32) if kind is INT8 else None
+    read = kind if kind.itemsize > 1 else torch_dtype(spec.dtype)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
     tables = {
         rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
     }
-    of_layers = [place.slot for place in layout.places]
-    return KVCache(
-        spec,
-        layout,
-        data,
-        tuple(slots[slot] for slot in of_layers),
-        tuple(rows[slot] for slot in of_layers),
-        tables,
-    )
+    of_layers = [
+        LayerCache.of(data[slot], read, None if scales is None else scales[slot])
+        for slot in (place.slot for place in layout.places)
+    ]
+    return KVCache(spec, layout, data, scales, tuple(of_layers), tables)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Returns memory from the kernel's zero pages, touched when written: torch.zeros
+    would fill it now.
+    """
+    zeros = torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8))
+    return zeros.view(dtype).view(shape)
 
 
 def heads_of(spec: ModelSpec, index: int) -> GQA:
@@ -266,10 +274,10 @@ class Heads:
     scale: float
     sinks: Tensor | None  # [heads] float32
 
-    def decode(self, query: Tensor, blocks: Tensor, group: DecodeGroup) -> Tensor:
+    def decode(self, query: Tensor, cache: LayerCache, group: DecodeGroup) -> Tensor:
         """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         gqa, rows = self.gqa, query.shape[0]
-        key, value = self._read(blocks, group.blocks, rows, group)
+        key, value = self._read(cache, group.blocks, rows, group)
         shared = gqa.heads // gqa.kv_heads
         query = query.view(rows, gqa.kv_heads, shared, gqa.head_dim)
         mask = group.mask
@@ -281,7 +289,7 @@ class Heads:
 
     def _read(
         self,
-        blocks: Tensor,
+        cache: LayerCache,
         which: Tensor | slice,
         rows: int,
         part: DecodeGroup | ChunkReads,
@@ -290,12 +298,12 @@ class Heads:
         head_dim].
         """
         shape = (rows, -1, 2, self.gqa.kv_heads, self.gqa.head_dim)
-        kv = blocks_of(blocks, which).view(shape)[:, part.skip : part.context]
+        kv = cache.read(which).view(shape)[:, part.skip : part.context]
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return key, value
 
     def prefill(
-        self, qkv: Tensor, blocks: Tensor, chunk: ChunkReads, out: Tensor
+        self, qkv: Tensor, cache: LayerCache, chunk: ChunkReads, out: Tensor
     ) -> None:
         """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
         head_dim].
@@ -306,7 +314,7 @@ class Heads:
             kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
             key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            key, value = self._read(blocks, chunk.blocks, 1, chunk)
+            key, value = self._read(cache, chunk.blocks, 1, chunk)
         # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it
         # copies nothing.
         query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)

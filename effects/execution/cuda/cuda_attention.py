@@ -26,10 +26,11 @@ from minfer.effects.execution.cuda.step_parts import (
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.cache_layout import CacheLayout
-from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.dtypes import torch_kv_dtype
 from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import decode_attention, prefill_attention
+from minfer.kernels.cache_numbers import INT8, CacheScales, as_bytes, write
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
@@ -43,6 +44,7 @@ class _Options(TypedDict):
 
     window: int
     sinks: Tensor | None
+    scales: CacheScales | None
     splits: int
     out: Tensor
 
@@ -60,7 +62,9 @@ class CudaCache:
     # [layers of a page, 2, pages + 1, block_size, kv_heads, head_dim], keys and values;
     # or, of latents, [layers of a page, 1, pages + 1, block_size, latent_dim]
     data: Tensor
+    scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
     layers: tuple[tuple[Tensor, ...], ...]  # of each [pages + 1, block_size, ...]
+    layer_scales: tuple[CacheScales | None, ...]  # of each
     groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rope, Tensor]
@@ -81,15 +85,22 @@ class CudaCache:
         [kept] = {group.attention.kv_shape for group in spec.groups}
         parts, *token = kept if len(kept) > 1 else (1, *kept)
         shape = (layout.layers_a_page, parts, pages + 1, block_size, *token)
-        data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
+        kind, scales = torch_kv_dtype(spec.kv_dtype), None
+        data = torch.empty(shape, dtype=kind, device=device)
+        if kind is INT8:
+            scales = torch.empty(shape[:-1], device=device)
         ropes = {
             rope: _angles(rope, dim, length).to(device)
             for rope, dim in rotations(spec).items()
         }
-        layers = tuple(data[place.slot].unbind(0) for place in layout.places)
+        slots = [place.slot for place in layout.places]
+        layers = tuple(data[slot].unbind(0) for slot in slots)
+        of_layers = tuple(
+            None if scales is None else CacheScales(*scales[slot]) for slot in slots
+        )
         kinds = [group.attention for group in spec.groups]
         groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
-        return cls(spec, layout, data, layers, groups, ropes)
+        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes)
 
     def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
@@ -109,6 +120,7 @@ class CudaCache:
             gqa.kv_heads,
             heads.q_norm,
             heads.k_norm,
+            self.layer_scales[index],
         )
         return self._read(batch, index, qkv, gqa.scale, heads.sinks)
 
@@ -131,12 +143,17 @@ class CudaCache:
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
         """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
-        gqa, qkv = heads_of(self.spec, index), qkv.to(self.data.dtype)
+        gqa = heads_of(self.spec, index)
+        if self.data.itemsize > 1:
+            qkv = qkv.to(self.data.dtype)
         heads = qkv.view(len(qkv), -1, gqa.head_dim)
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
         slots = batch.slots[self.layout.places[index].table]
-        for cache, new in zip(self.layers[index], new_keys_values, strict=True):
-            cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, slots, new)
+        scales = self.layer_scales[index] or (None, None)
+        for cache, steps, new in zip(
+            self.layers[index], scales, new_keys_values, strict=True
+        ):
+            write(cache, steps, slots, new)
         return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
     def _read(
@@ -165,6 +182,7 @@ class CudaCache:
             how: _Options = {
                 "window": gqa.window or 0,
                 "sinks": sinks,
+                "scales": self.layer_scales[index],
                 "splits": part.splits,
                 "out": out[part.tokens],
             }
@@ -192,7 +210,9 @@ class CudaCache:
             blocks = [[one.source for one in some], [one.target for one in some]]
             pinned = torch.tensor(blocks, pin_memory=self.data.is_cuda)
             sources, targets = pinned.to(self.data.device, non_blocking=True)
-            self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+            for kept in (as_bytes(self.data), self.scales):
+                if kept is not None:
+                    kept.index_copy_(2, targets, kept.index_select(2, sources))
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""

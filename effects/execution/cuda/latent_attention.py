@@ -18,6 +18,7 @@ from minfer.effects.execution.cuda.step_parts import (
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
+from minfer.kernels.cache_numbers import as_bytes, restored
 from minfer.kernels.expanded_latents import merge_piece, piece_attention
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import flash_piece
@@ -128,9 +129,9 @@ class LatentLayer:
         [tokens, heads, value_dim]: over their own latents, and those of their history.
         """
         mla, history = self.mla, work.slots[self.table]
-        flat = self.cache.view(-1, mla.latent_dim)
+        flat = as_bytes(self.cache).view(-1, mla.latent_dim)
         pieces = mla.pieces(len(query), query.element_size())
-        own = flat.index_select(0, slots)
+        own = self._restored(flat.index_select(0, slots), query.dtype)
         for first in range(0, mla.heads, pieces.heads):
             some = slice(first, first + pieces.heads)
             q, found = query[:, some], out[:, some]
@@ -144,10 +145,19 @@ class LatentLayer:
                 bounds = work.piece(at, pieces.tokens)
                 # A piece's latents have no name here: they are freed before the next's.
                 more = self._attend_piece(
-                    work, flat.index_select(0, slots), q, some, bounds, part
+                    work,
+                    self._restored(flat.index_select(0, slots), query.dtype),
+                    q,
+                    some,
+                    bounds,
+                    part,
                 )
                 merge_piece(total, sums, part, more)
             found.copy_(total)
+
+    def _restored(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns gathered latents, which may be bytes of FP8, in a dtype."""
+        return restored(gathered.view(self.cache.dtype), None, dtype)
 
     def _attend_piece(
         self,

@@ -33,6 +33,11 @@ class Cache(PagedCache, Protocol):
         """All of the cache; its layout is up to the backend."""
         ...
 
+    @property
+    def scales(self) -> Tensor | None:
+        """Scales of what is stored in INT8."""
+        ...
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         ...

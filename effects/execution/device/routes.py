@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 
 from minfer.effects.models.dense import Dense
-from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
+from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype, torch_kv_dtype
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import KvFormat
 from minfer.effects.models.layers import Attention
@@ -62,7 +62,10 @@ class GroupRoute:
         cls, attention: Attention, kv: KvFormat, block_size: int, device: torch.device
     ) -> "GroupRoute":
         """Returns what the device and the installed packages allow."""
-        dtype, dim = torch_dtype(kv.dtype), attention.query_dim
+        dtype, dim = torch_kv_dtype(kv.dtype), attention.query_dim
+        if dtype.itemsize == 1:
+            no_flash = "it reads no cache of 8 bits"
+            return cls(attention=attention, kv=kv, no_flash=no_flash)
         if not isinstance(attention, GQA):
             no_flash = flash_piece_missing(dim, attention.value_dim, dtype, device)
             return cls(attention=attention, kv=kv, no_flash=no_flash)
@@ -104,7 +107,7 @@ class GroupRoute:
         one = self.attention
         if not isinstance(one, GQA):
             return power_from(splits)
-        size = HeadSize(dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
+        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
         return decode_tune(size, rows * one.kv_heads, splits), splits > 1
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import plan_reads
 from minfer.effects.execution.cpu.latent_attention import LatentRead
+from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.spec_reader import parse_spec
@@ -61,10 +62,11 @@ class Context:
     def _read(self) -> LatentRead:
         blocks = -(-len(self.latents) // BLOCK)
         room = blocks * BLOCK - len(self.latents)
-        held = F.pad(self.latents, (0, 0, 0, room)).view(blocks, -1)
+        held = F.pad(self.latents, (0, 0, 0, room)).view(blocks, BLOCK, -1)
+        cache = LayerCache.of(held, held.dtype)
         linear = Linear(weight=self.expansion, parts=(len(self.expansion),))
         weights = LatentWeights(Norm(self.latents[0], 1e-6), linear)
-        return LatentRead(self.mla, held, weights, self.latents[-len(self.queries) :])
+        return LatentRead(self.mla, cache, weights, self.latents[-len(self.queries) :])
 
     def chunk(self, way: str) -> Tensor:
         """The queries as a chunk behind its history, by a method of `LatentRead`."""

@@ -45,7 +45,7 @@ def test_groups_are_layers_of_one_attention() -> None:
         LayerGroup(three, (4,)),
     )
     assert [group.attention.window for group in spec.groups] == [None, 7, 3]
-    assert [group.kv_elements for group in spec.groups] == [64, 64, 32]
+    assert [one.token_bytes for one in spec.kv_formats] == [256, 256, 128]
     assert full.kv_shape == (2, 2, 8)
 
 

@@ -50,7 +50,7 @@ def test_parameters_and_bytes(tied: bool) -> None:
     assert weight_bytes(spec, cuda=False) == 4 * parameter_count(spec)
     half = evolve(spec, dtype="bfloat16")
     assert weight_bytes(half, cuda=False) == 2 * parameter_count(spec)
-    assert kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
+    assert kv_bytes_per_token(spec) == 2 * 2 * 2 * 8 * 4
     theirs = {name: tuple(part.shape) for name, part in model.named_parameters()}
     assert expected_tensors(spec) == theirs
     with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):

@@ -36,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_gpu_is_taken_if_there_is_one(gpu: dict[str, Any]) -> None:
     for wanted in ("auto", "cuda"):
         assert find_device(wanted) == DeviceInfo(
-            "cuda", "GPU X", gpu["total"], gpu["free"]
+            "cuda", "GPU X", gpu["total"], gpu["free"], (9, 0)
         )
     assert find_device("cpu") == DeviceInfo()
 
@@ -45,7 +45,9 @@ def test_a_gpu_under_windows_is_taken_too(
     gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glob.glob", lambda name: ["/dev/dxg"] * ("dxg" in name))
-    assert find_device("auto") == DeviceInfo("cuda", "GPU X", gpu["total"], gpu["free"])
+    assert find_device("auto") == DeviceInfo(
+        "cuda", "GPU X", gpu["total"], gpu["free"], (9, 0)
+    )
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])

@@ -1,0 +1,57 @@
+"""The CPU's cache of one layer: what is stored of tokens, and what attention reads."""
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.kernels.cache_numbers import as_bytes, restored, rounded
+
+
+@frozen(eq=False)
+class LayerCache:
+    """Blocks of one layer. Numbers of 8 bits are restored as they are read."""
+
+    stored: Tensor  # [pages, block_size, *token]
+    scales: Tensor | None  # of INT8: [pages, block_size, *token but the last]
+    dtype: torch.dtype  # of what is read
+    # Views of `stored`, as bytes if it has 8 bits: [pages * block_size, a token's
+    # elements] and [pages, a block's elements].
+    slots: Tensor
+    blocks: Tensor
+
+    @classmethod
+    def of(
+        cls, stored: Tensor, dtype: torch.dtype, scales: Tensor | None = None
+    ) -> "LayerCache":
+        """Returns the cache of a contiguous tensor."""
+        plain = as_bytes(stored)
+        slots, blocks = plain.flatten(0, 1).flatten(1), plain.flatten(1)
+        return cls(stored, scales, dtype, slots, blocks)
+
+    def write(self, slots: Tensor, new: Tensor) -> None:
+        """Store `new` [tokens, *token], in the dtype of reads, in slots [tokens]. With 8
+        bits, `new` becomes what a read gives.
+        """
+        if self.stored.itemsize > 1:
+            self.slots.index_copy_(0, slots, new.flatten(1))
+            return
+        numbers, scales = rounded(new, self.stored.dtype)
+        self.slots.index_copy_(0, slots, as_bytes(numbers).flatten(1))
+        if self.scales is not None and scales is not None:
+            self.scales.flatten(0, 1).index_copy_(0, slots, scales)
+        new.copy_(restored(numbers, scales, new.dtype))
+
+    def read(self, which: Tensor | slice) -> Tensor:
+        """Returns some blocks [blocks, a block's elements]."""
+        found = _some(self.blocks, which)
+        if self.stored.itemsize > 1:
+            return found
+        numbers = found.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
+        scales = None if self.scales is None else _some(self.scales, which)
+        return restored(numbers, scales, self.dtype).flatten(1)
+
+
+def _some(blocks: Tensor, which: Tensor | slice) -> Tensor:
+    if isinstance(which, slice):
+        return blocks[which]
+    return blocks.index_select(0, which)
