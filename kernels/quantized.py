@@ -194,13 +194,18 @@ def _rounded(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Returns numbers of 8 bits and the scales [..., 1] of their last dimension."""
     most = INT8_MAX if scheme.storage == "int8" else FP8_MAX
     largest = wide.abs().amax(-1, keepdim=True)
-    # By a tensor: by a number, PyTorch on CUDA multiplies with its rounded reciprocal.
-    scales = largest / largest.new_full((), most)
+    scales = _over(largest, most)
     scales = torch.where(largest > 0, scales, torch.ones_like(scales))
     scaled = wide / scales
     if scheme.storage == "int8":
         return scaled.round().clamp(-most, most).to(torch.int8), scales
     return scaled.clamp(-most, most).to(torch.float8_e4m3fn), scales
+
+
+def _over(sizes: Tensor, number: float) -> Tensor:
+    """Returns sizes / number, the same on every device."""
+    # By a tensor: by a number, PyTorch on CUDA multiplies with its rounded reciprocal.
+    return sizes / sizes.new_full((), number)
 
 
 def _in_blocks(matrix: Tensor) -> Stored:
@@ -213,7 +218,7 @@ def _in_blocks(matrix: Tensor) -> Stored:
     down, across = padded.shape[-2] // size, padded.shape[-1] // size
     tiles = padded.view(*count, down, size, across, size)
     largest = tiles.abs().amax((-3, -1))  # [..., blocks of outputs, of inputs]
-    scales = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
+    scales = torch.where(largest > 0, _over(largest, FP8_MAX), torch.ones_like(largest))
     by_output = scales.repeat_interleave(size, -2)[..., :outputs, :].contiguous()
     wide = matrix.float() / _spread(by_output, size, inputs)
     weight = wide.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
@@ -224,12 +229,12 @@ def _integers(wide: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
     """Returns integers of 4 bits of groups [..., groups, group]."""
     if scheme.zeros:
         low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
-        scales = ((high - low) / 15).to(dtype)
+        scales = _over(high - low, 15).to(dtype)
         zeros = (-low / _nonzero(scales)).round().clamp(0, 15)
     else:
         # The number of the largest magnitude is -8 or 7, whichever leaves no clipping.
         high, low = wide.amax(-1), wide.amin(-1)
-        scales = torch.maximum(high / 7, -low / 8).to(dtype)
+        scales = torch.maximum(_over(high, 7), -low / 8).to(dtype)
         zeros = torch.full_like(scales, MIDDLE, dtype=torch.float32)
     steps = wide / _nonzero(scales)[..., None]
     numbers = (steps + zeros[..., None]).round().clamp(0, 15).to(torch.uint8)

@@ -278,6 +278,23 @@ def test_other_activations() -> None:
         assert relative(made, case.expected("norm_gated", activation)) < 1e-5
 
 
+@pytest.mark.skipif(not CUDA, reason="the CPU's numbers are compared with the GPU's")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@schemes
+def test_matrices_are_rounded_alike_on_all_devices(
+    scheme: Scheme, dtype: torch.dtype
+) -> None:
+    matrix = torch.randn(384, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
+    mine, its = (
+        quantized.quantize(one, scheme, dtype) for one in (matrix, matrix.cuda())
+    )
+    assert mine.weight.view(torch.uint8).equal(its.weight.cpu().view(torch.uint8))
+    assert mine.scales.equal(its.scales.cpu())
+    if mine.zeros is not None:
+        assert its.zeros is not None
+        assert mine.zeros.equal(its.zeros.cpu())
+
+
 @pytest.mark.skipif(not CUDA, reason="libraries of the GPU")
 @pytest.mark.parametrize("scheme", [FP8, INT8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("tokens", [17, 100])
