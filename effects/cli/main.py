@@ -32,6 +32,11 @@ COMMANDS: Final = (
         "minfer.effects.cli.compare.command",
     ),
     Entry(
+        "quantize",
+        "write a checkpoint with rounded matrices",
+        "minfer.effects.cli.quantize",
+    ),
+    Entry(
         "replay",
         "check or change what a recorded run decided",
         "minfer.effects.cli.replay",

@@ -8,10 +8,10 @@ where tensors are made.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -43,6 +43,9 @@ from minfer.effects.models.weight_files import shards as shards
 from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weights
 from minfer.effects.models.weights import random_weights as random_weights
 from minfer.values.checks import LARGEST_TOKEN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -112,8 +115,27 @@ def load_weights(
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
             weights = evolve(weights, layers=tuple(layers))
         if spec.tie_word_embeddings and LM_HEAD in where:
-            _check_copy(where[LM_HEAD], weights)
+            _check_copy(where[LM_HEAD], weights.embed)
     return weights
+
+
+def planned_parts(
+    spec: ModelSpec, found: FoundTensors, folder: Path
+) -> Iterator[tuple[TensorPlace, Part]]:
+    """Yields each tensor that a model has of a checkpoint, checked by its header, and
+    what `load_weights` makes of it. Raises `CheckpointError` as `load_weights`.
+    """
+    import torch
+
+    files = _files_of(spec, found)
+    where = _by_model(spec, found, files, folder)
+    if spec.tie_word_embeddings and LM_HEAD in where:
+        embed = where[EMBED].tensor()
+        _check_copy(where[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
+    blank = empty_weights(spec, spec.dtype, "meta")
+    for part in checkpoint_parts(spec, blank, files):
+        if part.name in where:
+            yield where[part.name], part
 
 
 def _files_of(spec: ModelSpec, found: FoundTensors) -> Files:
@@ -164,12 +186,12 @@ def _stream(parts: list[Part], where: Mapping[str, TensorPlace]) -> None:
     )
 
 
-def _check_copy(stored: TensorPlace, weights: Weights) -> None:
+def _check_copy(stored: TensorPlace, embed: "Tensor") -> None:
     """Check that an output head stored beside tied embeddings is a copy; else the config
     is wrong.
     """
-    head = stored.tensor().to(weights.embed.dtype)
-    if not head.equal(weights.embed.cpu()):
+    head = stored.tensor().to(embed.dtype)
+    if not head.equal(embed.cpu()):
         raise TensorMismatchError(
             f"{stored.path}: tensor {LM_HEAD} differs from {EMBED} although config.json "
             f"ties them; set tie_word_embeddings to false"

@@ -100,12 +100,8 @@ def write(base: str, to: str, scheme: Any, *, gptq: bool) -> None:
 
 def decompress(folder: Path, to: Path) -> None:
     """Write the checkpoint that compressed-tensors makes of a quantized one."""
-    from compressed_tensors.compressors.base import (  # type: ignore[import-not-found]
-        BaseCompressor,
-    )
-    from compressed_tensors.quantization import (  # type: ignore[import-not-found]
-        QuantizationConfig,
-    )
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
 
     config = json.loads((folder / "config.json").read_text())
     how = config.pop("quantization_config")

@@ -1,0 +1,296 @@
+"""Quantizes an unquantized checkpoint into another folder, as the loader does in memory.
+
+Which matrices are quantized, the loader's own plan says; how, its own function. One
+tensor at a time is read, rounded and written. The folder is made under another name, and
+has its own when it is complete.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.checkpoint import (
+    SHOWN,
+    CheckpointError,
+    planned_parts,
+    read_config,
+)
+from minfer.effects.models.config_reader import UnknownModelError, UnsupportedModelError
+from minfer.effects.models.families import FAMILIES
+from minfer.effects.models.formats.write_compressed_tensors import (
+    config_of,
+    scheme_config,
+    tensors_of,
+)
+from minfer.effects.models.quantization import LEVELS, Quantization, requested
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.stored_matrices import as_stored
+from minfer.effects.models.weight_files import (
+    EXPLICIT,
+    INDEX_NAME,
+    SINGLE_NAME,
+    SUFFIX,
+    FoundTensors,
+    TensorPlace,
+    find_tensors,
+)
+from minfer.effects.models.write_safetensors import (
+    TORCH_NAMES,
+    TensorSize,
+    size_of,
+    write_file,
+)
+from minfer.kernels.leaves import PLAIN, Scheme
+from minfer.values.checks import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD: Final = 5_000_000_000  # bytes of a file, at most, unless a single tensor has more
+CONFIG: Final = "config.json"
+WEIGHT: Final = ".weight"
+# Never quantized: not linear, or named by `config_of`.
+ENDS: Final = ("embed_tokens.weight", "lm_head.weight")
+# Weights in other forms, which are not copied.
+WEIGHT_FILES: Final = (
+    *(SUFFIX, ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
+    ".index.json",
+)
+TEMPLATES: Final = "additional_chat_templates"  # the only folder that is copied
+
+
+class OutputError(ConfigError):
+    """The folder cannot be written. The message names the cause and the remedy."""
+
+
+@frozen(eq=False)
+class Job:
+    """A tensor of the source, and those that are made of it."""
+
+    place: TensorPlace
+    scheme: Scheme  # plain: it is copied
+    sizes: tuple[TensorSize, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes of what is made."""
+        return sum(size.bytes for size in self.sizes)
+
+
+def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
+    """Write the checkpoint in folder `source` to the folder `output`, its matrices
+    quantized as the level's name says, in the format of compressed-tensors.
+
+    Raises `CheckpointError` for a source that cannot be read or is quantized already,
+    ConfigError for a level that cannot be written, and `OutputError`.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"quantization {level!r} must be one of {', '.join(LEVELS)}")
+    scheme_config(LEVELS[level])
+    _check_absent(output)
+    config = read_config(source)
+    spec = _spec(config, source, level)
+    with ExitStack() as stack:
+        found = find_tensors(source, stack)
+        jobs = _jobs(spec, found, source)
+        sides = [*_side_files(source)]
+        config = {key: value for key, value in config.items() if key != EXPLICIT}
+        ignore = _unquantized(spec, jobs)
+        config["quantization_config"] = config_of(LEVELS[level], ignore)
+        try:
+            _write(source, output, config, jobs, sides)
+        except OSError as error:
+            raise OutputError(
+                f"{output}: cannot be written ({error.strerror or error}); nothing is "
+                f"left of it: choose another folder, or make space"
+            ) from error
+
+
+def _check_absent(output: Path) -> None:
+    """Refuse a folder that has contents."""
+    try:
+        if output.is_dir() and not any(output.iterdir()):
+            return
+        if not output.exists() and not output.is_symlink():
+            return
+    except OSError as error:
+        raise OutputError(f"{output}: {error.strerror}; choose another folder") from error
+    raise OutputError(
+        f"{output}: exists already and is not an empty folder; remove it, or choose "
+        f"another name"
+    )
+
+
+def _spec(config: Mapping[str, Any], source: Path, level: str) -> ModelSpec:
+    """Returns the spec of a source, its matrices quantized as it is loaded."""
+    where = str(source / CONFIG)
+    try:
+        spec = parse_spec(config, where)
+    except UnknownModelError as error:
+        raise UnsupportedModelError(
+            f"{where}: {config.get('model_type')!r} is no model that can be loaded "
+            f"quantized; {', '.join(FAMILIES)} are"
+        ) from error
+    if spec.quantization is not None:
+        raise UnsupportedModelError(
+            f"{where}: the checkpoint is quantized already "
+            f"({spec.quantization.format.text}); use an unquantized one"
+        )
+    how: Quantization | None = requested(level, None)
+    return as_stored(evolve(spec, quantization=how), source)
+
+
+def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
+    """Returns what becomes of each tensor of the source, in the order of its files."""
+    import torch
+
+    schemes: dict[str, Scheme] = {}
+    read = set[str]()
+    for place, part in planned_parts(spec, found, source):
+        read.add(place.name)
+        if part.take is None or spec.quantization is None:
+            continue
+        if len(part.shape) != 2:
+            raise UnsupportedModelError(
+                f"{place.path}: tensor {place.name} has the matrices of all experts; "
+                f"compressed-tensors has no such tensors: use --quantization as it is "
+                f"loaded, or a checkpoint with a tensor for each expert"
+            )
+        schemes[place.name] = spec.quantization.format.scheme
+    jobs = []
+    for name, place in found.places.items():
+        if name not in read and not found.is_listed(name):
+            continue  # of no model: the loader does not read it either
+        header, scheme = place.file.get_slice(name), schemes.get(name, PLAIN)
+        kind = TORCH_NAMES.get(header.get_dtype())
+        if kind is None:
+            what = f"{place.path}: tensor {name} has type {header.get_dtype()}"
+            raise UnsupportedModelError(f"{what}; {', '.join(TORCH_NAMES)} can be copied")
+        blank = torch.empty(header.get_shape(), dtype=getattr(torch, kind), device="meta")
+        made = _made(place, scheme, blank)
+        sizes = tuple(size_of(*one) for one in made.items())
+        jobs.append(Job(place, scheme, sizes))
+    return jobs
+
+
+def _made(place: TensorPlace, scheme: Scheme, tensor: "Tensor") -> "dict[str, Tensor]":
+    """Returns the tensors that are made of one, by their names."""
+    from minfer.kernels.quantized import quantize
+
+    if scheme.is_plain:
+        return {place.name: tensor}
+    stem = place.name.removesuffix(WEIGHT)
+    stored = quantize(tensor, scheme, tensor.dtype)
+    if not tensor.is_meta and not bool(stored.scales.isfinite().all()):
+        raise CheckpointError(
+            f"{place.path}: tensor {place.name} has numbers that are NaN or infinite, "
+            f"which cannot be rounded; download it again"
+        )
+    made = tensors_of(scheme, stored, tensor.shape)
+    return {stem + end: one for end, one in made.items()}
+
+
+def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
+    """Returns the names of modules that may be linear and are not quantized, and
+    expressions of the parts that are not read.
+    """
+    names = dict[str, None]()
+    for job in jobs:
+        name, shape = job.place.name, job.sizes[0].shape
+        skipped = next((one for one in spec.skipped if name.startswith(one)), None)
+        if skipped is not None:
+            names["re:.*" + skipped.replace(".", r"\.") + ".*"] = None
+        elif not job.scheme.is_plain or name.endswith(ENDS):
+            continue
+        elif name.endswith(WEIGHT) and len(shape) > 1:
+            names[name.removesuffix(WEIGHT)] = None
+    return [*names]
+
+
+def _side_files(source: Path) -> Iterator[Path]:
+    """Yields the files beside the weights and the config: tokenizer, templates,
+    settings, licence. Relative to the folder.
+    """
+    for path in sorted([*source.iterdir(), *(source / TEMPLATES).glob("*")]):
+        name = path.name
+        if not path.is_file() or name.startswith(".") or name == CONFIG:
+            continue
+        if not name.endswith(WEIGHT_FILES):
+            yield path.relative_to(source)
+
+
+def _write(
+    source: Path,
+    output: Path,
+    config: Mapping[str, Any],
+    jobs: Sequence[Job],
+    sides: Sequence[Path],
+) -> None:
+    """Write a folder under another name beside `output`, then rename it. Raises OSError,
+    `OutputError`.
+    """
+    output = output.resolve()
+    parent = output.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    total = sum(job.bytes for job in jobs)
+    needed = total + sum((source / side).stat().st_size for side in sides)
+    if needed > (free := shutil.disk_usage(parent).free):
+        raise OutputError(
+            f"{output}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; "
+            f"make space, or choose a folder on another disk"
+        )
+    partial = parent / f".{output.name}.{os.getpid()}.partial"
+    partial.mkdir()
+    try:
+        for side in sides:
+            (partial / side).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / side, partial / side)
+        _write_weights(partial, jobs, total)
+        _write_json(partial / CONFIG, config)
+        partial.replace(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
+    """Write the weights in one file, or in several and an index."""
+    from tqdm import tqdm
+
+    shards, size = [list[Job]()], 0
+    for job in jobs:
+        size += job.bytes
+        if shards[-1] and size > SHARD:
+            shards.append([])
+            size = job.bytes
+        shards[-1].append(job)
+    hidden = None if total >= SHOWN else True  # None: unless it is a terminal
+    files = dict[str, str]()
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden
+    ) as bar:
+        for i, shard in enumerate(shards, 1):
+            name = f"model-{i:05}-of-{len(shards):05}{SUFFIX}"
+            name = SINGLE_NAME if len(shards) == 1 else name
+            sizes = [size for job in shard for size in job.sizes]
+            write_file(folder / name, sizes, _tensors(shard), bar.update)
+            files |= dict.fromkeys((size.name for size in sizes), name)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        _write_json(folder / INDEX_NAME, index)
+
+
+def _tensors(jobs: Sequence[Job]) -> "Iterator[tuple[str, Tensor]]":
+    """Yields the tensors that jobs make."""
+    for job in jobs:
+        yield from _made(job.place, job.scheme, job.place.tensor()).items()
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
