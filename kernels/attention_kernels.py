@@ -44,8 +44,18 @@ class Softmax(NamedTuple):
 
 
 @triton.jit
+def _finite(values, accepted):
+    """Values of drafts, or their scales: what is not accepted may not be finite, and 0
+    times that would be NaN.
+    """
+    usable = accepted | (tl.abs(values) < float("inf"))
+    return tl.where(usable, values, 0.0)
+
+
+@triton.jit
 def _scan(
     q,
+    unit,
     softmax,
     positions,
     lo,
@@ -66,7 +76,8 @@ def _scan(
     q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
     last are loaded, and only table entries of those. `masked` False: every row sees every
     key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and values
-    have scales. Numbers of 8 bits are converted to the dtype of q, which is exact.
+    have scales. Numbers of 8 bits are converted to the dtype of q, which is exact; q may
+    be in a `unit` [rows], or None.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -106,21 +117,18 @@ def _scan(
         scores = tl.dot(q, tl.trans(key), input_precision="ieee")
         if scaled:
             scores = scores * k_scale[None, :]
+        if unit is not None:
+            scores = scores * unit[:, None]
         if masked:
             seen = tokens[None, :] <= positions[:, None]
             if window > 0:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
             if drafted:
-                # The values of a rejected draft may not be finite, and 0 times those
-                # would be NaN.
-                usable = (tokens <= context.accepted_until)[:, None]
-                usable |= tl.abs(value) < float("inf")
-                value = tl.where(usable, value, 0.0)
+                accepted = tokens <= context.accepted_until
+                value = _finite(value, accepted[:, None])
                 if scaled:
-                    kept = tokens <= context.accepted_until
-                    kept |= tl.abs(v_scale) < float("inf")
-                    v_scale = tl.where(kept, v_scale, 0.0)
+                    v_scale = _finite(v_scale, accepted)
         # `top` starts at a finite number, so a row that sees no key yet has no inf - inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
@@ -196,6 +204,7 @@ def token_of(offset, query, skip, stride, drafted: tl.constexpr):
 @triton.jit
 def _scan_whole(
     q,
+    unit,
     softmax,
     positions,
     lo,
@@ -223,6 +232,7 @@ def _scan_whole(
         cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
         softmax = _scan(
             q,
+            unit,
             softmax,
             positions,
             lo,
@@ -241,6 +251,7 @@ def _scan_whole(
     edge = tl.maximum((first + 1) // tile, cut)
     softmax = _scan(
         q,
+        unit,
         softmax,
         positions,
         cut,
@@ -257,6 +268,19 @@ def _scan_whole(
         dim_pad,
     )
     return softmax, edge
+
+
+@triton.jit
+def _in_float16(q):
+    """Queries [rows, dim_pad] in float16, and the power of two [rows] that they are
+    divided by, so that none overflows: FP8 becomes float16 by one instruction for two
+    numbers, and bfloat16 by five.
+    """
+    wide = q.to(tl.float32)
+    top = tl.max(tl.abs(wide), 1)
+    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
+    unit = tl.where(exponent > 0, exponent.to(tl.float32, bitcast=True), 1.0)
+    return (wide / unit[:, None]).to(tl.float16), unit
 
 
 # Rows without drafts in the step may begin anywhere among its rows.
@@ -339,6 +363,9 @@ def attend(
     there = (flat < count * group)[:, None] & (dims < dim)[None, :]
     where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
     queries_tile = tl.load(where, mask=there, other=0.0)
+    unit = None
+    if k_cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
+        queries_tile, unit = _in_float16(queries_tile)
     k_head = k_cache + kv_head * stride_head
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
@@ -376,6 +403,7 @@ def attend(
     else:
         softmax, lo = _scan_whole(
             queries_tile,
+            unit,
             softmax,
             positions,
             lo,
@@ -394,6 +422,7 @@ def attend(
         )
     acc, top, total = _scan(
         queries_tile,
+        unit,
         softmax,
         positions,
         lo,
