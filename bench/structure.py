@@ -52,7 +52,7 @@ SUBFOLDERS: Final = {
     "effects/live": "input_processing engine link beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running cuda packing cpu device",
-    "effects/models": "fallback",
+    "effects/models": "fallback formats gguf",
 }
 EXCEPTIONS: Final = (
     "minfer/__init__.py",

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
-    `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
-    that comes with minfer. The other settings are documented in `EngineArgs`. Raises
-    CheckpointError for a checkpoint that cannot be used, ConfigError for settings out of
-    range, and NotEnoughMemoryError.
+    `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
+    is the model that comes with minfer. The other settings are documented in
+    `EngineArgs`. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
+    for settings out of range, and NotEnoughMemoryError.
 
     Runs are reproducible: a request without a seed of its own gets one that is a function
     of `seed` and of how many requests there were before it.

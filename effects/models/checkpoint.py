@@ -1,5 +1,5 @@
 """Reads a Hugging Face checkpoint folder: config.json and safetensors, nothing that can
-execute.
+execute. A GGUF file is in the place of a folder.
 
 Every tensor is checked against the spec before any is copied, so that a damaged
 checkpoint fails in milliseconds with the names of what is wrong. torch is imported only
@@ -21,6 +21,8 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
     whole,
 )
+from minfer.effects.models.gguf.config import gguf_config
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.json_files import CorruptFileError as CorruptFileError
 from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
@@ -69,18 +71,25 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
     invalid ids are left out.
     """
     ids: list[Any] = []
-    for name in ("generation_config.json", "config.json"):
-        value = read_optional(folder / name).get("eos_token_id")
+    if is_gguf(folder):
+        files = [gguf_config(folder)]
+    else:
+        names = "generation_config.json", "config.json"
+        files = [read_optional(folder / name) for name in names]
+    for file in files:
+        value = file.get("eos_token_id")
         ids += map(whole, value if isinstance(value, list) else [value])
     ids = [one for one in ids if type(one) is int and 0 <= one <= LARGEST_TOKEN]
     return tuple(dict.fromkeys(ids))
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Returns the contents of a checkpoint folder's config.json. Raises
-    `ModelConfigError`.
+    """Returns the contents of a checkpoint folder's config.json, or what the metadata of
+    a GGUF file stand for. Raises `ModelConfigError`; of GGUF files, `CheckpointError`.
     """
-    path = Path(folder) / "config.json"
+    if is_gguf(Path(folder)):
+        return gguf_config(folder)
+    path = config_path(Path(folder))
     if not path.is_file():
         raise ModelConfigError(
             f"{path}: not found; a model is a Hugging Face checkpoint folder with "
@@ -90,6 +99,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return read_optional(path)
     except CorruptFileError as error:
         raise ModelConfigError(str(error)) from error
+
+
+def config_path(folder: Path) -> Path:
+    """Returns the file that describes a checkpoint's model."""
+    return folder if is_gguf(folder) else folder / "config.json"
+
+
+def _described_by(path: Path) -> str:
+    """Returns what errors call the description of the model that a weight file is of."""
+    return "metadata" if is_gguf(path) else "config.json"
 
 
 def load_weights(
@@ -104,11 +123,11 @@ def load_weights(
     """
     dtype = dtype or spec.dtype
     with ExitStack() as stack:
-        found = find_tensors(Path(folder), stack)
+        found = find_tensors(Path(folder), stack, dtype, device)
         files = _files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
         weights = empty_weights(spec, dtype, device)
-        if device == "cpu":
+        if device == "cpu" or not found.streams:
             weights = _filled(spec, weights, files, where, dtype)
         else:
             _stream([*checkpoint_parts(spec, weights, files)], where)
@@ -258,7 +277,8 @@ def _missing(
         if name in listed:
             what = f"lacks {list_names(names)}, other than {INDEX_NAME} says"
             return damaged(listed[name], what)
-    why = "the checkpoint is incomplete or its config.json describes another model"
+    described = _described_by(folder)
+    why = f"the checkpoint is incomplete or its {described} describes another model"
     if names == [LM_HEAD]:
         why = (
             "download what is missing, or, if the model's output head is its embedding, "
@@ -302,8 +322,8 @@ def _check_header(name: str, part: Part, place: TensorPlace) -> None:
     if found != shape and (math.prod(shape) > 1 or math.prod(found) != 1):
         raise TensorMismatchError(
             f"{place.path}: tensor {name} has shape {list(found)}, expected "
-            f"{list(shape)} by config.json; use the config.json that belongs to these "
-            f"weights"
+            f"{list(shape)} by {(described := _described_by(place.path))}; use the "
+            f"{described} that belongs to these weights"
         )
     if (kind := header.get_dtype()) not in part.types:
         raise UnsupportedModelError(

@@ -18,6 +18,8 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.gguf.container import is_gguf, read_gguf
+from minfer.effects.models.gguf.tensors import GgufTensors
 from minfer.effects.models.linear import LinearSizes, Maker
 from minfer.effects.models.spec import ModelSpec, layer_prefix
 from minfer.effects.models.tensor_names import model_names
@@ -101,11 +103,14 @@ def _peak(spec: ModelSpec, path: Path, name: str) -> float:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            factors = file.get_tensor(name).float() + spec.norms.offset
+        if is_gguf(path):
+            stored = GgufTensors(read_gguf(path)).get_tensor(name)
+        else:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                stored = file.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(f"{path}: {error}") from error
-    sizes = factors.abs()
+    sizes = (stored.float() + spec.norms.offset).abs()
     if not len(sizes.flatten()):
         raise ValueError(f"{path}: {name} is empty")
     return float(sizes.max() / sizes.median().clamp(min=1e-30))
@@ -120,6 +125,8 @@ def _places(folder: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
 
 def _header(path: Path) -> list[str]:
     """Returns the names of a file's tensors."""
+    if is_gguf(path):
+        return GgufTensors(read_gguf(path)).keys()
     with path.open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH), "little")
         if length > path.stat().st_size:

@@ -4,6 +4,7 @@
 `model.safetensors.index.json` names, and of each file every tensor, listed or not. Two
 cases in which transformers chooses silently are refused: a `model.safetensors` beside the
 complete files of an index, and a tensor that two files hold with different values.
+A GGUF file is a checkpoint of one file.
 """
 
 import logging
@@ -15,6 +16,8 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.gguf.container import is_gguf, read_gguf
+from minfer.effects.models.gguf.tensors import opened
 from minfer.effects.models.json_files import damaged, read_optional
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -46,6 +49,8 @@ class FoundTensors:
     places: Mapping[str, TensorPlace]
     # The file in which the index lists a tensor; None: there is no index.
     listed: Mapping[str, Path] | None = field(default=None)
+    # Whether stream_weights.py can read the files.
+    streams: bool = True
 
     def is_listed(self, name: str) -> bool:
         """Returns whether the index lists a tensor, or there is no index."""
@@ -59,10 +64,14 @@ def list_names(names: list[str]) -> str:
 
 
 def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
-    """Yield each safetensors file and the tensors the index lists in it (None: no index).
+    """Yield each weight file and the tensors the index lists in it (None: no index); a
+    GGUF file is in the place of its folder.
 
     Raises `CorruptFileError`, and `UnsupportedModelError` for pickles.
     """
+    if is_gguf(folder):
+        yield folder, None
+        return
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
     explicit = read_optional(folder / "config.json").get(EXPLICIT)
     if isinstance(explicit, str):
@@ -79,11 +88,19 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         raise _no_weights(folder, single)
 
 
-def find_tensors(folder: Path, stack: ExitStack) -> FoundTensors:
-    """Open the files of a checkpoint, on `stack`, and find its tensors.
+def find_tensors(
+    folder: Path, stack: ExitStack, dtype: str = "float32", device: str = "cpu"
+) -> FoundTensors:
+    """Open the files of a checkpoint, on `stack`, and find its tensors. Those of a GGUF
+    file are dequantized to `dtype`, on `device`.
 
     Raises `CheckpointError` as `shards`, and for damaged files.
     """
+    if is_gguf(folder):
+        file = opened(read_gguf(folder), dtype, device)
+        names = file.keys()
+        inside = {name: TensorPlace(folder, file, name) for name in names}
+        return FoundTensors(inside, streams=False)
     from safetensors import SafetensorError, safe_open
 
     places: dict[str, TensorPlace] = {}

@@ -12,7 +12,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.effects.models.checkpoint import CheckpointError, read_config
+from minfer.effects.models.checkpoint import CheckpointError, config_path, read_config
+from minfer.effects.models.gguf.container import is_gguf, read_gguf
+from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.token_lists import token_texts
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.stored_matrices import as_stored
@@ -77,7 +80,7 @@ def _folder(model: str | None) -> Path:
 def _spec(folder: Path, dtype: str) -> ModelSpec:
     """Returns the draft model's sizes, in the target's dtype."""
     try:
-        spec = parse_spec(read_config(folder), str(folder / "config.json"), dtype)
+        spec = parse_spec(read_config(folder), str(config_path(folder)), dtype)
         return as_stored(spec, folder)
     except CheckpointError as error:
         raise ConfigError(f"speculative_config: as a draft model: {error}") from error
@@ -87,25 +90,30 @@ def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
     """Refuse a draft model with another token for an id below `size`. Raises
     ConfigError.
     """
-    files = draft / _TOKENIZER, target / _TOKENIZER
+    files = _tokenizer_file(draft), _tokenizer_file(target)
     if not all(file.is_file() for file in files):
         if any(file.is_file() for file in files):
             raise _mismatch(draft, target, "one of them has no tokenizer.json")
         return  # token ids in, token ids out
-    draft_bytes, target_bytes = (file.read_bytes() for file in files)
-    if draft_bytes == target_bytes:
+    if not any(map(is_gguf, files)) and files[0].read_bytes() == files[1].read_bytes():
         return
-    ours, theirs = (_tokens(files[0], draft_bytes), _tokens(files[1], target_bytes))
+    ours, theirs = _tokens(files[0]), _tokens(files[1])
     for token in sorted((ours.keys() | theirs.keys()) & set(range(size))):
         if ours.get(token) != theirs.get(token):
             what = f"{ours.get(token)!r} and {theirs.get(token)!r}"
             raise _mismatch(draft, target, f"token {token} is {what:.200}")
 
 
-def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
+def _tokenizer_file(model: Path) -> Path:
+    return model if is_gguf(model) else model / _TOKENIZER
+
+
+def _tokens(file: Path) -> Mapping[int, str]:
     """Returns the text of each token id."""
+    if is_gguf(file):
+        return token_texts(Metadata(read_gguf(file)))
     try:
-        parsed: Any = json.loads(data)
+        parsed: Any = json.loads(file.read_bytes())
         vocab = parsed["model"]["vocab"]
         pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
         found = {int(token): str(text) for text, token in pairs}

@@ -47,7 +47,8 @@ class EngineArgs:
     model: str | None = option(
         None,
         "a Hugging Face checkpoint: its folder, or its name on the hub, such as "
-        "org/name or org/name@revision (default: the bundled model, a toy)",
+        "org/name or org/name@revision; or a GGUF file (default: the bundled model, a "
+        "toy)",
         MODEL,
     )
     dtype: str = option(

@@ -1,20 +1,18 @@
-"""Finds the folder of a model: a local one, one of the hub's, or the bundled one."""
+"""Finds the folder of a model: a local one, one of the hub's, or the bundled one; a GGUF
+file is in the place of a folder.
+"""
 
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.values.checks import ConfigError
 
-_GGUF: Final = (
-    "GGUF files are not read yet: give the Hugging Face checkpoint that it was made "
-    "from (config.json, safetensors, tokenizer.json), as a folder or by its name on "
-    "the hub (org/name)"
-)
 _CHECKPOINT: Final = (
     "give the path of a Hugging Face checkpoint (config.json, safetensors, "
-    "tokenizer.json) or its name on the hub (org/name), or leave it out for the "
-    "bundled model"
+    "tokenizer.json) or of a GGUF file, or the checkpoint's name on the hub "
+    "(org/name), or leave it out for the bundled model"
 )
 
 
@@ -33,7 +31,8 @@ def bundled_folder(name: str = "target") -> Path:
 
 
 def model_folder(model: str | None) -> Path:
-    """Returns the folder of the checkpoint that `model` names, here or on the hub.
+    """Returns the folder of the checkpoint that `model` names, here or on the hub, or the
+    path of a GGUF file.
 
     Raises ConfigError.
     """
@@ -53,11 +52,20 @@ def _named(model: str) -> Path:
     """
     path = Path(model)
     if path.is_dir():
-        if any(path.glob("*.gguf")) and not (path / "config.json").is_file():
-            raise ConfigError(f"model {str(model)!r}: {_GGUF}")
+        files = sorted(one.name for one in path.iterdir() if is_gguf(one))
+        if files and not (path / "config.json").is_file():
+            raise ConfigError(
+                f"model {str(model)!r} is a folder of GGUF files; name one of them, such "
+                f"as {str(path / files[0])!r}"
+            )
         return path
-    if path.suffix.lower() == ".gguf":
-        raise ConfigError(f"model {str(model)!r}: {_GGUF}")
+    if is_gguf(path):
+        if not path.is_file():
+            raise ConfigError(
+                f"model {str(model)!r}: there is no such file; give the path of a GGUF "
+                f"file here: those of the hub are downloaded first, with `hf download`"
+            )
+        return path
     if path.is_file():
         raise ConfigError(
             f"model {str(model)!r} is a file; give the folder that it is in, with "

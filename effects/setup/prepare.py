@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.effects.models.checkpoint import (
     CheckpointError,
+    config_path,
     eos_ids,
     read_config,
 )
@@ -100,10 +101,11 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     device = _device(args, limit)
     folder = model_folder(args.model)
     raw = read_config(folder)
-    spec = _quantized(_spec(raw, str(folder / "config.json"), args.dtype), folder, args)
+    where = str(config_path(folder))
+    spec = _quantized(_spec(raw, where, args.dtype), folder, args)
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     if warns:
-        warn_of_cache_scheme(raw, str(folder / "config.json"), spec.kv_dtype)
+        warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
@@ -250,7 +252,7 @@ def _config(
     if length > longest:
         raise ConfigError(
             f"max_model_len {length} is longer than the {longest} tokens the model was "
-            f"made for (max_position_embeddings in {folder / 'config.json'}); lower it"
+            f"made for (max_position_embeddings in {config_path(folder)}); lower it"
         )
     return EngineConfig(
         num_blocks=1,  # until the memory plan sets it

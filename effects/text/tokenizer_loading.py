@@ -13,6 +13,8 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import CheckpointError, read_optional
+from minfer.effects.models.gguf.container import is_gguf
+from minfer.effects.text.gguf_tokenizer import gguf_backend
 from minfer.effects.text.longest_token import state_of
 from minfer.effects.text.side_files import (
     SpecialTokens,
@@ -30,11 +32,14 @@ class TokenizerError(CheckpointError):
 
 
 def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
-    """The tokenizer of a folder, the special tokens it names, and its chat templates.
+    """The tokenizer of a folder or GGUF file, the special tokens it names, and its chat
+    templates.
 
     Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError`
     for the small files beside it.
     """
+    if is_gguf(folder):
+        return gguf_backend(folder)
     path = folder / "tokenizer.json"
     config = read_optional(folder / "tokenizer_config.json")
     backend, data = _read(path)

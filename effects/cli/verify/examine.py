@@ -19,10 +19,12 @@ from minfer.effects.cli.verify.reference import (
     write_random,
 )
 from minfer.effects.live.llm import LLM
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.values.checks import ConfigError
 
 CONTEXT: Final = 256  # tokens, of the engine that is compared
 
@@ -31,9 +33,16 @@ def examine(args: EngineArgs, count: int, most: int) -> Iterator[Check]:
     """Yield findings over `count` prompts, continued by `most` tokens.
 
     Under load format dummy, of the same architecture with random weights, which both
-    sides read from a temporary folder. Raises CheckpointError for what cannot be loaded.
+    sides read from a temporary folder. Raises CheckpointError for what cannot be loaded,
+    and ConfigError for GGUF files.
     """
     folder = model_folder(args.model)
+    if is_gguf(folder):
+        raise ConfigError(
+            f"model {str(folder)!r}: GGUF files are not compared with transformers, "
+            f"which reads them by rules of its own; verify the Hugging Face checkpoint "
+            f"that it was made from, or try the file with `minfer generate`"
+        )
     if args.load_format != "dummy":
         yield from _examine(evolve(args, model=str(folder)), count, most)
         return

@@ -11,6 +11,7 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.awq import read_awq
 from minfer.effects.models.formats.compressed_tensors import read_compressed
 from minfer.effects.models.formats.fp8 import read_fp8
+from minfer.effects.models.formats.gguf import METHOD, read_gguf_format
 from minfer.effects.models.formats.gptq import read_gptq
 from minfer.effects.models.formats.mxfp4 import read_mxfp4
 from minfer.effects.models.formats.protocol import Format as Format
@@ -20,6 +21,7 @@ READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]
     "awq": read_awq,
     "compressed-tensors": read_compressed,
     "fp8": read_fp8,
+    METHOD: read_gguf_format,
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }

@@ -1,0 +1,104 @@
+"""The architectures of GGUF files that are read, and the names of their tensors."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.families import OF_TYPE, Family
+from minfer.effects.models.gguf.metadata import Metadata
+
+EXPERT_COUNT: Final = ".expert_count"
+SLIDING_WINDOW: Final = ".attention.sliding_window"
+
+
+@frozen(kw_only=True)
+class Architecture:
+    """One `general.architecture`."""
+
+    name: str
+    model_type: str  # of the family table's row
+    # Queries and keys are stored for rotation of neighbouring dimensions, not of halves.
+    interleaved: bool = False
+    norms_plus_one: bool = False  # factors of norms are stored whole, not less 1
+
+    @property
+    def family(self) -> Family:
+        """The row of the family table."""
+        return OF_TYPE[self.model_type]
+
+    @property
+    def layer_names(self) -> Mapping[str, str]:
+        """Names of a layer's tensors in a checkpoint by those in the file."""
+        after = _NORMS_AFTER if self.family.norm_after else {}
+        found = {**_LAYER, **after}
+        if (keys := self.family.experts) is not None:
+            shared = keys.shared_experts
+            found["ffn_gate_inp"] = keys.router
+            found["ffn_gate_inp_shexp"] = f"{shared}_gate"
+            for name, matrix in _MATRICES.items():
+                found[f"{name}_shexp"] = f"{shared}.{matrix}"
+        return found
+
+    @property
+    def expert_names(self) -> Mapping[str, str]:
+        """Names of an expert's matrices by those of the tensors of all experts."""
+        keys = self.family.experts
+        names = () if keys is None else zip(_MATRICES, keys.matrices, strict=True)
+        return {f"{name}_exps": matrix for name, matrix in names}
+
+
+GLOBAL_NAMES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+# In this order also `ExpertKeys.matrices`.
+_MATRICES: Final = {
+    "ffn_gate": "gate_proj",
+    "ffn_up": "up_proj",
+    "ffn_down": "down_proj",
+}
+_LAYER: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    **{name: f"mlp.{matrix}" for name, matrix in _MATRICES.items()},
+}
+_NORMS_AFTER: Final = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_ROWS: Final = (
+    Architecture(name="llama", model_type="llama", interleaved=True),
+    Architecture(name="qwen2", model_type="qwen2"),
+    Architecture(name="qwen3", model_type="qwen3"),
+    Architecture(name="qwen2moe", model_type="qwen2_moe"),
+    Architecture(name="qwen3moe", model_type="qwen3_moe"),
+    Architecture(name="gemma3", model_type="gemma3_text", norms_plus_one=True),
+)
+ARCHITECTURES: Final = {row.name: row for row in _ROWS}
+
+
+def architecture_of(read: Metadata) -> Architecture:
+    """Returns a file's architecture. Raises `UnsupportedModelError` for others."""
+    found = ARCHITECTURES.get(read.arch)
+    if found is None:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModelError(
+            f"{read.file.path}: GGUF files of architecture {read.arch!r:.100} are not "
+            f"supported; {known} are: give the Hugging Face checkpoint that the file was "
+            f"made from"
+        )
+    if found.name == "llama" and read.whole(EXPERT_COUNT, 0, low=0):
+        return evolve(found, model_type="mixtral")
+    if found.name == "llama" and read.get(SLIDING_WINDOW) is not None:
+        return evolve(found, model_type="mistral")
+    return found

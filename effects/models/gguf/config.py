@@ -1,0 +1,246 @@
+"""A GGUF file's metadata as the config.json of the checkpoint that it was made from."""
+
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.gguf.architectures import (
+    EXPERT_COUNT,
+    SLIDING_WINDOW,
+    Architecture,
+    architecture_of,
+)
+from minfer.effects.models.gguf.block_types import BF16, F16, F32
+from minfer.effects.models.gguf.container import GgufFile, read_gguf
+from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.shown import keeps_int4
+from minfer.effects.models.gguf.token_lists import stop_ids
+
+MOST_EXPERTS: Final = 1 << 12  # of a layer
+ROPE_FACTORS: Final = "rope_freqs.weight"
+FACTOR_ERROR: Final = 1e-3  # relative, of stored float32 factors
+# Llama 3's scaling of rotations: the file has its result, not these numbers.
+_LLAMA3: Final = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# Keys with the values that ask for nothing: what changes logits and is not computed.
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    ".attention.causal": (True,),
+    ".attention.clamp_kqv": (0.0,),
+    ".attention.max_alibi_bias": (0.0,),
+    ".attention.scale": (),
+    ".attn_logit_softcapping": (),
+    ".embedding_scale": (1.0,),
+    ".expert_gating_func": (0, 1),
+    ".expert_group_count": (0, 1),
+    ".expert_weights_scale": (0.0, 1.0),
+    ".final_logit_softcapping": (),
+    ".leading_dense_block_count": (0,),
+    ".logit_scale": (1.0,),
+    ".nextn_predict_layers": (0,),
+    ".residual_scale": (1.0,),
+    ".rope.scaling.attn_factor": (1.0,),
+    ".rope.scaling.yarn_attn_factor": (1.0,),
+    ".rope.scaling.yarn_beta_fast": (32.0,),
+    ".rope.scaling.yarn_beta_slow": (1.0,),
+    ".rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    ".rope.scaling.yarn_log_multiplier": (),
+    ".use_parallel_residual": (False,),
+    "split.count": (0, 1),
+}
+_GEMMA_27B_LAYERS: Final = 62  # its queries are scaled by hidden size / heads
+
+
+def gguf_config(path: str | Path) -> dict[str, Any]:
+    """Returns what a config.json would say of a file's model.
+
+    Raises `GgufError` for damaged files and metadata, and `UnsupportedModelError`.
+    """
+    file = read_gguf(path)
+    read = Metadata(file)
+    arch = architecture_of(read)
+    for key, neutral in _NEUTRAL.items():
+        _refuse_unless(read, key, neutral)
+    if (embeddings := file.tensors.get("token_embd.weight")) is None:
+        raise read.error("token_embd.weight", "a tensor of the file")
+    heads, hidden = read.same_in_all_layers(".attention.head_count"), _hidden(read)
+    head_dim = read.whole(".attention.key_length", hidden // heads)
+    if read.whole(".attention.value_length", head_dim) != head_dim:
+        raise read.error(".attention.value_length", f"a head's dimensions, {head_dim}")
+    if read.whole(".rope.dimension_count", head_dim) != head_dim:
+        raise read.error(".rope.dimension_count", f"a head's dimensions, {head_dim}")
+    config = {
+        "architectures": [arch.family.architecture],
+        "model_type": arch.model_type,
+        "vocab_size": embeddings.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": _layers(read),
+        "num_attention_heads": heads,
+        "num_key_value_heads": read.same_in_all_layers(".attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": read.same_in_all_layers(".feed_forward_length", 1, low=0)
+        or 1,
+        "rms_norm_eps": read.number(".attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": read.whole(".context_length"),
+        "rope_theta": read.number(".rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(read, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "eos_token_id": [*stop_ids(read)],
+        "dtype": _dtype(file, arch),
+        **_experts(read, arch),
+        **_windows(read, heads, head_dim, hidden),
+    }
+    if keeps_int4(file):
+        config["quantization_config"] = {"quant_method": "gguf"}
+    return config
+
+
+def _refuse_unless(read: Metadata, key: str, neutral: tuple[Any, ...]) -> None:
+    value = read.get(key)
+    if value is None or any(value == one for one in neutral):
+        return
+    what = f"{read.full(key)} = {value!r:.100}"
+    if key == "split.count":
+        what, remedy = f"one of {value!r:.100} parts", "join them with llama-gguf-split"
+    else:
+        remedy = "give the Hugging Face checkpoint that the file was made from"
+    raise UnsupportedModelError(
+        f"{read.file.path}: a file with {what} is not supported; {remedy}"
+    )
+
+
+def _hidden(read: Metadata) -> int:
+    return read.whole(".embedding_length")
+
+
+def _layers(read: Metadata) -> int:
+    """Returns the number of layers, each of which has tensors in the file: it bounds the
+    work of all that follows.
+    """
+    return read.whole(".block_count", below=len(read.file.tensors) + 1)
+
+
+def _dtype(file: GgufFile, arch: Architecture) -> str:
+    """Returns the activations' dtype: the file does not say which one the model had.
+
+    Of quantized files it is bfloat16, whose range holds all activations. So it is of
+    Gemma, whose activations are too large for float16.
+    """
+    matrices = {one.type for one in file.tensors.values() if len(one.shape) > 1}
+    if matrices == {F32}:
+        return "float32"
+    if matrices <= {F16, F32} and BF16 not in matrices and not arch.norms_plus_one:
+        return "float16"
+    return "bfloat16"
+
+
+def _experts(read: Metadata, arch: Architecture) -> dict[str, Any]:
+    keys = arch.family.experts
+    if keys is None:
+        return {}
+    found: dict[str, Any] = {
+        keys.count[0]: read.whole(EXPERT_COUNT, below=MOST_EXPERTS + 1),
+        "num_experts_per_tok": read.whole(".expert_used_count"),
+    }
+    if isinstance(keys.normalise, str):
+        # No key says so: it is as in the models that were published.
+        default = arch.model_type != "qwen2_moe"
+        found[keys.normalise] = read.flag(".expert_weights_norm", default=default)
+    if keys.inter != "intermediate_size":
+        found[keys.inter] = _width(read, ".expert_feed_forward_length", "ffn_up_exps")
+    if keys.shared:
+        key = ".expert_shared_feed_forward_length"
+        found[keys.shared] = _width(read, key, "ffn_up_shexp")
+    return found
+
+
+def _width(read: Metadata, key: str, matrix: str) -> int:
+    """Returns the width of a feed-forward; older files have it in its matrix alone."""
+    stored = read.file.tensors.get(f"blk.0.{matrix}.weight")
+    if stored is None or len(stored.shape) == 1:
+        return read.whole(key)
+    return read.whole(key, stored.shape[-2])
+
+
+def _windows(read: Metadata, heads: int, head_dim: int, hidden: int) -> dict[str, Any]:
+    """Returns Mistral's sliding window, or the sizes of Gemma's layers with and without
+    windows.
+    """
+    if read.arch == "llama" and read.get(SLIDING_WINDOW) is not None:
+        return {"sliding_window": read.whole(SLIDING_WINDOW)}
+    if read.arch == "llama":
+        return {"sliding_window": None}
+    if read.arch != "gemma3":
+        return {}
+    wide = _layers(read) == _GEMMA_27B_LAYERS
+    return {
+        "query_pre_attn_scalar": hidden // heads if wide else head_dim,
+        "sliding_window": read.whole(SLIDING_WINDOW),
+        "sliding_window_pattern": read.whole(".attention.sliding_window_pattern", 6),
+        "rope_theta": read.number(".rope.freq_base", 1e6),
+        "rope_local_base_freq": read.number(".rope.freq_base_swa", 10000.0),
+    }
+
+
+def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
+    """Returns how rotations are scaled to a longer context; None: they are not."""
+    if ROPE_FACTORS in read.file.tensors:
+        return _llama3(read, head_dim)
+    kind = read.text(".rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        what = f"rope.scaling.type {kind!r:.100} is not supported; linear and yarn are"
+        raise UnsupportedModelError(f"{read.file.path}: {what}")
+    factor = read.number(".rope.scaling.factor")
+    found: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        key, length = (
+            ".rope.scaling.original_context_length",
+            read.whole(".context_length"),
+        )
+        found["original_max_position_embeddings"] = read.whole(key, length)
+    return found
+
+
+def _llama3(read: Metadata, head_dim: int) -> dict[str, Any]:
+    """Returns Llama 3's scaling whose result is in the file: what frequencies are divided
+    by. Raises `UnsupportedModelError` for others.
+    """
+    stored = read.file.tensors[ROPE_FACTORS]
+    theta = read.number(".rope.freq_base", 10000.0)
+    found: tuple[float, ...] = ()
+    if stored.type is F32 and stored.shape == (head_dim // 2,):
+        how = f"<{head_dim // 2}f"
+        found = struct.unpack_from(how, read.file.data, stored.start)
+    factor = max(found, default=0.0)
+    if factor >= 1:
+        scaling = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+        expected = _llama3_factors(theta, head_dim, factor)
+        pairs = zip(found, expected, strict=True)
+        if all(math.isclose(one, two, rel_tol=FACTOR_ERROR) for one, two in pairs):
+            return scaling
+    raise UnsupportedModelError(
+        f"{read.file.path}: tensor {ROPE_FACTORS} holds other factors of rotations than "
+        f"Llama 3's, which are not supported; give the Hugging Face checkpoint that the "
+        f"file was made from"
+    )
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    """Returns what Llama 3 divides each frequency by."""
+    slow, fast, context = _LLAMA3.values()
+    found = []
+    for i in range(0, head_dim, 2):
+        turns = context / (2 * math.pi * theta ** (i / head_dim))
+        share = min(max((turns - slow) / (fast - slow), 0.0), 1.0)
+        found.append(1 / ((1 - share) / factor + share))
+    return found

@@ -1,0 +1,324 @@
+"""The container: header, metadata and places of tensors of a GGUF file, versions 2 and 3.
+
+A file is not trusted. Every length and count is compared with the bytes that are left
+before anything is allocated or skipped by it, and every tensor's place with the file's
+size, so that nothing outside the file is read. The file is mapped into memory; arrays of
+the metadata are decoded when they are asked for.
+"""
+
+import math
+import mmap
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.gguf.block_types import TYPES, BlockType, type_name
+from minfer.effects.models.json_files import CorruptFileError
+
+SUFFIX: Final = ".gguf"
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+ALIGNMENT: Final = "general.alignment"
+DEFAULT_ALIGNMENT: Final = 32
+LARGEST_ALIGNMENT: Final = 1 << 20
+DIMENSIONS: Final = 4  # of a tensor, at most
+# Bounds of work, far above those of published models.
+MOST_KEYS: Final = 1 << 14
+MOST_TENSORS: Final = 1 << 16
+MOST_TEXTS: Final = 1 << 22  # in all arrays of a file
+TEXT, ARRAY, BOOL = 8, 9, 7  # types of values
+_SCALARS: Final = {
+    0: Struct("<B"),
+    1: Struct("<b"),
+    2: Struct("<H"),
+    3: Struct("<h"),
+    4: Struct("<I"),
+    5: Struct("<i"),
+    6: Struct("<f"),
+    BOOL: Struct("<B"),
+    10: Struct("<Q"),
+    11: Struct("<q"),
+    12: Struct("<d"),
+}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+_SHORTEST_PAIR: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
+_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
+
+
+class GgufError(CorruptFileError):
+    """A GGUF file is damaged or inconsistent. The message names the place in it."""
+
+
+@frozen(eq=False)
+class Array:
+    """An array of the metadata, in the file."""
+
+    path: Path
+    data: mmap.mmap
+    key: str
+    kind: int  # of its elements
+    count: int
+    start: int  # byte of its first element
+
+    def numbers(self) -> tuple[Any, ...]:
+        """Returns its elements. Raises `GgufError` for texts."""
+        if self.kind == TEXT:
+            raise _error(self.path, self.start, f"{self.key} must hold numbers")
+        code = _SCALARS[self.kind].format.removeprefix("<")
+        return Struct(f"<{self.count}{code}").unpack_from(self.data, self.start)
+
+    def texts(self) -> list[str]:
+        """Returns its elements. Raises `GgufError` for numbers and invalid UTF-8."""
+        if self.kind != TEXT:
+            raise _error(self.path, self.start, f"{self.key} must hold texts")
+        found, at, length = [], self.start, _U64.unpack_from
+        for i in range(self.count):
+            end = at + 8 + length(self.data, at)[0]
+            try:
+                found.append(self.data[at + 8 : end].decode())
+            except UnicodeDecodeError as error:
+                what = f"element {i} of {self.key} is not UTF-8"
+                raise _error(self.path, at, what) from error
+            at = end
+        return found
+
+
+Value = int | float | bool | str | Array
+
+
+@frozen
+class StoredTensor:
+    """A tensor's place in the file."""
+
+    name: str
+    shape: tuple[int, ...]  # the last dimension is contiguous
+    type: BlockType
+    start: int  # byte in the file
+    size: int  # bytes
+
+
+@frozen(eq=False)
+class GgufFile:
+    """The contents of a file but the values of its tensors."""
+
+    path: Path
+    data: mmap.mmap  # the whole file; copied on write, so that torch can view it
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, StoredTensor]
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns whether a model's path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == SUFFIX
+
+
+def read_gguf(path: str | Path) -> GgufFile:
+    """Returns the contents of a file; the last one that was read is kept.
+
+    Raises `GgufError`, and `UnsupportedModelError` for what is valid but not read.
+    """
+    path = Path(path)
+    try:
+        state = path.stat()
+        return _read(path, state.st_size, state.st_mtime_ns, state.st_ino)
+    except OSError as error:
+        why = f"cannot be read ({error.strerror or error}); check the path"
+        raise GgufError(f"{path}: {why}") from error
+
+
+@lru_cache(maxsize=2)  # a model and its draft model
+def _read(path: Path, size: int, *_identity: int) -> GgufFile:
+    if size < len(MAGIC) + 4 + 8 + 8:
+        raise _error(path, size, "the file ends within its header")
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    if data[:4] != MAGIC:
+        raise _error(path, 0, f"a GGUF file begins with {MAGIC!r}, not {data[:4]!r}")
+    cursor = _Cursor(path, data, size)
+    cursor.at = 4
+    version = cursor.number(_U32, "the version")
+    _check_version(path, version)
+    tensors = cursor.count("tensors", _SHORTEST_TENSOR, MOST_TENSORS, follows=8)
+    pairs = cursor.count("metadata keys", _SHORTEST_PAIR, MOST_KEYS)
+    metadata = _read_metadata(cursor, pairs)
+    alignment = _alignment(cursor, metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
+    if cursor.left // _SHORTEST_TENSOR < tensors:
+        raise cursor.error(f"{tensors} tensors do not fit into the rest of the file")
+    return GgufFile(path, data, metadata, _read_tensors(cursor, tensors, alignment))
+
+
+class _Cursor:
+    """A position in a file; reads behind its end are refused."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self.path, self.data, self.size = path, data, size
+        self.at = 0
+        self.texts = 0  # in arrays, so far
+
+    @property
+    def left(self) -> int:
+        return self.size - self.at
+
+    def error(self, what: str) -> GgufError:
+        return _error(self.path, self.at, what)
+
+    def take(self, size: int, what: str) -> int:
+        """Returns the position, and moves behind so many bytes."""
+        if size > self.left:
+            raise self.error(f"{what} takes {size} bytes, but {self.left} are left")
+        start, self.at = self.at, self.at + size
+        return start
+
+    def number(self, how: Struct, what: str) -> Any:
+        return how.unpack_from(self.data, self.take(how.size, what))[0]
+
+    def count(self, what: str, shortest: int, most: int, follows: int = 0) -> int:
+        """Returns a number of things of at least `shortest` bytes."""
+        start, found = self.at, int(self.number(_U64, f"the number of {what}"))
+        if found > min(most, (self.left - follows) // shortest):
+            fits = f"{self.left} bytes are left, and {most} are the most that are read"
+            raise _error(self.path, start, f"the number of {what} is {found}; {fits}")
+        return found
+
+    def text(self, what: str) -> str:
+        start = self.at
+        length = self.number(_U64, f"the length of {what}")
+        begin = self.take(length, what)
+        try:
+            return self.data[begin : self.at].decode()
+        except UnicodeDecodeError as error:
+            raise _error(self.path, start, f"{what} is not UTF-8") from error
+
+
+def _read_metadata(cursor: _Cursor, pairs: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for i in range(pairs):
+        start, key = cursor.at, cursor.text(f"metadata key {i}")
+        if key in found:
+            raise _error(cursor.path, start, f"metadata key {key!r} is there twice")
+        found[key] = _read_value(cursor, key)
+    return found
+
+
+def _read_value(cursor: _Cursor, key: str) -> Value:
+    kind = cursor.number(_U32, f"the type of {key}")
+    if kind == ARRAY:
+        return _read_array(cursor, key)
+    if kind == TEXT:
+        return cursor.text(key)
+    if kind not in _SCALARS:
+        raise cursor.error(f"{key} has the unknown type {kind}")
+    value: int | float = cursor.number(_SCALARS[kind], key)
+    if kind != BOOL:
+        return value
+    if value not in (0, 1):
+        raise cursor.error(f"{key} must be 0 or 1, as it is a bool, not {value}")
+    return bool(value)
+
+
+def _read_array(cursor: _Cursor, key: str) -> Array:
+    kind = cursor.number(_U32, f"the type of the elements of {key}")
+    if kind != TEXT and kind not in _SCALARS:
+        what = "an array of arrays" if kind == ARRAY else f"of the unknown type {kind}"
+        raise cursor.error(f"{key} is {what}, which is not read")
+    # A text takes at least its length.
+    each = 8 if kind == TEXT else _SCALARS[kind].size
+    most = MOST_TEXTS - cursor.texts if kind == TEXT else cursor.size
+    count = cursor.count(f"elements of {key}", each, most)
+    array = Array(cursor.path, cursor.data, key, kind, count, cursor.at)
+    if kind != TEXT:
+        cursor.take(count * each, key)
+        return array
+    cursor.texts += count
+    data, at, last, length = cursor.data, cursor.at, cursor.size - 8, _U64.unpack_from
+    for i in range(count):
+        if at > last:
+            raise cursor.error(f"the file ends within element {i} of {key}")
+        at += 8 + length(data, at)[0]
+    if at > cursor.size:
+        raise cursor.error(f"the file ends within the last element of {key}")
+    cursor.at = at
+    return array
+
+
+def _alignment(cursor: _Cursor, value: Value) -> int:
+    fits = type(value) is int and 8 <= value <= LARGEST_ALIGNMENT
+    if not isinstance(value, int) or not fits or value & (value - 1):
+        what = f"a power of two from 8 to {LARGEST_ALIGNMENT}"
+        raise cursor.error(f"{ALIGNMENT} must be {what}, not {value!r}")
+    return value
+
+
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
+    """Returns the places of tensors, which must lie apart within the file."""
+    found: dict[str, StoredTensor] = {}
+    for i in range(count):
+        start = cursor.at
+        tensor = _read_tensor(cursor, i)
+        if tensor.name in found:
+            raise _error(cursor.path, start, f"tensor {tensor.name!r} is there twice")
+        if tensor.start % alignment:
+            what = f"offset {tensor.start} of tensor {tensor.name} is no multiple of"
+            raise _error(cursor.path, start, f"{what} {alignment}")
+        found[tensor.name] = tensor
+    base = -(-cursor.at // alignment) * alignment
+    end, before = 0, ""
+    for tensor in sorted(found.values(), key=lambda one: one.start):
+        where = f"tensor {tensor.name} (offset {tensor.start}, {tensor.size} bytes)"
+        if tensor.start < end:
+            raise cursor.error(f"{where} overlaps tensor {before}")
+        end, before = tensor.start + tensor.size, tensor.name
+        if end > cursor.size - base:
+            ends = f"ends behind the file, which has {cursor.size} bytes"
+            raise cursor.error(f"{where} {ends}; tensors begin at byte {base}")
+    return {
+        name: StoredTensor(name, one.shape, one.type, base + one.start, one.size)
+        for name, one in found.items()
+    }
+
+
+def _read_tensor(cursor: _Cursor, index: int) -> StoredTensor:
+    """Returns a tensor's place, counted from where tensors begin."""
+    name = cursor.text(f"the name of tensor {index}")
+    what = f"tensor {name}"
+    dimensions = cursor.number(_U32, f"the number of dimensions of {what}")
+    if not 1 <= dimensions <= DIMENSIONS:
+        raise cursor.error(f"{what} has {dimensions} dimensions, not 1 to {DIMENSIONS}")
+    sizes = [cursor.number(_U64, f"a dimension of {what}") for _ in range(dimensions)]
+    kind = cursor.number(_U32, f"the type of {what}")
+    start = cursor.number(_U64, f"the offset of {what}")
+    if (type_ := TYPES.get(kind)) is None:
+        known = ", ".join(one.name for one in TYPES.values())
+        raise UnsupportedModelError(
+            f"{cursor.path}: {what} has type {type_name(kind)}, which is not supported; "
+            f"{known} are: use a file in which all tensors have one of these types"
+        )
+    if sizes[0] % type_.elements or 0 in sizes:
+        raise cursor.error(
+            f"{what} has shape {sizes[::-1]}; rows of {type_.name} are multiples of "
+            f"{type_.elements}, and no dimension is 0"
+        )
+    size = math.prod(sizes) // type_.elements * type_.size
+    return StoredTensor(name, tuple(sizes[::-1]), type_, start, size)
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version in VERSIONS:
+        return
+    what = f"GGUF version {version} is not supported"
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+        what = "big-endian files are not supported"
+    known = " and ".join(map(str, VERSIONS))
+    raise UnsupportedModelError(
+        f"{path}: {what}; little-endian files of versions {known} are: convert the model "
+        f"again with a current llama.cpp"
+    )
+
+
+def _error(path: Path, at: int, what: str) -> GgufError:
+    return GgufError(f"{path}: at byte {at}: {what}; download the file again")

@@ -1,0 +1,133 @@
+"""Dequantizes the block types of GGUF files.
+
+Blocks of the older types (`Q4_0` to `Q8_0`) have 32 numbers with one scale, and in `_1`
+also a least value. Blocks of the K types have 256 numbers in 8 or 16 groups, whose scales
+(and in Q4_K and Q5_K least values) are in few bits themselves, with scales of the block.
+Operations and their order are those of llama.cpp's reference, in float32, so that results
+are equal bit by bit.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_HALF: Final = 2  # bytes of a float16
+_HIGH_BITS: Final = 4  # bytes of the fifth bits of 32 numbers
+_K_SCALES: Final = 12  # bytes of the scales and least values of 8 groups
+
+
+def dequantized(name: str, blocks: Tensor) -> Tensor:
+    """Returns the numbers [blocks, numbers of a block], in float32, of uint8 [blocks,
+    bytes of a block] of the type `name`.
+    """
+    return _TYPES[name](blocks).flatten(1)
+
+
+def split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the numbers of Q4_0 blocks, from 0 to 15, two in a byte with the earlier
+    one in the low half [blocks, 16], and the scales [blocks] in float16.
+    """
+    numbers = _nibbles(blocks[:, _HALF:]).flatten(1)
+    return numbers[:, ::2] | numbers[:, 1::2] << 4, _half(blocks, 0)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    return blocks[:, at : at + _HALF].contiguous().view(torch.float16)
+
+
+def _scale(blocks: Tensor, at: int = 0) -> Tensor:
+    """Returns the float16 at a byte of each block, in float32 [blocks, 1]."""
+    return _half(blocks, at).float()
+
+
+def _nibbles(packed: Tensor, group: int = 16) -> Tensor:
+    """Returns of each `group` bytes the low, then the high halves [blocks, groups, 2,
+    bytes of a group].
+    """
+    groups = packed.reshape(len(packed), -1, 1, group)
+    return torch.cat([groups & 15, groups >> 4], dim=2)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """Returns [blocks, 32] of 4 bytes, as bits of value 16."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, :, None] >> shifts & 1) << 4).flatten(1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    numbers = _nibbles(blocks[:, _HALF:]).flatten(1).to(torch.int8) - 8
+    return _scale(blocks) * numbers.float()
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    numbers = _nibbles(blocks[:, 2 * _HALF :]).flatten(1).float()
+    return _scale(blocks) * numbers + _scale(blocks, _HALF)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    high, low = blocks[:, _HALF:].split_with_sizes([_HIGH_BITS, 16], 1)
+    numbers = _nibbles(low).flatten(1) | _fifth_bits(high)
+    return _scale(blocks) * (numbers.to(torch.int8) - 16).float()
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    high, low = blocks[:, 2 * _HALF :].split_with_sizes([_HIGH_BITS, 16], 1)
+    numbers = _nibbles(low).flatten(1) | _fifth_bits(high)
+    return _scale(blocks) * numbers.float() + _scale(blocks, _HALF)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, _HALF:].contiguous().view(torch.int8).float() * _scale(blocks)
+
+
+def _k_groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the scales and the least values of 8 groups [blocks, 8, 1], which begin a
+    block of Q4_K or Q5_K: six bits each.
+    """
+    packed = blocks[:, 2 * _HALF : 2 * _HALF + _K_SCALES]
+    first, second, rest = packed.split_with_sizes([4, 4, 4], 1)
+    scales = torch.cat([first & 63, rest & 15 | first >> 2 & 48], dim=1)
+    least = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=1)
+    scales = _scale(blocks) * scales.float()
+    return scales[..., None], (_scale(blocks, _HALF) * least.float())[..., None]
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scales, least = _k_groups(blocks)
+    packed = blocks[:, 2 * _HALF + _K_SCALES :]
+    numbers = _nibbles(packed, 32).reshape(len(blocks), 8, 32)
+    return scales * numbers.float() - least
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scales, least = _k_groups(blocks)
+    high, packed = blocks[:, 2 * _HALF + _K_SCALES :].split_with_sizes([32, 128], 1)
+    # Bit i of a byte belongs to group i.
+    groups = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    fifth = (high[:, None] >> groups & 1) << 4
+    numbers = _nibbles(packed, 32).reshape(len(blocks), 8, 32) | fifth
+    return scales * numbers.float() - least
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low, high, scales, _ = blocks.split_with_sizes([128, 64, 16, _HALF], 1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    upper = (high.reshape(len(blocks), 2, 1, 32) >> shifts & 3) << 4
+    numbers = _nibbles(low, 64).reshape(len(blocks), 2, 4, 32) | upper
+    groups = (numbers.to(torch.int8) - 32).reshape(len(blocks), 16, 16)
+    each = _scale(blocks, 208) * scales.contiguous().view(torch.int8).float()
+    return each[..., None] * groups.float()
+
+
+_TYPES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

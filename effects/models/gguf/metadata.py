@@ -1,0 +1,92 @@
+"""Typed reads of a GGUF file's metadata; errors name the key and what is wrong."""
+
+import math
+from typing import Any, TypeVar
+
+from minfer.effects.models.gguf.container import Array, GgufError, GgufFile, Value
+
+Default = TypeVar("Default")
+LARGEST = 1 << 40  # of sizes
+
+
+class Metadata:
+    """Reads of one file. `arch` is put before keys that begin with a dot. All raise
+    `GgufError`.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.arch = ""
+        self.arch = self.text("general.architecture")
+
+    def error(self, key: str, expected: str) -> GgufError:
+        """Returns the error about a value that is not as `expected`."""
+        value = self.get(key)
+        shown = f"an array of {value.count}" if isinstance(value, Array) else repr(value)
+        found = "nothing" if value is None else f"{shown:.100}"
+        return GgufError(
+            f"{self.file.path}: metadata {self.full(key)} must be {expected}, found "
+            f"{found}; download the file again, or convert the model again"
+        )
+
+    def full(self, key: str) -> str:
+        """Returns the key as the file has it."""
+        return self.arch + key if key.startswith(".") else key
+
+    def get(self, key: str) -> Value | None:
+        """Returns a value of any type; None: there is none."""
+        return self.file.metadata.get(self.full(key))
+
+    def text(self, key: str, default: Any = ...) -> str:
+        """Returns a text."""
+        value = self._or_default(key, default)
+        if not isinstance(value, str) and value is not default:
+            raise self.error(key, "a text")
+        return str(value)
+
+    def whole(
+        self, key: str, default: Any = ..., low: int = 1, below: int = LARGEST
+    ) -> int:
+        """Returns an integer from `low` on, below `below`."""
+        value = self._or_default(key, default)
+        if value is not default and (type(value) is not int or not low <= value < below):
+            raise self.error(key, f"an integer from {low} to {below - 1}")
+        return int(value)
+
+    def number(self, key: str, default: Any = ...) -> float:
+        """Returns a finite number above 0."""
+        value = self._or_default(key, default)
+        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
+        if value is not default and not is_number:
+            raise self.error(key, "a finite number above 0")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Returns true or false."""
+        value = self._or_default(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false")
+        return value
+
+    def array(self, key: str) -> Array:
+        """Returns an array."""
+        value = self.get(key)
+        if not isinstance(value, Array):
+            raise self.error(key, "an array")
+        return value
+
+    def same_in_all_layers(self, key: str, default: Any = ..., low: int = 1) -> int:
+        """Returns an integer that may be given for each layer, if all are equal."""
+        value = self.get(key)
+        if not isinstance(value, Array):
+            return self.whole(key, default, low)
+        found = set(value.numbers())
+        if len(found) != 1 or type(one := found.pop()) is not int or one < low:
+            raise self.error(key, f"the same integer from {low} on in all layers")
+        return one
+
+    def _or_default(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is None and default is ...:
+            raise self.error(key, "there")
+        return default if value is None else value

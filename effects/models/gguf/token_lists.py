@@ -1,0 +1,61 @@
+"""The tokens in a GGUF file's metadata, and the ids that end a sequence."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from minfer.effects.models.gguf.metadata import Metadata
+
+TOKENS: Final = "tokenizer.ggml.tokens"
+TOKEN_TYPES: Final = "tokenizer.ggml.token_type"  # noqa: S105 - a key, no password
+# Types of tokens. Control tokens are special; unused ones only fill the vocabulary.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+_KEYS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+# Ends of a turn by their texts: older files have no key for those besides `eos`.
+_TEXTS: Final = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+)
+
+
+def token_types(read: Metadata) -> tuple[int, ...]:
+    """Returns the types of all tokens: normal, where the file has none. Raises
+    `GgufError`.
+    """
+    count = read.array(TOKENS).count
+    if read.get(TOKEN_TYPES) is None:
+        return (NORMAL,) * count
+    found = read.array(TOKEN_TYPES).numbers()
+    if len(found) != count:
+        raise read.error(TOKEN_TYPES, f"an array of {count}, as {TOKENS}")
+    return found
+
+
+def token_texts(read: Metadata) -> dict[int, str]:
+    """Returns the texts of the tokens that are used, by their ids. Raises `GgufError`."""
+    texts = read.array(TOKENS).texts()
+    kinds = enumerate(token_types(read))
+    return {token: texts[token] for token, kind in kinds if kind != UNUSED}
+
+
+def stop_ids(read: Metadata) -> tuple[int, ...]:
+    """Returns the ids that end a sequence. Raises `GgufError` for ids without a token."""
+    return tuple(dict.fromkeys(_ids(read)))
+
+
+def _ids(read: Metadata) -> Iterator[int]:
+    listed = read.get(TOKENS) is not None
+    count = read.array(TOKENS).count if listed else 1 << 31
+    for key in _KEYS:
+        if read.get(key) is not None:
+            yield read.whole(key, low=0, below=count)
+    if not listed:
+        return
+    types = token_types(read)
+    for token, text in enumerate(read.array(TOKENS).texts()):
+        if types[token] == CONTROL and text in _TEXTS:
+            yield token

@@ -1,0 +1,68 @@
+"""Normalizers and pre-tokenizers of byte-level BPE by their names in GGUF files
+(`tokenizer.ggml.pre`): those of the tokenizer.json of the models that the names are of.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.tokenizer_classes import CLASSES, State
+
+
+@frozen
+class Pretokenizer:
+    """How texts are divided into words before merges."""
+
+    parts: Mapping[str, Any]  # normalizer, pre_tokenizer, decoder
+    ignore_merges: bool = False  # a word that is a token is that token
+    add_bos: bool = False  # where the file does not say
+
+
+def _split(pattern: str) -> State:
+    regex = {"Regex": pattern}
+    return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+
+
+def _words(*splits: State, gpt2: bool = False) -> State:
+    """Returns parts that divide by each of `splits`, and last by GPT-2's own."""
+    flags = {"add_prefix_space": False, "trim_offsets": True}
+    level = {"type": "ByteLevel", **flags, "use_regex": gpt2}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
+        "decoder": {**level, "add_prefix_space": True, "use_regex": True},
+    }
+
+
+_REST: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _REST
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _REST
+)
+_DIGITS: Final = {"type": "Digits", "individual_digits": True}
+_CODER: Final = (
+    _split(r"[\r\n]"),
+    _split(r"\s?\p{L}+"),
+    _split(r"\s?\p{P}+"),
+    _split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+    _DIGITS,
+)
+_BY_LLAMA: Final = Pretokenizer(_words(_split(_LLAMA3)), ignore_merges=True, add_bos=True)
+_BY_QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].parts({}))
+PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
+    "llama-bpe": _BY_LLAMA,
+    "llama3": _BY_LLAMA,
+    "llama-v3": _BY_LLAMA,
+    "qwen2": _BY_QWEN,
+    "deepseek-r1-qwen": _BY_QWEN,
+    "gpt-2": Pretokenizer(_words(gpt2=True)),
+    "smollm": Pretokenizer(_words(_DIGITS, gpt2=True)),
+    "tekken": Pretokenizer(_words(_split(_TEKKEN)), ignore_merges=True, add_bos=True),
+    "deepseek-coder": Pretokenizer(_words(*_CODER)),
+}

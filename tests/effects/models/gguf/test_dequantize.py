@@ -1,0 +1,51 @@
+"""Blocks of each type, beside the `gguf` package's reference."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from minfer.effects.models.gguf.block_types import TYPES
+from minfer.effects.models.gguf.dequantize import dequantized, split_q4_0
+from minfer.kernels.leaves import Linear, int4
+from minfer.kernels.quantized import dequantize
+
+BLOCKED = [number for number, kind in TYPES.items() if not kind.is_float]
+
+
+@pytest.mark.parametrize("number", TYPES)
+def test_sizes_are_those_of_the_format(number: int) -> None:
+    kind = TYPES[number]
+    assert Type(number).name == kind.name
+    assert gguf.GGML_QUANT_SIZES[Type(number)] == (kind.elements, kind.size)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NaN and infinite scales
+@pytest.mark.parametrize("number", BLOCKED)
+def test_numbers_are_equal_bit_by_bit(number: int) -> None:
+    kind = TYPES[number]
+    blocks = np.random.default_rng(0).integers(0, 256, (200, kind.size), dtype=np.uint8)
+    theirs = gguf.quants.dequantize(blocks, Type(number))
+    ours = dequantized(kind.name, torch.from_numpy(blocks)).numpy()
+    assert ours.dtype == theirs.dtype == np.float32
+    nan = np.isnan(theirs)
+    assert nan.mean() < 0.5
+    np.testing.assert_array_equal(np.isnan(ours), nan)
+    np.testing.assert_array_equal(
+        ours.view(np.uint32)[~nan], theirs.view(np.uint32)[~nan]
+    )
+
+
+def test_q4_0_is_kept_exactly() -> None:
+    numbers = np.random.default_rng(0).standard_normal((6, 96), np.float32)
+    stored = gguf.quants.quantize(numbers, Type.Q4_0)
+    packed, scales = split_q4_0(torch.from_numpy(stored).view(-1, 18))
+    kept = Linear(
+        weight=packed.reshape(6, 48),
+        scheme=int4(32),
+        scales=scales.reshape(6, 3).float(),
+        parts=(6,),
+    )
+    theirs = gguf.quants.dequantize(stored, Type.Q4_0)
+    np.testing.assert_array_equal(dequantize(kept).numpy(), theirs)

@@ -1,0 +1,206 @@
+"""Models in GGUF files, beside transformers' models of what their numbers mean."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import pytest
+import torch
+from attrs import field, fields, frozen, has
+from gguf import GGMLQuantizationType as Type
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from minfer import LLM, SamplingParams
+from minfer.effects.cli.main import main
+from minfer.effects.models import layers
+from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.gguf.config import gguf_config
+from minfer.effects.models.shapes import weight_bytes
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.setup.prepare import prepare
+from tests.circles import long
+from tests.effects.models.gguf.written import add_tokenizer, write
+from tests.effects.models.test_formats import leaves
+from tests.effects.tiny_families import VARIANTS, save
+
+PROMPT: Final = [*range(3, 60, 2)]
+TOKENS: Final = 24
+# Inputs of all matrices are multiples of a block.
+WIDE: Final = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+# The file has neither the factor of scores nor the pattern of windows.
+GEMMA: Final = {
+    "query_pre_attn_scalar": 16,
+    "num_hidden_layers": 7,
+    "sliding_window_pattern": 6,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+}
+
+
+@frozen(kw_only=True)
+class Case:
+    """A model, and how its matrices are stored."""
+
+    family: str
+    variant: str
+    kind: Type
+    kinds: Mapping[str, Type] = field(factory=dict)  # by a part of a tensor's name
+
+    @property
+    def text(self) -> str:
+        return f"{self.family} {self.variant} {self.kind.name}"
+
+    def save(self, folder: Path) -> Any:
+        """Write the model as model.gguf; returns transformers' model of it."""
+        config = VARIANTS[self.family, self.variant] | WIDE
+        config |= GEMMA if self.family == "Gemma3" else {}
+        model = save(str(folder), self.family, config)
+        write(folder / "model.gguf", self.family, model, self.kinds, self.kind)
+        return model
+
+
+PLAIN: Final = Case(family="Llama", variant="biases, tied", kind=Type.Q8_0)
+INT4: Final = Case(family="Qwen2", variant="plain", kind=Type.Q4_0)
+MIXED: Final = Case(
+    family="Llama",
+    variant="head_dim 32",
+    kind=Type.Q4_0,
+    kinds={"attn_v": Type.Q5_0, "blk.1.ffn_down": Type.Q4_1, "embd": Type.Q8_0},
+)
+EXPERTS: Final = Case(family="Mixtral", variant="experts", kind=Type.Q4_0)
+MORE: Final = (
+    MIXED,
+    EXPERTS,
+    Case(family="Llama", variant="plain", kind=Type.Q4_0),
+    Case(family="Llama", variant="rope yarn", kind=Type.F16),
+    Case(family="Llama", variant="rope linear", kind=Type.BF16),
+    Case(family="Mistral", variant="window", kind=Type.Q8_0),
+    Case(family="Mixtral", variant="experts, windows", kind=Type.F16),
+    Case(family="Qwen3", variant="attention_bias", kind=Type.Q5_1),
+    Case(family="Gemma3", variant="pattern", kind=Type.Q8_0),
+    Case(family="Gemma3", variant="pattern", kind=Type.Q4_0),
+    Case(family="Gemma3", variant="ropes", kind=Type.F32),
+    Case(family="Qwen3Moe", variant="normalised", kind=Type.F16),
+    Case(family="Qwen3Moe", variant="normalised", kind=Type.Q4_0),
+    Case(family="Qwen2Moe", variant="experts", kind=Type.Q8_0),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [PLAIN, INT4, *long(MORE)], ids=lambda case: str(case.text)
+)
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> None:
+    model = case.save(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
+    file = str(tmp_path / "model.gguf")
+    with LLM(file, dtype="float32", skip_tokenizer_init=True) as llm:
+        output = llm.generate([{"prompt_token_ids": PROMPT}], params)[0].outputs[0]
+    written = [*output.token_ids]
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT + written])).logits[0, len(PROMPT) - 1 : -1]
+    theirs, best = logits.log_softmax(-1).max(-1)
+    assert written == best.tolist()
+    assert output.logprobs is not None
+    steps = zip(output.logprobs, written, strict=True)
+    ours = [step[token].logprob for step, token in steps]
+    torch.testing.assert_close(torch.tensor(ours), theirs, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("case", "packed"),
+    [
+        # Queries, keys and values are one matrix here, of which values are not Q4_0.
+        (MIXED, [False, True, True, True, False, True, True, False]),
+        *long([(EXPERTS, [True] * 12)]),
+    ],
+)
+def test_q4_0_stays_in_four_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, packed: list[bool]
+) -> None:
+    monkeypatch.setattr(layers, "prepared", lambda by: by)
+    case.save(tmp_path)
+    setup = prepare(EngineArgs(model=str(tmp_path / "model.gguf"), dtype="float16"))
+    weights = load_weights(setup.folder, setup.spec, setup.spec.dtype)
+    found = [leaf.scheme.is_int4 for leaf in leaves(weights.layers)]
+    assert found[: len(packed)] == packed
+    assert sum(one.nbytes for one in tensors(weights)) == weight_bytes(
+        setup.spec, cuda=True
+    )
+
+
+def test_llama_3s_factors_of_rotations_are_recognised(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    sizes = {"head_dim": 64, "rope_parameters": rope, "num_hidden_layers": 1}
+    config = VARIANTS["Llama", "plain"] | sizes
+    model = save(str(tmp_path), "Llama", config)
+    plain = 1 / 5e5 ** (torch.arange(0, 64, 2) / 64)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    path = write(
+        tmp_path / "model.gguf",
+        "Llama",
+        model,
+        {},
+        more=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
+    )
+    assert gguf_config(path)["rope_scaling"] == {
+        key: value for key, value in rope.items() if key != "rope_theta"
+    }
+
+
+@pytest.mark.long
+def test_the_bundled_model_writes_the_same_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bundled_folder()
+    read: Any = AutoModelForCausalLM.from_pretrained
+    model = read(folder, dtype=torch.float32)
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        add_tokenizer(writer, backend, "qwen2", eos=0, eot=2)
+        writer.add_chat_template(template)
+
+    family = type(model).__name__.removesuffix("ForCausalLM")
+    path = str(write(tmp_path / "toy.gguf", family, model, {}, Type.F32, more))
+    params = SamplingParams(temperature=0, max_tokens=40)
+    talk: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+    texts = []
+    for name in (None, path):
+        with LLM(name, dtype="float32") as llm:
+            outputs = [*llm.generate(["def add("], params), *llm.chat(talk, params)]
+            texts.append([one.outputs[0].text for one in outputs])
+    assert texts[0] == texts[1]
+    assert "42" in texts[1][1]
+    draft = {
+        "method": "draft_model",
+        "model": str(bundled_folder("draft")),
+        "num_speculative_tokens": 3,
+    }
+    setup = prepare(EngineArgs(model=path, speculative_config=draft), limit=10**9)
+    assert setup.draft is not None  # has the same tokens
+    assert main(["plan", "--model", path, "--dtype", "bfloat16"]) == 0
+    assert "toy.gguf" in capsys.readouterr().out
+    assert main(["verify", "--model", path]) == 2
+    assert "GGUF files are not compared" in capsys.readouterr().err
+
+
+def tensors(node: Any) -> list[Tensor]:
+    """All tensors of a tree of weights."""
+    if isinstance(node, Tensor):
+        return [node]
+    inner: Any = node if isinstance(node, tuple) else ()
+    if has(type(node)):
+        inner = [getattr(node, one.name) for one in fields(type(node))]
+    return [tensor for one in inner for tensor in tensors(one)]
