@@ -53,6 +53,19 @@ def _finite(values, accepted):
 
 
 @triton.jit
+def _scores(q, unit, key, k_scale):
+    """[rows, tile]: scores of queries in a unit [rows] and keys with scales [tile], each
+    None if there are none.
+    """
+    scores = tl.dot(q, tl.trans(key), input_precision="ieee")
+    if k_scale is not None:
+        scores = scores * k_scale[None, :]
+    if unit is not None:
+        scores = scores * unit[:, None]
+    return scores
+
+
+@triton.jit
 def _scan(
     q,
     unit,
@@ -114,11 +127,7 @@ def _scan(
         if key.dtype != q.dtype:
             key = key.to(q.dtype)
             value = value.to(q.dtype)
-        scores = tl.dot(q, tl.trans(key), input_precision="ieee")
-        if scaled:
-            scores = scores * k_scale[None, :]
-        if unit is not None:
-            scores = scores * unit[:, None]
+        scores = _scores(q, unit, key, k_scale if scaled else None)
         if masked:
             seen = tokens[None, :] <= positions[:, None]
             if window > 0:

@@ -39,7 +39,7 @@ from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 if TYPE_CHECKING:
     from torch import Tensor
 
-RANGE = 8192  # the most tokens that one program of Flash-Decoding reads
+RANGE = 4096  # the most tokens that one program of Flash-Decoding reads
 PROCESSORS = 132  # of a GPU, which the splits should fill
 RANGES_EACH = 4
 

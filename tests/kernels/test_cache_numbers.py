@@ -175,8 +175,8 @@ def test_keys_and_values_are_written_in_8_bits(
         write(mine, angles, at, slots, *data, heads, kv_heads, norm, norm, scales)
         found.append((mine, data, steps))
     (ours, data, steps), (theirs, wanted, scale) = found
-    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(steps, scale, atol=0, rtol=2e-3)
+    torch.testing.assert_close(ours, theirs, atol=LIMIT[HALF], rtol=LIMIT[HALF])
+    torch.testing.assert_close(steps, scale, atol=0, rtol=LIMIT[HALF])
     assert differing(data, wanted) < 0.02
     untouched = torch.ones(blocks * block, dtype=torch.bool, device=DEVICE)
     untouched[slots[slots >= 0]] = False
