@@ -142,7 +142,7 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     runner = executor.runner
     with (
         watched(spans, driver, "turn"),
-        watched(spans, llm.worker.reporter, "tell"),
+        watched(spans, llm.worker.reporter, "outputs_of"),
         watched(spans, executor, "launch", runner.stream),
         watched(spans, executor, "collect"),
         watched(spans, runner, "_replay", runner.stream),
@@ -246,7 +246,7 @@ def host(lab: Lab, model: str) -> Figures:
         }
         found["staging"].append(ms["launch"])
         found["planning, committing, staging"].append(ms["turn"] - ms["collect"])
-        found["delivering"].append(ms["tell"])
+        found["delivering"].append(ms["outputs_of"])
         busy = sum(span.before.elapsed_time(span.after) for span in spans["_replay"])
         whole = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
         found["GPU idle"].append(100 * (1 - busy / whole))
