@@ -36,6 +36,10 @@ Drafts to verify are such chunks, of a row's last token and of its drafts, which
 consecutive among the packed tokens (`DraftLayout`): their queries share every loaded
 tile, while as separate rows they would load a context once for each.
 
+With sink tokens, keys of the beginning that are before a row's window are folded first,
+by the first range: a scan of its own with a bound for each row, so that no key counts
+twice.
+
 Exponentials are to base 2 (log2 e is part of the scale), as the hardware computes them.
 """
 
@@ -87,6 +91,7 @@ def decode_attention(
     scale: float,
     *,
     window: int = 0,
+    sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
     splits: int | None = None,
@@ -100,9 +105,10 @@ def decode_attention(
     block_size, kv_heads, head_dim], the query's own key and value already written; table
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
-    them. Table entries outside are never read. scale > 0 multiplies the scores. sinks
-    [heads] float32: one more logit of each head, whose weight goes to no value. Caches
-    are of the dtype of q or of 8 bits (cache_numbers.py): FP8, or INT8 with its scales.
+    them, and the first `sink_tokens` of the sequence. Table entries outside are never
+    read. scale > 0 multiplies the scores. sinks [heads] float32: one more logit of each
+    head, whose weight goes to no value. Caches are of the dtype of q or of 8 bits
+    (cache_numbers.py): FP8, or INT8 with its scales.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
@@ -121,6 +127,7 @@ def decode_attention(
             offsets=torch.arange(len(q), device=q.device),
             scale=scale,
             window=window,
+            sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
             out=out,
@@ -140,6 +147,7 @@ def decode_attention(
         offsets=None,
         scale=scale,
         window=window,
+        sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
         max_count=1,
@@ -164,6 +172,7 @@ def prefill_attention(
     scale: float,
     *,
     window: int = 0,
+    sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
     max_count: int,
@@ -200,6 +209,7 @@ def prefill_attention(
             offsets=offsets,
             scale=scale,
             window=window,
+            sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
             out=out,
@@ -219,6 +229,7 @@ def prefill_attention(
         offsets=offsets,
         scale=scale,
         window=window,
+        sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
         max_count=max_count,
@@ -244,6 +255,7 @@ def _launch(
     offsets: Tensor | None,
     scale: float,
     window: int,
+    sink_tokens: int,
     sinks: Tensor | None,
     scales: CacheScales | None,
     max_count: int,
@@ -318,6 +330,7 @@ def _launch(
         merge_rows=merge_rows,
         depth=max(1, at_once // (merge_rows * dim_pad)),
         drafted=draft_layout is not None,
+        sink_tokens=sink_tokens if window else 0,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
@@ -383,6 +396,7 @@ def attention_reference(
     draft_layout: DraftLayout | None = None,
     most: int = 0,
     sinks: Tensor | None = None,
+    sink_tokens: int = 0,
     scales: CacheScales | None = None,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one token.
@@ -393,7 +407,9 @@ def attention_reference(
     chunks = torch.stack([part.long() for part in (rows, starts, counts, offsets)], 1)
     for row, start, count, offset in chunks.tolist():
         first = max(0, start - window + 1) if window else 0
+        beginning = torch.arange(min(sink_tokens, first), device=q.device)
         tokens = torch.arange(first, start + count, device=q.device)
+        tokens = torch.cat((beginning, tokens))
         blocks = table[row, tokens // block_size].long()
         places = blocks, tokens % block_size
         key, value = (
@@ -420,7 +436,9 @@ def attention_reference(
         query = q[here].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
         behind = torch.arange(start, start + count, device=q.device)[:, None] - tokens
-        unseen = (behind < 0) | (behind >= window) if window else behind < 0
+        unseen = behind < 0
+        if window:
+            unseen |= (behind >= window) & (tokens >= sink_tokens)
         scores = scores.masked_fill(unseen, -math.inf)
         if sinks is not None:
             extra = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -337,12 +337,14 @@ def attend(
     merge_rows: tl.constexpr,
     depth: tl.constexpr,
     drafted: tl.constexpr,
+    sink_tokens: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
     contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
     `most`, of which those after its count get finite results. `sinks` [heads] float32:
     one more logit of each head, times log2(e), which belongs to the first range. k_scales
     and v_scales [blocks, block_size, kv_heads] float32, or None.
+    `sink_tokens`: keys at the beginning of a sequence that are read beside the window.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -400,6 +402,43 @@ def attend(
         v_scales + kv_head if scaled else v_head,
         tl.num_programs(2),
     )
+    if sink_tokens > 0:
+        # Of the first keys those that are before a row's window; they belong to the first
+        # range.
+        before = tl.minimum(positions - window, sink_tokens - 1)
+        last_before = tl.minimum(last - window, sink_tokens - 1)
+        beginning = HeadPages(
+            0,
+            last_before,
+            start,
+            k_head,
+            v_head,
+            blocks,
+            stride_block,
+            stride_token,
+            k_scales + kv_head if scaled else k_head,
+            v_scales + kv_head if scaled else v_head,
+            tl.num_programs(2),
+        )
+        end = tl.where(part == 0, tl.cdiv(tl.maximum(last_before + 1, 0), tile), 0)
+        softmax = _scan(
+            queries_tile,
+            unit,
+            softmax,
+            before,
+            0,
+            end,
+            beginning,
+            scale,
+            0,
+            True,
+            drafted,
+            scaled,
+            block_size,
+            tile,
+            dim,
+            dim_pad,
+        )
     lo = first_key // tile
     hi = tl.cdiv(last + 1, tile)
     if counts is None or split:

@@ -1,12 +1,12 @@
 """Where a model's layers keep what they know of a token: groups, pages, and slots.
 
-Theory. Layers with the same window read the same keys, so one block table serves them:
-they are a *group*. The groups of a model take blocks of the same tokens, but give them
-back at different times: a layer with a window of 1,024 needs the last 16 blocks of 64
-tokens, one without needs all. So that all groups can share one pool, it is cut into equal
-*pages*: a page holds the keys of one block in some layers, `layers_a_page`, and a block
-of a group is a bundle of as many pages as its layers need. Each of these pages has a
-table of its own on the device. Gemma 3 4B has 29 layers with a window and 5 without: in
+Theory. Layers with the same window and sink tokens read the same keys, so one block table
+serves them: they are a *group*. The groups of a model take blocks of the same tokens, but
+give them back at different times: a layer with a window of 1,024 needs the last 16 blocks
+of 64 tokens, one without needs all. So that all groups can share one pool, it is cut into
+equal *pages*: a page holds the keys of one block in some layers, `layers_a_page`, and a
+block of a group is a bundle of as many pages as its layers need. Each of these pages has
+a table of its own on the device. Gemma 3 4B has 29 layers with a window and 5 without: in
 pages of 5 layers a block takes 6 pages and 1. A model of one group has pages of all
 layers.
 """
@@ -59,9 +59,10 @@ def one_group(spec: ModelSpec) -> CacheLayout:
     windows = spec.windows
     window = 0 if None in windows else max(filter(None, windows), default=0)
     window = window if window > 1 else 0  # of one token, blocks are not given back
+    sinks = max(layer.attention.sink_tokens for layer in spec.layers) if window else 0
     layers = len(spec.layers)
     places = tuple(LayerPlace(0, index) for index in range(layers))
-    return CacheLayout((CacheGroup(window),), layers, places)
+    return CacheLayout((CacheGroup(window, sink_tokens=sinks),), layers, places)
 
 
 def cache_layout(spec: ModelSpec) -> CacheLayout:
@@ -69,9 +70,10 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
 
     Raises `UnsupportedModelError` if layers keep different numbers of a token.
     """
-    members: dict[int | None, list[int]] = {}
-    for index, window in enumerate(spec.windows):
-        members.setdefault(window, []).append(index)
+    members: dict[tuple[int | None, int], list[int]] = {}
+    for index, layer in enumerate(spec.layers):
+        reads = layer.attention.window, layer.attention.sink_tokens
+        members.setdefault(reads, []).append(index)
     kept = {group.attention.kv_shape for group in spec.groups}
     if len(members) == 1:
         return one_group(spec)
@@ -83,9 +85,9 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
     size = _layers_a_page([len(found) for found in members.values()])
     places = [LayerPlace(0, 0)] * len(spec.layers)
     groups, first = [], 0
-    for window, found in members.items():
+    for (window, sinks), found in members.items():
         pages = ceil(len(found) / size)
-        groups.append(CacheGroup(window or 0, pages))
+        groups.append(CacheGroup(window or 0, pages, sinks))
         for at, index in enumerate(found):
             places[index] = LayerPlace(first + at // size, at % size)
         first += pages

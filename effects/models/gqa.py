@@ -5,7 +5,9 @@ the last `window` of them; several query heads share one key head (Ainslie et al
 so that a token stores fewer keys and values. Queries, keys and values come from one fused
 product; the cache normalises and rotates heads, stores the new keys and values, and
 attends; the product that follows mixes the heads. With *sinks* each head has one more
-logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023).
+logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023). *Sink
+tokens* are another thing: the first tokens of a sequence, whose keys and values are
+attended to beside the window (attention_window.py).
 
 With tensor parallelism, heads are split: the fused product by column, the one after it by
 row.
@@ -60,6 +62,8 @@ class GQA:
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
+    # Tokens at the beginning of a sequence that a query attends to beside its window.
+    sink_tokens: int = 0
 
     @property
     def q_size(self) -> int:

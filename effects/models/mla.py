@@ -77,6 +77,7 @@ class MLA:
     bias: bool = False  # of the products that make latents
     out_bias: bool = False
     window: None = None
+    sink_tokens: int = 0
 
     @property
     def query_dim(self) -> int:

@@ -146,8 +146,12 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
     Each is float32, and the boolean that it is made from.
     """
-    beside = sizes.max_num_batched_tokens + sizes.block_size
-    keys = (sizes.max_model_len if w is None else w + beside for w in set(spec.windows))
+    beside, size = sizes.max_num_batched_tokens + sizes.block_size, sizes.block_size
+    kinds = {(g.attention.window, g.attention.sink_tokens) for g in spec.groups}
+    keys = (
+        window + -(-sinks // size) * size + beside if window else sizes.max_model_len
+        for window, sinks in kinds
+    )
     return sum((4 + 1) * min(count, sizes.max_model_len) for count in keys)
 
 

@@ -84,6 +84,19 @@ class EngineArgs:
         "the context: most tokens of prompt and output together (default: the model's)",
         whole(2),
     )
+    attention_window: int | None = option(
+        None,
+        "let layers with full attention read only so many tokens, up to their own, so "
+        "that a sequence's memory stops growing; models were not trained for it "
+        "(default: all tokens)",
+        whole(2),
+    )
+    attention_sink_tokens: int = option(
+        0,
+        "first tokens of each sequence that are read beside --attention-window, as in "
+        "StreamingLLM; 4 is usual (default: 0)",
+        whole(0),
+    )
     block_size: int = option(
         64, "tokens of a block, in which the KV cache is given out (default: 64)", COUNT
     )

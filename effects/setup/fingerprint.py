@@ -31,7 +31,7 @@ def fingerprint(
     args: EngineArgs, config: Mapping[str, object], spec: ModelSpec, folder: Path
 ) -> bytes:
     """Returns a digest of a model's config.json, its dtype in use, the format of its
-    cache, and its weights.
+    cache, the window and sink tokens that settings give its layers, and its weights.
     """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
@@ -40,6 +40,9 @@ def fingerprint(
     how = spec.quantization
     if how is not None:  # in that of unquantized weights nothing changes
         formats.append({"matrices": how.format.scheme.name, "plain": sorted(how.plain)})
+    if args.attention_window is not None:
+        kept = {"window": args.attention_window, "sinks": args.attention_sink_tokens}
+        formats.append(kept)
     identity = json.dumps([config, spec.dtype, formats, weights], sort_keys=True)
     return hashlib.sha256(identity.encode()).digest()
 

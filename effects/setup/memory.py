@@ -55,7 +55,7 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import DeviceInfo
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
@@ -273,11 +273,14 @@ def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     if len(layout.groups) == 1:
+        [group] = layout.groups
         block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
-        return [("KV of a token", size_text(token)), block]
+        rows = [("KV of a token", size_text(token)), block]
+        if group.sink_tokens:
+            rows.append(("attention reads", _reads(group)))
+        return rows
     groups = ", ".join(
-        f"{group.pages} "
-        + (f"(window {group.window})" if group.window else "(no window)")
+        f"{group.pages} " + (f"({_reads(group)})" if group.window else "(no window)")
         for group in layout.groups
     )
     page = f"{size_text(plan.block_bytes)} for {size} tokens in {layout.layers_a_page}"
@@ -286,6 +289,12 @@ def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("KV of a page", f"{page} layers; {layout.padding:.0%} padding"),
         ("pages of a block", groups),
     ]
+
+
+def _reads(group: CacheGroup) -> str:
+    """Returns what a query reads in a group with a window."""
+    sinks = f", {group.sink_tokens} sink tokens" if group.sink_tokens else ""
+    return f"window {group.window}{sinks}"
 
 
 def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.attention_window import with_attention_window
 from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.effects.models.checkpoint import (
     CheckpointError,
@@ -104,6 +105,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     where = str(config_path(folder))
     spec = _quantized(_spec(raw, where, args.dtype), folder, args)
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
+    window, sinks = args.attention_window, args.attention_sink_tokens
+    spec = with_attention_window(spec, window, sinks)
     if warns:
         warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
@@ -111,6 +114,9 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     speculative = speculative_config(args.speculative_config)
     config = _config(args, spec, device, folder, speculative)
     draft = find_draft_checkpoint(speculative, folder, spec, config)
+    if draft is not None and window is not None:  # it reads the same block tables
+        narrow = with_attention_window(draft.spec, window, sinks)
+        draft = evolve(draft, spec=narrow)
     if draft is not None and device.kind == "cuda":
         _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":

@@ -5,6 +5,7 @@ history of the next generation.
 
 from minfer.blocks.keys import extend_keys
 from minfer.blocks.ownership import Transaction
+from minfer.blocks.window import kept
 from minfer.lifecycle.committed import all_committed, committed
 from minfer.lifecycle.retire import retire
 from minfer.lifecycle.seat import growth_mark, publish_mark
@@ -86,7 +87,10 @@ def _without_windows(
         own, chain = [*run.tables[i]], run.chains[i]
         for g, group in enumerate(config.groups):
             if group.window:
-                change.pool.give(own[g][chain.low[g] * group.pages :])
+                low, sinks = chain.low[g], group.sink_blocks(config.block_size)
+                table, pages = own[g], group.pages
+                every = kept(table, 0, len(table), low * pages, sinks * pages)
+                change.pool.give(every)
                 own[g] = Log()
         none = (0,) * len(own)
         tables[i], chains[i] = tuple(own), evolve(chain, sealed=none, low=none)

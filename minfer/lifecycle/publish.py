@@ -11,7 +11,7 @@ from typing import Final
 from minfer.blocks.keys import Key, Keys, block_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import bundles
-from minfer.blocks.window import outside
+from minfer.blocks.window import kept, outside
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.seat import publish_mark
 from minfer.records.config import CacheGroup, EngineConfig
@@ -92,7 +92,8 @@ def window_blocks_coming(config: EngineConfig, state: EngineState) -> bool:
         return False
     run, size = state.running, config.block_size
     return any(
-        outside(scheduled, group.window, size) > chain.low[g]
+        outside(scheduled, group.window, size)
+        > max(chain.low[g], group.sink_blocks(size))
         for scheduled, chain in zip(run.scheduled, run.chains, strict=True)
         for g, group in enumerate(config.groups)
     )
@@ -140,8 +141,9 @@ def _publish_groups(
         have, pages, table = sealed[g], group.pages, tables[g]
         if group.window:
             gone = outside(sure, group.window, config.block_size)
+            sinks = group.sink_blocks(config.block_size)
             sealed[g], low[g] = _publish_window(
-                change, chain, keys, g, group, table, count, gone
+                change, chain, keys, g, group, table, count, gone, sinks
             )
         elif have < count:
             own = keys[have:count]
@@ -162,25 +164,34 @@ def _publish_window(
     table: Table,
     count: int,
     gone: int,
+    sinks: int,
 ) -> tuple[int, int]:
     """Publish a sequence's full blocks below `count` in group `g`; release those below
-    `gone`, which are outside its window. Returns what is sealed and released then.
+    `gone`, which are outside its window, but for the first `sinks`. Returns what is
+    sealed and released then.
+
+    A sink block that has a twin stays private until its sequence leaves, and as `sealed`
+    counts leading blocks, so do those after it.
     """
     pages, sealed, low = group.pages, chain.sealed[g], chain.low[g]
-    if sealed < count:
+    if sealed < count and (sealed >= sinks or low <= sinks):
         new = bundles(table[sealed * pages : count * pages], pages)
         for key, block in zip(group_keys(keys[sealed:count], g), new, strict=True):
             if not change.prefix.publish_alone(key, block):
                 break
             sealed += 1
-    for key in group_keys(keys[low : min(gone, sealed)], g):
+    first = max(low, sinks)  # of the blocks that are held beside those of the sinks
+    for key in group_keys(keys[first : min(gone, sealed)], g):
         change.prefix.release(key)
-    change.pool.give(table[max(low, sealed) * pages : gone * pages])
-    return max(sealed, gone), max(low, gone)
+    change.pool.give(table[max(first, sealed) * pages : gone * pages])
+    return (sealed if sealed < sinks else max(sealed, gone)), max(low, gone)
 
 
 def held_keys(config: EngineConfig, chain: Chain, g: int) -> Keys:
     """The keys of the published blocks that a sequence holds in group `g`."""
-    if not config.groups[g].window:
+    group = config.groups[g]
+    if not group.window:
         return (chain.leaf,)
-    return group_keys(chain.keys[chain.low[g] : chain.sealed[g]], g)
+    sinks = group.sink_blocks(config.block_size)
+    held = kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)
+    return group_keys(held, g)

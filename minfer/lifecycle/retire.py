@@ -14,6 +14,7 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, bundles, flattened
+from minfer.blocks.window import kept
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
@@ -77,11 +78,13 @@ def release_sequence(
     for g, table in enumerate(run.tables[i]):
         pages, have = config.groups[g].pages, chain.sealed[g]
         end = max(have, upto)
-        keys = group_keys(every[have:end], g)
+        sinks, low = config.groups[g].sink_blocks(config.block_size), chain.low[g]
+        keys = group_keys(kept(every, have, end, low, sinks), g)
         if tail != ROOT and group_key(tail, g) not in change.prefix.nodes:
             end, keys = end + 1, (*keys, group_key(tail, g))
         if keys:
-            new = bundles(table[have * pages : end * pages], pages)
+            own = kept(table, have * pages, end * pages, low * pages, sinks * pages)
+            new = bundles(own, pages)
             held, twins = _publish_last(config, change, chain, g, keys, new)
             private += flattened(twins)
         else:  # all that it computed is published

@@ -7,8 +7,8 @@ from attrs import frozen
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, Index, Pages, live, lookup, pages_of
-from minfer.blocks.window import GONE, lookup_window, outside
-from minfer.records.config import EngineConfig
+from minfer.blocks.window import GONE, kept, lookup_window, outside
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 from minfer.values import thresholds
@@ -43,17 +43,18 @@ def find_hit(config: EngineConfig, prefix: Index, keys: Keys, full: int) -> Foun
     cached in every group: shortened by one group after the other until it is stable.
     """
     size, hit, whole = config.block_size, full, False
-    windows = list[tuple[int, int]]()
+    windows = list[tuple[int, CacheGroup]]()
     for g, group in enumerate(config.groups):
         if group.window:
-            windows.append((g, group.window))
+            windows.append((g, group))
         else:
             hit, whole = lookup(prefix, keys, full, g), True
     cached, missed, before = hit, None, -1
     while windows and hit != before:
         before = hit
-        for g, window in windows:
-            now = lookup_window(prefix, keys, hit, window, size, g)
+        for g, group in windows:
+            sinks = group.sink_blocks(size)
+            now = lookup_window(prefix, keys, hit, group.window, size, g, sinks)
             if now < hit:
                 hit, missed = now, g
     return Found(hit, cached, missed if whole else None)
@@ -68,12 +69,15 @@ def take_hit(
     hit, leaf = found.blocks, ROOT
     tables, lows = list[Pages](), list[int]()
     for g, group in enumerate(config.groups):
-        low = outside(hit * size, group.window, size)
-        own = group_keys(keys[low:hit], g)
+        low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
+        own = group_keys(kept(keys, 0, hit, low, sinks), g)
         if group.window:
             for key in own:
                 change.prefix.hold(key)
-            table = (GONE,) * (low * group.pages) + pages_of(prefix, own)
+            found_pages = pages_of(prefix, own)
+            first = sinks * group.pages if low > sinks else 0
+            gone = (GONE,) * (max(low - sinks, 0) * group.pages)
+            table = found_pages[:first] + gone + found_pages[first:]
         else:
             leaf = own[-1] if hit else ROOT
             change.prefix.hold(leaf)
@@ -122,7 +126,7 @@ def pages_needed(
     for g, group in enumerate(config.groups):
         if group.window:
             low = outside(hit * size, group.window, size)
-            own = group_keys(keys[low:hit], g)
+            own = group_keys(kept(keys, 0, hit, low, group.sink_blocks(size)), g)
             idle = sum(not live(prefix, key) for key in own)
             held = (hit if config.reserve_windows else len(own)) - idle
         else:

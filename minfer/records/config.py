@@ -25,20 +25,34 @@ class CacheGroup:
     window: int = field(default=0, validator=number(0))  # keys a query reads, with its
     # own; 0: all (full attention)
     pages: int = field(default=1, validator=number(1))  # of a block
+    # Tokens at the beginning of a sequence that every query reads beside its window
+    # (StreamingLLM, Xiao et al. 2023).
+    sink_tokens: int = field(default=0, validator=number(0))
 
     def __attrs_post_init__(self) -> None:
         if self.window == 1:
             raise ConfigError(
                 "window must be 0 (none) or at least 2: a query reads itself"
             )
+        if self.sink_tokens > self.window:
+            raise ConfigError(
+                f"sink_tokens ({self.sink_tokens}) must be at most window ({self.window})"
+            )
+
+    def sink_blocks(self, block_size: int) -> int:
+        """The blocks at the beginning of a sequence that have sink tokens: they are never
+        given back behind the window.
+        """
+        return -(-self.sink_tokens // block_size)
 
     def most_blocks(self, blocks: int, block_size: int) -> int:
         """The most of its first `blocks` blocks that a sequence must hold at once: with a
-        window those that a query reads, with its own.
+        window those that a query reads, with its own, and those of sink tokens.
         """
         if not self.window:
             return blocks
-        return min(blocks, -(-(self.window - 1) // block_size) + 1)
+        span = -(-(self.window - 1) // block_size) + 1
+        return min(blocks, span + self.sink_blocks(block_size))
 
 
 @frozen(kw_only=True)
@@ -112,7 +126,7 @@ class EngineConfig:
         if type(groups) is not tuple or set(map(type, groups)) != {CacheGroup}:
             raise ConfigError("groups must be a tuple of at least one CacheGroup")
         windows = [group.window for group in groups]
-        if len(set(windows)) < len(windows):
+        if len({(group.window, group.sink_tokens) for group in groups}) < len(windows):
             raise ConfigError(
                 f"groups must have different windows, not {windows}: layers of equal "
                 f"windows are one group"

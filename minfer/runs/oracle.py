@@ -17,7 +17,7 @@ from itertools import accumulate, chain, islice
 
 from attrs import define, evolve
 
-from minfer.blocks.window import outside
+from minfer.blocks.window import kept, outside
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
@@ -359,7 +359,8 @@ class Oracle:
         """
         size, found = self.block_size, list[int]()
         for g, group in enumerate(self.groups):
-            blocks = range(outside(position, group.window, size), position // size)
+            low, sinks = outside(position, group.window, size), group.sink_blocks(size)
+            blocks = kept(range(position // size), 0, position // size, low, sinks)
             every = tuple([self._read(row, g, block, size - 1) for block in blocks])
             found.append(hash(every))
         return found

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from minfer.blocks.window import outside
 from minfer.lifecycle.transitions import Stage
-from minfer.records.config import EngineConfig
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Discarded, Finished
 from minfer.records.plan import Plan
@@ -100,8 +100,19 @@ def touched(config: EngineConfig, seat: Seat, start: int) -> frozenset[int]:
     found = set[int]()
     for table, group in zip(seat.tables, config.groups, strict=False):
         low = outside(start, group.window, config.block_size)
-        found.update(table[low * group.pages :])
+        sinks = group.sink_blocks(config.block_size)
+        found.update(table[low * group.pages :], table[: sinks * group.pages])
     return frozenset(found)
+
+
+def held_blocks(
+    config: EngineConfig, group: CacheGroup, blocks: range, low: int
+) -> list[int]:
+    """Those of some blocks of a running sequence that it holds in a group of which the
+    blocks below `low`, but for those of sink tokens, were released.
+    """
+    size = config.block_size
+    return [at for at in blocks if at >= low or at * size < group.sink_tokens]
 
 
 def capacity(config: EngineConfig, tables: Iterable[Sized]) -> int:

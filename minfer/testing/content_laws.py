@@ -12,7 +12,7 @@ from minfer.blocks.keys import Key, Keys, block_keys, group_key, tail_keys
 from minfer.blocks.prefix import Pages, every_node
 from minfer.records.config import CacheGroup
 from minfer.records.state import EngineState
-from minfer.testing.accounts import Seat
+from minfer.testing.accounts import Seat, held_blocks
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 
@@ -98,7 +98,8 @@ class Contents:
         for i, chain in enumerate(run.chains):
             one = books.accounts[run.ids[i]]
             for g, group in enumerate(books.config.groups):
-                for k in range(chain.low[g], chain.sealed[g]):
+                sealed = range(chain.sealed[g])
+                for k in held_blocks(books.config, group, sealed, chain.low[g]):
                     table, at = run.tables[i][g], k * group.pages
                     found = self.blocks.get(table[at : at + group.pages])
                     if found is None:

@@ -16,6 +16,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
 from minfer.records.sequence import COLUMNS, Running
 from minfer.records.state import EngineState
+from minfer.testing.accounts import held_blocks
 from minfer.values.tickets import words_of
 
 
@@ -64,10 +65,12 @@ def free_pages(state: EngineState) -> list[int]:
 
 def private_pages(config: EngineConfig, run: Running, i: int) -> list[int]:
     """Pages that only the sequence at `i` uses."""
-    each = zip(run.tables[i], run.chains[i].sealed, config.groups, strict=True)
-    return [
-        page for table, sealed, group in each for page in table[sealed * group.pages :]
-    ]
+    own, found = run.chains[i], list[int]()
+    for g, (group, table) in enumerate(zip(config.groups, run.tables[i], strict=True)):
+        blocks = range(own.sealed[g], -(-len(table) // group.pages))
+        for block in held_blocks(config, group, blocks, own.low[g]):
+            found += table[block * group.pages : (block + 1) * group.pages]
+    return found
 
 
 def _quiescence(state: EngineState) -> None:
@@ -207,15 +210,18 @@ def _published(
     computed = max(own.sealed) * size <= done
     require(computed, "publish after write", f"{own.sealed} blocks at {done}")
     anew = run.seqs[i].request.begins_anew
-    held = anew and own.sealed != own.low
-    require(not held, "computed anew", "others read what it may rewrite")
+    held = [
+        held_blocks(config, group, range(own.sealed[g]), own.low[g])
+        for g, group in enumerate(config.groups)
+    ]
+    require(not (anew and any(held)), "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
     require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
     stands = ROOT
     for g, group in enumerate(config.groups):
         table, pages = run.tables[i][g], group.pages
-        for block in range(own.low[g], own.sealed[g]):
+        for block in held[g]:
             node = node_of(prefix, group_key(keys[block], g))
             mine = table[block * pages : (block + 1) * pages]
             same = node is not None and node.pages == mine
@@ -235,9 +241,11 @@ def _windows(config: EngineConfig, run: Running, i: int, done: int) -> None:
     ahead = max(ahead, (1 + (how.drafts if how else 0)) * (config.depth + 1))
     for g, group in enumerate(config.groups):
         table, low, pages = run.tables[i][g], own.low[g], group.pages
-        most = min(outside(done, group.window, size), own.sealed[g])
+        sinks, most = group.sink_blocks(size), outside(done, group.window, size)
+        if own.sealed[g] >= sinks:  # else a sink block has a twin: none is published
+            most = min(most, own.sealed[g])
         require(low <= most, "window", f"{low} given back at {done}")
-        every += table[low * pages :]
+        every += (*table[: min(low, sinks) * pages], *table[low * pages :])
         require(len(table) % pages == 0, "window", f"part of a block: {table}")
         if group.window and config.by_chunk:
             behind = outside(done - 2 * size, group.window, size)

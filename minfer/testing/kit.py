@@ -44,6 +44,8 @@ GROUPS: Final = (
     (CacheGroup(), CacheGroup(window=5, pages=2)),
     (CacheGroup(window=6, pages=3), CacheGroup()),
     (CacheGroup(window=3), CacheGroup(pages=2), CacheGroup(window=9)),
+    (CacheGroup(window=6, sink_tokens=5),),
+    (CacheGroup(), CacheGroup(window=5, pages=2, sink_tokens=1)),
 )
 _speculations = st.sampled_from(
     (

@@ -18,8 +18,7 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     pages = pages_at_once(config, -(-known // size))
     for g, group in enumerate(config.groups):
         reads = read_blocks(config, group, hit)
-        first = 0 if config.reserve_windows else reads.start
-        saved = hit - first
+        saved = hit if config.reserve_windows else len(reads)
         for block in reads:
             node = node_of(after.blocks.prefix, group_key(seq.keys[block], g))
             saved -= node is not None and not node.users
@@ -35,7 +34,8 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
 
 def pages_at_once(config: EngineConfig, blocks: int) -> int:
     """Pages that a sequence of so many blocks holds at once at least: where a group has a
-    window, the most blocks that a query and those before it in the window lie in.
+    window, the most blocks that a query and those before it in the window lie in, and
+    those of its sink tokens.
     """
     total, size = 0, config.block_size
     for group in config.groups:
@@ -43,14 +43,17 @@ def pages_at_once(config: EngineConfig, blocks: int) -> int:
         if group.window and not config.reserve_windows:
             positions = range(group.window - 1, group.window - 1 + size)
             spans = [at // size - (at - group.window + 1) // size + 1 for at in positions]
-            most = min(blocks, max(spans))
+            first = [at // size for at in range(group.sink_tokens)]
+            most = min(blocks, max(spans) + len({*first}))
         total += most * group.pages
     return total
 
 
-def read_blocks(config: EngineConfig, group: CacheGroup, hit: int) -> range:
+def read_blocks(config: EngineConfig, group: CacheGroup, hit: int) -> list[int]:
     """The blocks of a hit of `hit` blocks that the next query reads in a group."""
-    return range(outside(hit * config.block_size, group.window, config.block_size), hit)
+    size = config.block_size
+    low = outside(hit * size, group.window, size)
+    return [at for at in range(hit) if at >= low or at * size < group.sink_tokens]
 
 
 def longest_hit(

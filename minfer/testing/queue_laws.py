@@ -228,7 +228,8 @@ def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
     """Whether blocks leave windows once the steps in flight are over."""
     run, size = after.running, config.block_size
     return bool(config.by_chunk and after.inflight) and any(
-        outside(run.scheduled[i], group.window, size) > run.chains[i].low[g]
+        outside(run.scheduled[i], group.window, size)
+        > max(run.chains[i].low[g], group.sink_blocks(size))
         for i in range(len(run))
         for g, group in enumerate(config.groups)
     )

@@ -8,6 +8,9 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "blocks/window.py | kept | comparison | start < sinks -> start <= sinks": (
+        "A shortcut: from the end of the sink blocks on, what is kept of them is nothing."
+    ),
     "records/sequence.py | _place_among | offset | 0 -> -1": (
         "Who is joined is a single row: its first sequence is its last one."
     ),

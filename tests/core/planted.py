@@ -584,7 +584,7 @@ BUGS: Final = (
         "any engine: what left the window is let go again at each block",
         "lifecycle/publish.py",
         "_publish_window",
-        "keys[low : min(gone, sealed)]",
+        "keys[first : min(gone, sealed)]",
         "keys[: min(gone, sealed)]",
     ),
     Bug(
@@ -592,8 +592,33 @@ BUGS: Final = (
         "any engine: what was never published is forgotten when it leaves the window",
         "lifecycle/publish.py",
         "_publish_window",
-        "change.pool.give(table[max(low, sealed) * pages : gone * pages])",
+        "change.pool.give(table[max(first, sealed) * pages : gone * pages])",
         "()",
+    ),
+    Bug(
+        "a sink block is given back",
+        "any engine with sink tokens: the first blocks leave with the window",
+        "lifecycle/publish.py",
+        "_publish_window",
+        "max(low, sinks)",
+        "low",
+    ),
+    Bug(
+        "sink blocks stay when their sequence leaves",
+        "any engine with sink tokens: only the window of who leaves is given back",
+        "lifecycle/publish.py",
+        "held_keys",
+        "kept(chain.keys, 0, chain.sealed[g], chain.low[g], sinks)",
+        "chain.keys[chain.low[g] : chain.sealed[g]]",
+    ),
+    Bug(
+        "a private sink block counts as published",
+        "any engine with sink tokens: a twin of another's block is taken for it once the "
+        "window is past",
+        "lifecycle/publish.py",
+        "_publish_window",
+        "sealed if sealed < sinks else max(sealed, gone)",
+        "max(sealed, gone)",
     ),
     Bug(
         "window slides with what is planned",
@@ -664,7 +689,7 @@ BUGS: Final = (
         "a kind: a sequence is admitted that can never have its whole window",
         "records/config.py",
         "CacheGroup.most_blocks",
-        "min(blocks, -(-(self.window - 1) // block_size) + 1)",
+        "min(blocks, span + self.sink_blocks(block_size))",
         "min(blocks, 1)",
     ),
     Bug(
@@ -920,6 +945,16 @@ BUGS: Final = (
 _OUTSIDE = "mutants of a reader from outside: 22 of 127 lived, this among them"
 _LET = "an attack on the tests: 43 of 108 small bugs lived, this among them"
 ESCAPED: Final = (
+    Bug(
+        "hit without its sink tokens",
+        "any engine with sink tokens: a prefix counts as cached though its first block, "
+        "which is evicted last, is gone",
+        "planning/prefix_hit.py",
+        "find_hit",
+        "lookup_window(prefix, keys, hit, group.window, size, g, sinks)",
+        "lookup_window(prefix, keys, hit, group.window, size, g)",
+        "blocks/test_sinks.py",
+    ),
     Bug(
         "no drafts under a grammar",
         "a kind: forced text is generated token by token",

@@ -104,6 +104,17 @@ def reference(
     return out
 
 
+def read_before(
+    full: list[int], group: CacheGroup, position: int, size: int
+) -> list[int]:
+    """Of the full blocks before `position` those that its query reads: of the window, and
+    of sink tokens.
+    """
+    low = outside(position, group.window, size)
+    read = enumerate(full)
+    return [one for at, one in read if at >= low or at * size < group.sink_tokens]
+
+
 @define
 class Alone:
     """What an oracle computes of one sequence, without blocks."""
@@ -125,8 +136,7 @@ class Alone:
             self.here = [START + g for g in range(len(self.groups))]
         each = zip(self.groups, self.full, strict=True)
         self.seen = [
-            hash(tuple(full[outside(position, group.window, size) :]))
-            for group, full in each
+            hash(tuple(read_before(full, group, position, size))) for group, full in each
         ]
         self.here = [hash((here, token, position, *self.seen)) for here in self.here]
         self.position += 1
@@ -215,9 +225,17 @@ def tiny_config(rng: Random) -> EngineConfig:
                 FairSeats(clients=1, least=1, newcomers=1),
             )
         ),
-        groups=(CacheGroup(rng.choice((0, 0, 0, 2, 3, 6, 9, 14))),),
+        groups=(with_sinks(rng.choice((0, 0, 0, 2, 3, 6, 9, 14)), seqs + size),),
         freed_run=rng.choice((1, 2, 3)) if shrunk else 64,
     )
+
+
+def with_sinks(window: int, salt: int, pages: int = 1) -> CacheGroup:
+    """A group with a window and, by a number that is not drawn so that seeds keep their
+    worlds, up to as many sink tokens.
+    """
+    sinks = (0, 1, 2, window // 2, window)[salt % 5] if window else 0
+    return CacheGroup(window, pages, sinks)
 
 
 def several_groups(config: EngineConfig, rng: Random) -> EngineConfig:
@@ -226,14 +244,16 @@ def several_groups(config: EngineConfig, rng: Random) -> EngineConfig:
     if rng.random() < 0.5:
         return config
     window = one.window or rng.choice((2, 3, 6, 9, 14))
+    salt = config.max_num_seqs + config.block_size
+    sunk = with_sinks(window, salt)
     groups = rng.choice(
         (
-            (CacheGroup(), CacheGroup(window)),
-            (CacheGroup(), CacheGroup(window, pages=2)),
-            (CacheGroup(window, pages=3), CacheGroup()),
-            (CacheGroup(window), CacheGroup(pages=2), CacheGroup(window + 5)),
-            (CacheGroup(window), CacheGroup(window + 3, pages=2)),
-            (CacheGroup(window, pages=2),),
+            (CacheGroup(), sunk),
+            (CacheGroup(), with_sinks(window, salt, pages=2)),
+            (with_sinks(window, salt, pages=3), CacheGroup()),
+            (CacheGroup(window), CacheGroup(pages=2), with_sinks(window + 5, salt)),
+            (sunk, CacheGroup(window + 3, pages=2)),
+            (with_sinks(window, salt, pages=2),),
         )
     )
     pages = sum(group.pages for group in groups)

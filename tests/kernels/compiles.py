@@ -124,6 +124,16 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     rows.advance(at, at, at, at, state, at)
 
 
+def sink_tokens(splits: int) -> None:
+    """Attention of a window beside sink tokens: a decode step, and a chunk."""
+    at, one, table = ints(8), ints(1), ints(9, 32)
+    reads: dict[str, Any] = {"window": 1024, "sink_tokens": 4, "splits": splits}
+    q = half(64, HEADS, DIM)
+    attention.decode_attention(q[:8], *cache(), table, at, at, 0.1, **reads)
+    chunk = one, one, one, one
+    attention.prefill_attention(q, *cache(), table, *chunk, 0.1, max_count=64, **reads)
+
+
 def eight_bits(few: bool) -> None:
     """Caches in 8 bits: what writes them, and attention of rows, drafts and a chunk."""
     at, table = ints(4), ints(9, 32)
@@ -271,6 +281,7 @@ def main(few: bool) -> None:
         step(512, chunk=True)
         for splits in (1, 4):
             drafts_to_verify(splits)
+            sink_tokens(splits)
         mixture(1, None)
         for row in GROUPED:
             mixture(4, row.tune)

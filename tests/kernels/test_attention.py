@@ -63,12 +63,13 @@ def make(
     dtype: torch.dtype = torch.float32,
     lost: list[int] | None = None,
     seed: int = 0,
+    kept: int = 0,
 ) -> Case:
     """Random contents in shuffled blocks. What no sequence may read is NaN, and its id
     garbage.
 
     `lost[i]` tokens at sequence i's start are out of every window: whole blocks of them
-    have no id.
+    have no id. But the first `kept` of them can be read.
     """
     draw = torch.Generator().manual_seed(seed)
     lost = lost or [0] * len(contexts)
@@ -93,10 +94,12 @@ def make(
         mine = [ids.pop() for _ in range(need)]
         gone_blocks = gone // block_size
         table[row, gone_blocks:need] = torch.tensor(mine[gone_blocks:], dtype=torch.int32)
+        first = min(-(-kept // block_size), need)
+        table[row, :first] = torch.tensor(mine[:first], dtype=torch.int32)
         both = torch.randn(2, context, kv_heads, dim, generator=draw).to(dtype)
         keys.append(both[0].double())
         values.append(both[1].double())
-        for token in range(gone, context):
+        for token in {*range(gone, context), *range(min(kept, context))}:
             place = pool[1, :, mine[token // block_size], token % block_size]
             place.copy_(both[:, token])
     pool = pool.to(DEVICE)
@@ -125,7 +128,13 @@ def queries(tokens: int, heads: int, case: Case, seed: int = 1) -> Tensor:
 
 
 def written_out(
-    query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float, window: int = 0
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scale: float,
+    window: int = 0,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in
     float64.
@@ -134,7 +143,8 @@ def written_out(
     grouped = query.double().cpu().view(count, keys.shape[1], heads // keys.shape[1], dim)
     scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
     distance = torch.arange(start, start + count)[:, None] - torch.arange(len(keys))
-    seen = (distance >= 0) & (distance < (window or math.inf))
+    near = (distance < (window or math.inf)) | (torch.arange(len(keys)) < sink_tokens)
+    seen = (distance >= 0) & near
     weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)
     return torch.einsum("qhgk,khd->qhgd", weights, values).reshape(count, heads, dim)
 

@@ -41,6 +41,7 @@ ALSO: Final = {
     "lifecycle/stop.py": ("test_events.py",),
 }
 LAST: Final = (
+    "blocks/test_sinks.py",
     "blocks/test_window.py",
     "test_machine.py",
     "policies/test_builtin.py",

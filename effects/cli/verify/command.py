@@ -11,6 +11,7 @@ from minfer.effects.cli.options import engine_options
 from minfer.effects.cli.verify.findings import FAILED, Check, failed, verdict
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import engine_args
+from minfer.values.checks import ConfigError
 
 DESCRIPTION: Final = (
     "Run a checkpoint through minfer and through transformers on this machine, compare "
@@ -74,6 +75,11 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.models.fallback import quiet
 
     args = engine_args(options, executor="torch")
+    if args.attention_window is not None:
+        raise ConfigError(
+            "minfer verify compares with transformers, which reads all tokens; leave "
+            "--attention-window out"
+        )
     checks: list[Check] = []
     try:
         with quiet():

@@ -3,7 +3,9 @@ numpy.
 
 In layers with a sliding window of w, a token at position q attends to positions above q -
 w up to q. Reads are prepared once for each window; blocks outside it are not read, nor
-are their ids used, as these blocks may have been released.
+are their ids used, as these blocks may have been released. With sink tokens it attends to
+the first tokens of its sequence as well, whose blocks are gathered before those of the
+window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,8 @@ from torch import Tensor
 from minfer.effects.models.batch import Batch, Ints
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
-Kind = tuple[int, int | None]  # a block table, and the window of its layers
+# a block table, and the window and the sink tokens of its layers
+Kind = tuple[int, int | None, int]
 
 # padded tokens that take as long as the launches of one more group in each layer
 SPLIT_COST = 512
@@ -73,17 +76,24 @@ def plan_reads(
         parts = (found.rows, found.starts, found.counts, found.offsets)
         spans = [one for one in zip(*(p.tolist() for p in parts), strict=True) if one[2]]
     longest = max([start + count for _, start, count, _ in spans] + contexts.tolist())
-    limits = {(t, w): (t, longest if w is None else min(w, longest)) for t, w in kinds}
+    limits = {
+        (t, w, sinks): (t, longest, 0) if w is None or w >= longest else (t, w, sinks)
+        for t, w, sinks in kinds
+    }
     reads = {}
-    for which, limit in set(limits.values()):
+    for which, limit, sinks in set(limits.values()):
         whole = batch.table[which].numpy()
         table = whole[batch.rows.numpy()]
-        groups = _groups(table, contexts, block_size, limit) if len(contexts) else ()
+        groups: tuple[DecodeGroup, ...] = ()
+        if len(contexts) and sinks:
+            groups = _groups_with_sinks(table, contexts, block_size, limit, sinks)
+        elif len(contexts):
+            groups = _groups(table, contexts, block_size, limit)
         chunks = tuple(
-            _chunk(whole[row], start, offset, offset + count, block_size, limit)
+            _chunk(whole[row], start, offset, offset + count, block_size, limit, sinks)
             for row, start, count, offset in spans
         )
-        reads[which, limit] = Reads(groups, chunks)
+        reads[which, limit, sinks] = Reads(groups, chunks)
     return {kind: reads[limit] for kind, limit in limits.items()}
 
 
@@ -123,6 +133,37 @@ def _groups(
     )
 
 
+def _groups_with_sinks(
+    table: Table, contexts: Ints, block_size: int, window: int, sinks: int
+) -> tuple[DecodeGroup, ...]:
+    """Decode rows whose columns are the blocks of sink tokens, then those of the window;
+    few rows at once, as in `_groups`.
+    """
+    before, last = -(-sinks // block_size), contexts - 1
+    first = np.maximum(np.maximum(contexts - window, 0) // block_size, before)
+    span = max(int((last // block_size - first).max()) + 1, 0)
+    ahead = np.broadcast_to(np.arange(before), (len(first), before))
+    columns = np.concatenate((ahead, first[:, None] + np.arange(span)), 1)
+    # Padding reads the row's own first block.
+    used = columns * block_size <= last[:, None]
+    table = np.take_along_axis(table, np.where(used, columns, 0), 1)
+    at = columns[:, :, None] * block_size + np.arange(block_size)
+    at = at.reshape(len(first), -1)
+    beyond = at > last[:, None]
+    beyond |= (at <= last[:, None] - window) & (at >= sinks)
+    few = max(1, GROUP_TOKENS // at.shape[1])
+    return tuple(
+        DecodeGroup(
+            None if few >= len(first) else torch.from_numpy(part),
+            torch.from_numpy(np.ascontiguousarray(table[part]).reshape(-1)),
+            0,
+            at.shape[1],
+            None if (mask := _mask(beyond[part])) is None else mask[:, None, None],
+        )
+        for part in np.split(np.arange(len(first)), range(few, len(first), few))
+    )
+
+
 def _group(
     rows: Tensor | None, table: Table, skips: Ints, contexts: Ints, block_size: int
 ) -> DecodeGroup:
@@ -142,11 +183,19 @@ def _group(
 
 
 def _chunk(
-    table: Table, at: int, first: int, last: int, block_size: int, window: int
+    table: Table,
+    at: int,
+    first: int,
+    last: int,
+    block_size: int,
+    window: int,
+    sinks: int,
 ) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
     `at` of the table's sequence.
     """
+    if sinks:
+        return _chunk_with_sinks(table, at, first, last, block_size, window, sinks)
     context = at + last - first
     # The window of the first input begins at `start`, in block number `block`.
     start = max(0, at + 1 - window)
@@ -158,6 +207,31 @@ def _chunk(
         key, query = np.arange(start, context), np.arange(at, context)[:, None]
         mask = _mask((key > query) | (key <= query - window))
     return ChunkReads(first, last, blocks, start - before, context - before, mask)
+
+
+def _chunk_with_sinks(
+    table: Table,
+    at: int,
+    first: int,
+    last: int,
+    block_size: int,
+    window: int,
+    sinks: int,
+) -> ChunkReads:
+    """As `_chunk`: of the blocks of sink tokens, then of those from the window of the
+    first input on.
+    """
+    context, before = at + last - first, -(-sinks // block_size)
+    block = max((at + 1 - window) // block_size, before)
+    here = np.arange(block * block_size, context)
+    key = np.concatenate((np.arange(min(before * block_size, context)), here))
+    query = np.arange(at, context)[:, None]
+    mask = _mask((key > query) | ((key <= query - window) & (key >= sinks)))
+    blocks = None
+    if at:
+        behind = table[block : -(-context // block_size)]
+        blocks = _blocks(np.concatenate((table[:before], behind)))
+    return ChunkReads(first, last, blocks, 0, len(key), mask)
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:

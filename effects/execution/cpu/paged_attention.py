@@ -83,7 +83,7 @@ class KVCache:
         new = latent.to(cache.dtype)
         cache.write(batch.slots[table], new)
         read = LatentRead(mla, cache, weights, new)
-        return read.attend(by_head, reads[table, None], len(batch.rows))
+        return read.attend(by_head, reads[table, None, 0], len(batch.rows))
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
@@ -107,7 +107,7 @@ class KVCache:
         """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
         table, cache = self.layout.places[index].table, self.layers[index]
-        reads = self._prepared(batch)[1][table, gqa.window]
+        reads = self._prepared(batch)[1][table, gqa.window, gqa.sink_tokens]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
         _keep_finite(batch, new)
@@ -129,8 +129,11 @@ class KVCache:
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
-            places = zip(self.layout.places, self.spec.windows, strict=True)
-            wanted = dict.fromkeys((place.table, window) for place, window in places)
+            places = zip(self.layout.places, self.spec.layers, strict=True)
+            wanted = dict.fromkeys(
+                (place.table, layer.attention.window, layer.attention.sink_tokens)
+                for place, layer in places
+            )
             reads = plan_reads(batch, self.data.shape[2], tuple(wanted))
             angles = {
                 rope: table.index_select(0, batch.positions).unbind(1)

@@ -43,6 +43,7 @@ class _Options(TypedDict):
     """What both kernels of attention take."""
 
     window: int
+    sink_tokens: int
     sinks: Tensor | None
     scales: CacheScales | None
     splits: int
@@ -181,6 +182,7 @@ class CudaCache:
             of = q[part.tokens], keys, values, batch.table[place.table], part.rows
             how: _Options = {
                 "window": gqa.window or 0,
+                "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
                 "scales": self.layer_scales[index],
                 "splits": part.splits,

@@ -72,6 +72,8 @@ class GroupRoute:
         no_flash = flash_missing(dim, dtype, block_size, device)
         if attention.sinks:
             no_flash = "it has no attention sinks"
+        elif attention.sink_tokens:
+            no_flash = "it does not read sink tokens beside a window"
         elif attention.window:
             no_flash = (
                 "it reads before sliding windows what may belong to another sequence"
@@ -96,7 +98,7 @@ class GroupRoute:
         """
         one = self.attention
         if isinstance(one, GQA):
-            read = min(context, one.window or context)
+            read = min(context, (one.window or context) + one.sink_tokens)
             return num_splits(rows, one.kv_heads, one.head_dim, read)
         return latent_splits(rows, one.heads, 1, context)
 
@@ -113,7 +115,9 @@ class GroupRoute:
     @property
     def name(self) -> str:
         """The group's place in a table of routes."""
-        window = self.attention.window
+        window, sinks = self.attention.window, self.attention.sink_tokens
+        if sinks:
+            return f"window {window}, {sinks} sink tokens"
         return f"window {window}" if window else "no window"
 
 

@@ -9,6 +9,7 @@ refused later.
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
@@ -312,25 +313,29 @@ def _max_output_tokens(
         _check_prompt(setup, length)
         return 0
     config = setup.config
-    blocks = _blocks_per_beam(setup, beams)
+    pages = _pages_per_beam(setup, beams)
     _check_context(setup, length, output=True)
+    # With windows in all layers, a sequence can be longer than the cache.
+    longest = blocks_for(config.max_model_len, config.block_size)
+    blocks = bisect_right(range(1, longest + 1), pages, key=config.most_pages)
     slots = blocks * config.block_size + 1  # the last token needs no slot
     most = max(1, min(config.max_model_len - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)
     if needs > blocks:
         has = f"the cache has {config.num_blocks}"
         if beams > 1:
-            has += f", of which each of {beams} beams may take {blocks}"
+            has += f", of which each of {beams} beams may take {pages}"
+        pages = config.most_pages(needs)
         raise TooLongError(
-            f"prompt ({length} tokens) and output (up to {most}) need {needs} KV blocks "
+            f"prompt ({length} tokens) and output (up to {most}) need {pages} KV blocks "
             f"of {config.block_size} tokens; {has}: shorten the prompt, lower "
             f"max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
     return most
 
 
-def _blocks_per_beam(setup: Setup, beams: int) -> int:
-    """Returns the blocks that each of so many beams may take, so that all of them can run
+def _pages_per_beam(setup: Setup, beams: int) -> int:
+    """Returns the pages that each of so many beams may take, so that all of them can run
     at once even if they share nothing.
     """
     config = setup.config

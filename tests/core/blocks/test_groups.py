@@ -81,7 +81,8 @@ def serves(groups: tuple[CacheGroup, ...], cached: set[tuple[int, int]], p: int)
     return all(
         (g, position // SIZE) in cached
         for g, group in enumerate(groups)
-        for position in range(max(0, p - (group.window - 1)) if group.window else 0, p)
+        for position in range(p)
+        if position < group.sink_tokens or not group.window or position > p - group.window
     )
 
 

@@ -123,9 +123,9 @@ def by_window(
     batch: Batch, block_size: int, windows: tuple[int | None, ...]
 ) -> Mapping[int | None, Reads]:
     """What layers of one block table read, by their windows."""
-    kinds = [(0, window) for window in dict.fromkeys(windows)]
+    kinds = [(0, window, 0) for window in dict.fromkeys(windows)]
     found = plan_reads(batch, block_size, kinds)
-    return {window: found[0, window] for window in windows}
+    return {window: found[0, window, 0] for window in windows}
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])

@@ -12,6 +12,7 @@ from torch import Tensor
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.models.attention_window import with_attention_window
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.kernels.attention import decode_attention
@@ -23,9 +24,12 @@ from tests.effects.tiny_model import gqa_of, with_windows
 from tests.kernels.test_flash import stand_in
 
 
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
+@pytest.mark.parametrize(("scale", "window"), [(None, None), (0.3, None), (None, 6)])
+def test_the_cache_of_a_gpu_means_the_same(
+    scale: float | None, window: int | None
+) -> None:
     spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
+    spec = with_attention_window(spec, window, 3 if window else 0)
     theirs = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
     ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
     done = [0, 0, 0]

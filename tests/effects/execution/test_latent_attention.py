@@ -73,7 +73,7 @@ class Context:
         count, context = len(self.queries), len(self.latents)
         table = list(range(-(-context // BLOCK)))
         row = BatchRow([0] * count, context - count, table)
-        [reads] = plan_reads(make_batch([row], BLOCK), BLOCK, ((0, None),)).values()
+        [reads] = plan_reads(make_batch([row], BLOCK), BLOCK, ((0, None, 0),)).values()
         [chunk] = reads.chunks
         found: Tensor = getattr(self._read(), way)(self.queries, chunk)
         return found.flatten(1)
@@ -86,7 +86,7 @@ class Context:
             length = context - count + i + 1
             table = list(range(-(-length // BLOCK)))
             batch = make_batch([BatchRow([0], length - 1, table)], BLOCK)
-            [reads] = plan_reads(batch, BLOCK, ((0, None),)).values()
+            [reads] = plan_reads(batch, BLOCK, ((0, None, 0),)).values()
             made.append(self._read().attend(self.queries[i : i + 1], reads, 1))
         return torch.cat(made)
 

@@ -5,6 +5,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device import routes
 from minfer.effects.execution.device.routes import EXPAND_FROM, FLASH_FROM, Routes
+from minfer.effects.models.attention_window import with_attention_window
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.kernels.attention_tunes import num_splits
@@ -91,6 +92,9 @@ def test_flash_attn_serves_the_groups_that_allow_it() -> None:
     lines = dict(found.described())
     assert "before sliding windows" in lines["prefill attention, window 4"]
     assert lines["prefill attention, no window"].startswith("flash-attn from 2048")
+    beside = with_attention_window(with_windows(QWEN_05B, 4, *(None,) * 23), 64, 4)
+    lines = dict(made(beside).described())
+    assert "sink tokens" in lines["prefill attention, window 64, 4 sink tokens"]
     both = published("gpt-oss-20b")
     assert not both.uses_flash
     assert both.no_quack

@@ -228,6 +228,13 @@ def test_a_damaged_copy_fails(
     assert found["verdict"] == f"NOT supported: {check}"
 
 
+def test_a_window_that_transformers_has_not_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["verify", "--attention-window", "64"]) == 2
+    assert "leave --attention-window out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
