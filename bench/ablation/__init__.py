@@ -1,0 +1,1 @@
+"""What each mechanism is worth: `python -m bench.ablation`."""
