@@ -8,7 +8,7 @@ serve the same load in turns, so that a machine's noise hits both. One of them h
 common settings and is the same for all rows. They differ by their settings alone, or by
 what is asked of them: without a KV cache, each token is a request over the whole text.
 Only Flash-Decoding has no setting: there the number of ranges that a context is cut into
-is replaced by 1.
+is replaced by 1. The first row compares two equal engines: what it shows is noise.
 
 The mixed load: prompts of many lengths that begin alike, every eighth of them long, which
 arrive within half of the time that the engine takes for all at once. A figure's worth is
@@ -64,6 +64,7 @@ def cpu_place() -> Place:
         sizes=SMALL,
         context=2048,
         pool=16_384,
+        settles=0,
         long=1900,
         prompts=tuple(prompts[: SMALL.requests]),
     )
@@ -85,6 +86,7 @@ def gpu_place(folder: Path, shape: str) -> Place:
         sizes=LARGE,
         context=8192,
         pool=131_072,
+        settles=12,
         long=8000,
         prompts=(),
     )
@@ -121,6 +123,9 @@ def measure_row(
     if row.having or row.lacking:
         other = opened(place, row.having or row.lacking)
     with other as changed:
+        if changed is not plain:
+            run(changed, row.load(rng, 0))
+            time.sleep(place.settles)
         with_it, without = (changed, plain) if row.having else (plain, changed)
         for number in range(pairs + 1):
             first = number % 2

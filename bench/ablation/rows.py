@@ -26,6 +26,8 @@ class Place:
     context: int  # the longest, in tokens
     pool: int  # tokens that the KV cache holds
     long: int  # tokens of the long prompt
+    # Seconds in which a new engine captures graphs while it is idle, beside the other.
+    settles: float
     prompts: tuple[tuple[int, ...], ...]  # of real text, for drafts; none on a GPU
 
     def pages(self, size: int) -> Options:
@@ -55,6 +57,12 @@ def rows_of(place: Place) -> list[Row]:
     few, (fewest, most) = partial(mixed, sizes), sizes.output
     brief = fewest // 4, most // 4
     rows = [
+        Row(
+            name="nothing",
+            why="both engines have the same settings",
+            load=load,
+            lacking={"max_num_seqs": place.common["max_num_seqs"]},
+        ),
         Row(
             name="KV cache",
             why="without it, each token costs a prefill of the whole text before it",
