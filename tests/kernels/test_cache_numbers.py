@@ -55,6 +55,14 @@ def test_fp8_is_the_nearest_number_and_saturates() -> None:
     assert odd[1:].tolist() == [448, -448]
 
 
+def test_all_numbers_of_fp8_are_restored() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(FP8)
+    found = restored(every, None, torch.float32)
+    assert found.isnan().equal(every.float().isnan())
+    assert found.nan_to_num(0.0).equal(every.float().nan_to_num(0.0))
+    assert found.isnan().sum() == 2
+
+
 def test_int8_is_within_half_a_step_of_each_head() -> None:
     x = torch.randn(50, 3, 64) * torch.logspace(-6, 4, 50)[:, None, None]
     x[7] = 0
