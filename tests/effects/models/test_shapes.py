@@ -22,6 +22,7 @@ from minfer.effects.models.shapes import (
 )
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import empty_weights, random_weights
+from minfer.kernels import cpu_int8
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, REJECTION, SAME_NOISE, Speculation
 from tests.effects.schemes import CASES, SCHEMES
@@ -60,8 +61,14 @@ def test_parameters_and_bytes(tied: bool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("level", [None, *SCHEMES])
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
-def test_planned_weights_are_those_held(dtype: str, level: str | None) -> None:
-    """Of every family, on the CPU; and as stored for a GPU, before they are packed."""
+def test_planned_weights_are_those_held(
+    dtype: str, level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every family, on the CPU; and as stored for a GPU, before they are packed. INT8
+    is planned for the library that holds most: FBGEMM, with a table beside each matrix.
+    """
+    fbgemm = next(one for one in cpu_int8.ROUTES if one.name == "FBGEMM")
+    monkeypatch.setattr(cpu_int8, "chosen", lambda: fbgemm)
     how = None if level is None else Quantization(OnLoad(LEVELS[level]))
     planned, held = {}, {}
     for key, sizes in CASES.items():
