@@ -5,6 +5,7 @@ whatever they say, as a softmax has to put it somewhere. So beyond a window of t
 tokens it stays fluent only while it sees these first ones, the *sink tokens*, too (Xiao
 et al. 2023, arXiv:2309.17453). What is between the sinks and the window is not attended
 to, and its blocks are released: the memory of a sequence does not grow with its length.
+A query reads the first `sink_tokens` tokens and the last `window` ones, itself included.
 Positions are those of the sequence, not renumbered as in the paper: they are bounded by
 `max_position_embeddings`.
 """

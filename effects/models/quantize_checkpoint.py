@@ -95,6 +95,11 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
         raise ConfigError(f"quantization {level!r} must be one of {', '.join(LEVELS)}")
     scheme_config(LEVELS[level])
     _check_absent(output)
+    if source.is_file():
+        raise CheckpointError(
+            f"{source}: is a file (GGUF), and a folder in the format of Hugging Face is "
+            "quantized: config.json and safetensors"
+        )
     config = read_config(source)
     spec = _spec(config, source, level)
     with ExitStack() as stack:
@@ -108,13 +113,15 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
             _write(source, output, config, jobs, sides)
         except OSError as error:
             raise OutputError(
-                f"{output}: cannot be written ({error.strerror or error}); nothing is "
-                f"left of it: choose another folder, or make space"
+                f"{error.filename or output}: {error.strerror or error}; no partial "
+                f"output is left in {output}: choose another folder, or make space"
             ) from error
 
 
 def _check_absent(output: Path) -> None:
-    """Refuse a folder that has contents."""
+    """Refuse a folder that has contents, and one that cannot be replaced."""
+    if output.is_mount():
+        raise OutputError(f"{output}: is a mount point; name a folder inside it")
     try:
         if output.is_dir() and not any(output.iterdir()):
             return

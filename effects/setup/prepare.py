@@ -115,8 +115,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     config = _config(args, spec, device, folder, speculative)
     draft = find_draft_checkpoint(speculative, folder, spec, config)
     if draft is not None and window is not None:  # it reads the same block tables
-        narrow = with_attention_window(draft.spec, window, sinks)
-        draft = evolve(draft, spec=narrow)
+        draft = _with_window(draft, window, sinks)
     if draft is not None and device.kind == "cuda":
         _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
@@ -199,6 +198,22 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     spec = evolve(spec, quantization=how)
     has_files = args.executor == "torch" and args.load_format != "dummy"
     return as_stored(spec, folder) if has_files else spec
+
+
+def _with_window(draft: DraftCheckpoint, window: int, sinks: int) -> DraftCheckpoint:
+    """Returns a draft model with the target's attention window. Raises ConfigError."""
+    own = max((w for w in draft.spec.windows if w is not None), default=0)
+    if own > window:
+        raise ConfigError(
+            f"draft model {draft.folder}: some of its layers read the last {own} tokens, "
+            f"and blocks are released behind attention_window {window}; raise that, or "
+            "choose another draft model"
+        )
+    try:
+        narrow = with_attention_window(draft.spec, window, sinks)
+    except ConfigError as error:
+        raise ConfigError(f"draft model {draft.folder}: {error}") from None
+    return evolve(draft, spec=narrow)
 
 
 def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSpec:

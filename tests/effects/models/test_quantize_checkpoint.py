@@ -360,9 +360,11 @@ def test_folders_that_have_contents(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert "exists already" in refused(capsys, source, "fp8", tmp_path / "full")
-    assert "cannot be written" in refused(
+    assert "no partial output" in refused(
         capsys, source, "fp8", tmp_path / "file" / "made"
     )
+    assert main(command(source, "fp8", Path("/proc"))) == 2
+    assert "is a mount point" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     write(source, "fp8", tmp_path / "empty")
 
@@ -376,6 +378,14 @@ def test_too_little_space(
     usage = type(shutil.disk_usage(tmp_path))(1, 1, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert "0.00 GB are free" in refused(capsys, source, "fp8", tmp_path / "made")
+
+
+def test_files_in_the_format_of_llama_cpp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    err = refused(capsys, tmp_path / "model.gguf", "fp8", tmp_path / "made")
+    assert "is a file (GGUF)" in err
 
 
 def test_checkpoints_that_are_quantized_already(

@@ -157,3 +157,19 @@ def test_another_target_needs_a_draft_by_name(tmp_path: Path) -> None:
     args = evolve(settings(), model=str(target))
     with pytest.raises(ConfigError, match="draft_model needs a model: the path"):
         prepare(args, limit=10**9)
+
+
+def test_a_window_of_the_draft_is_within_the_targets(copied: Path) -> None:
+    config = copied / "config.json"
+    record = json.loads(config.read_text())
+    size = {"sliding_window": 100, "use_sliding_window": True}
+    kinds = ["sliding_attention"] + ["full_attention"] * (record["num_hidden_layers"] - 1)
+    config.write_text(json.dumps({**record, **size, "layer_types": kinds}))
+    args = settings(model=str(copied))
+    found = prepare(evolve(args, attention_window=128), limit=10**9).draft
+    assert found is not None
+    assert set(found.spec.windows) <= {100, 128}
+    with pytest.raises(
+        ConfigError, match=r"draft model .* last 100 .*attention_window 64"
+    ):
+        prepare(evolve(args, attention_window=64), limit=10**9)
