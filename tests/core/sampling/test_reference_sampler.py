@@ -97,6 +97,10 @@ def test_a_draw_is_by_the_noise_of_its_seed_its_sample_and_its_position() -> Non
     drawn = [draw(LOGITS, params, seed, 1, 5) for seed in range(20)]
     scored = scores(LOGITS, params)
     assert drawn == [pick(scored, stream(seed, 1), 5) for seed in range(20)]
+    for seed, token in enumerate(drawn):
+        key = draw_key(stream(seed, 1), 5)
+        noisy = {t: score + gumbel(noise_bits(key, t)) for t, score in scored.items()}
+        assert token == max(noisy, key=noisy.__getitem__)
 
 
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
