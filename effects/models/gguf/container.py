@@ -274,7 +274,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Stor
             raise cursor.error(f"{where} overlaps tensor {before}")
         end, before = tensor.start + tensor.size, tensor.name
         if end > cursor.size - base:
-            ends = f"ends behind the file, which has {cursor.size} bytes"
+            ends = f"extends past the end of the file, which has {cursor.size} bytes"
             raise cursor.error(f"{where} {ends}; tensors begin at byte {base}")
     return {
         name: StoredTensor(name, one.shape, one.type, base + one.start, one.size)

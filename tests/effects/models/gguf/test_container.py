@@ -125,7 +125,7 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "a dimension of 0": (evolve(GOOD, tensors=(tensor("a", (0, 2)),)), "no dimension is"),
     "an overflowing product": (
         evolve(GOOD, tensors=(tensor("a", (1 << 32, 1 << 32, 4)),)),
-        "ends behind the file",
+        "extends past the end of the file",
     ),
     "half a block": (
         evolve(GOOD, tensors=(tensor("a", (33, 2), kind=8),)),
@@ -137,11 +137,11 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     ),
     "behind the file": (
         evolve(GOOD, tensors=(tensor("a", (8,), offset=64),)),
-        "tensor a (offset 64, 32 bytes) ends behind the file",
+        "tensor a (offset 64, 32 bytes) extends past the end of the file",
     ),
     "far behind the file": (
         evolve(GOOD, tensors=(tensor("a", (8,), offset=HUGE - 31),)),
-        "ends behind the file",
+        "extends past the end of the file",
     ),
     "not aligned": (
         evolve(GOOD, tensors=(tensor("a", (8,), offset=8),)),
@@ -151,7 +151,7 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
         evolve(GOOD, tensors=(tensor("a", (9,)), tensor("b", (7,), offset=32))),
         "tensor b (offset 32, 28 bytes) overlaps tensor a",
     ),
-    "cut": (GOOD.raw()[:-1], "ends behind the file"),
+    "cut": (GOOD.raw()[:-1], "extends past the end of the file"),
 }
 
 
