@@ -7,7 +7,7 @@ import pytest
 
 from tests.core.world import run_swarm
 
-WORLDS = 200
+WORLDS = 300
 TURNS = 60  # of one world before it is healed and drained
 
 
