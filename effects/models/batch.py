@@ -13,6 +13,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 
@@ -33,6 +34,8 @@ class Chunks:
 
     # Where latents are expanded to keys and values; None: queries are absorbed
     expanded: ExpandedWork | None = None
+    # Where contexts in 8 bits are dequantized; None: attention reads the cache
+    dequantized: DequantizedWork | None = None
 
     def flash_of(self, group: int) -> FlashWork | None:
         """Returns flash-attn's work in the layers of a group, if it serves them."""

@@ -189,6 +189,37 @@ def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     return max((one.bytes for one in pieces), default=0)
 
 
+def dequantized_blocks(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the blocks of contexts in 8 bits that a GPU dequantizes at once, at most:
+    those of a context of full length, and of a whole step beside it. 0: the cache is not
+    of keys and values in 8 bits.
+    """
+    latents = any(one.layout == "latents" for one in spec.kv_formats)
+    if latents or kv_dtype_bytes(spec.kv_dtype) > 1:
+        return 0
+    tokens = sizes.max_model_len + sizes.max_num_batched_tokens
+    return context_blocks(tokens, sizes.max_num_seqs, sizes.block_size)
+
+
+def dequantized_context_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of these blocks of one layer, in the model's dtype, if there are
+    steps that are too large for CUDA graphs.
+    """
+    budget = sizes.max_num_batched_tokens
+    if captured_tokens(spec, budget) >= budget:
+        return 0
+    tokens = dequantized_blocks(spec, sizes) * sizes.block_size
+    kept = max(group.attention.kv_elements for group in spec.groups)
+    return tokens * kept * dtype_bytes(spec.dtype)
+
+
+def context_blocks(tokens: int, chunks: int, block_size: int) -> int:
+    """Returns the most blocks that the contexts of so many chunks take, which have so
+    many tokens in all.
+    """
+    return tokens // block_size + chunks
+
+
 def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of rejection sampling, if it is used: the logits that a draft
     model sampled from, in float32 at most, and distributions.

@@ -20,9 +20,9 @@ The first two are fixed by the settings, the last two grow with the number of bl
 that number is the remaining memory divided by the cost of a block. On the CPU it is
 capped at the blocks of `max_num_seqs` sequences of full length; a GPU's memory has no
 other use. There, masks and workspace are not needed, but CUDA's libraries and graphs have
-a share, and latents that are expanded at once are activations. How many blocks a sequence
-needs is the engine's own arithmetic (`objection` in minfer/lifecycle/arrive.py): its last
-token needs no slot.
+a share. Latents that are expanded at once are activations, as are contexts in 8 bits that
+are dequantized. How many blocks a sequence needs is the engine's own arithmetic
+(`objection` in minfer/lifecycle/arrive.py): its last token needs no slot.
 
 All but `usable_memory` and `available_memory` are functions of their arguments, without
 torch.
@@ -46,6 +46,7 @@ from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
+    dequantized_context_bytes,
     expansion_bytes,
     kept_bytes,
     kv_bytes_per_token,
@@ -160,6 +161,7 @@ def plan_memory(
         graphs = LIBRARIES + max(cuda_activation_bytes(s, sizes, most) for s in specs)
         activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
         activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
+        activations += dequantized_context_bytes(spec, sizes)
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)

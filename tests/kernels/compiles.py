@@ -22,6 +22,7 @@ from minfer import kernels
 from minfer.kernels import (
     activation,
     attention,
+    dequantized_contexts,
     expanded_latents,
     experts,
     fused_linear,
@@ -38,6 +39,7 @@ from minfer.kernels import (
     verify_drafts,
 )
 from minfer.kernels.cache_numbers import FP8, INT8, CacheScales
+from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.experts_tunes import GROUPED, Tune
 from minfer.kernels.leaves import Choice, Experts, Linear, Norm, Router, RoutingRule
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
@@ -146,6 +148,13 @@ def eight_bits(few: bool) -> None:
             rope.rope_and_cache(
                 *(qkv, turns, many, many.long(), keys, values, HEADS, KV_HEADS),
                 scales=scales,
+            )
+        work = DequantizedWork.of(at, at, at, 32, 9, BLOCK)
+        for window, sink_tokens in ((0, 0), (64, 4)):
+            dequantized_contexts.dequantize_contexts(
+                *(work, table, keys, values, scales, torch.bfloat16),
+                window=window,
+                sink_tokens=sink_tokens,
             )
         q = half(512, HEADS, DIM)
         for splits in () if few else (1, 8):

@@ -6,7 +6,7 @@ Without a GPU the kernels' references run.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 import torch
 from attrs import frozen
@@ -26,11 +26,14 @@ from minfer.effects.execution.cuda.step_parts import (
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.cache_layout import CacheLayout
-from minfer.effects.models.dtypes import torch_kv_dtype
+from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.rope_scaling import Rope
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import decode_attention, prefill_attention
 from minfer.kernels.cache_numbers import INT8, CacheScales, as_bytes, write
+from minfer.kernels.dequantized_contexts import dequantize_contexts
+from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.rope import rope_and_cache
@@ -48,6 +51,15 @@ class _Options(TypedDict):
     scales: CacheScales | None
     splits: int
     out: Tensor
+
+
+class _Pages(NamedTuple):
+    """What attention reads: keys and values [blocks, block_size, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+    table: Tensor  # [rows, max_blocks] int32
+    scales: CacheScales | None
 
 
 @frozen(eq=False)
@@ -169,22 +181,28 @@ class CudaCache:
         cache.
         """
         gqa, group = heads_of(self.spec, index), self.groups[index]
-        place, (keys, values) = self.layout.places[index], self.layers[index]
+        place, cached = self.layout.places[index], self._pages(batch, index)
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        parts = [*decode_parts(batch, batch.splits_of(group))]
-        if batch.chunks is not None and (work := batch.chunks.flash_of(group)):
-            rest = slice(len(batch.rows), len(q))
-            flash_attention(work, place.table, q[rest], keys, values, scale, out[rest])
-        else:
-            parts += prefill_parts(batch)
-        for part in parts:
-            of = q[part.tokens], keys, values, batch.table[place.table], part.rows
+        parts = [(part, cached) for part in decode_parts(batch, batch.splits_of(group))]
+        if (chunks := batch.chunks) is not None:
+            of_chunks = cached
+            if chunks.dequantized is not None:
+                of_chunks = self._dequantized(chunks.dequantized, cached, gqa)
+            if work := chunks.flash_of(group):
+                rest, (keys, values) = slice(len(batch.rows), len(q)), of_chunks[:2]
+                flash_attention(
+                    work, place.table, q[rest], keys, values, scale, out[rest]
+                )
+            else:
+                parts += [(part, of_chunks) for part in prefill_parts(batch)]
+        for part, pages in parts:
+            of = q[part.tokens], pages.keys, pages.values, pages.table, part.rows
             how: _Options = {
                 "window": gqa.window or 0,
                 "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
-                "scales": self.layer_scales[index],
+                "scales": pages.scales,
                 "splits": part.splits,
                 "out": out[part.tokens],
             }
@@ -202,6 +220,26 @@ class CudaCache:
                 **how,
             )
         return out.view(len(out), -1)
+
+    def _pages(self, batch: Batch, index: int) -> _Pages:
+        """Returns a layer's cache."""
+        keys, values = self.layers[index]
+        table = batch.table[self.layout.places[index].table]
+        return _Pages(keys, values, table, self.layer_scales[index])
+
+    def _dequantized(self, work: DequantizedWork, cached: _Pages, gqa: GQA) -> _Pages:
+        """Returns the contexts of the step's chunks in the model's dtype."""
+        keys, values = dequantize_contexts(
+            work,
+            cached.table,
+            cached.keys,
+            cached.values,
+            cached.scales,
+            torch_dtype(self.spec.dtype),
+            window=gqa.window or 0,
+            sink_tokens=gqa.sink_tokens,
+        )
+        return _Pages(keys, values, work.table, None)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are

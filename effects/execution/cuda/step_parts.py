@@ -61,9 +61,10 @@ def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
 def prefill_parts(batch: Batch) -> Iterator[ChunkPart]:
     """Yields the prefill chunks, if any."""
     if (chunks := batch.chunks) is not None:
+        dequantized = chunks.dequantized
         yield ChunkPart(
             slice(0, len(batch.tokens)),
-            chunks.rows,
+            chunks.rows if dequantized is None else dequantized.own_rows,
             chunks.starts,
             chunks.counts,
             chunks.offsets,

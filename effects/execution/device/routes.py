@@ -18,12 +18,12 @@ import torch
 from attrs import frozen
 
 from minfer.effects.models.dense import Dense
-from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype, torch_kv_dtype
+from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import KvFormat
 from minfer.effects.models.layers import Attention
 from minfer.effects.models.moe import MoE
-from minfer.effects.models.shapes import captured_tokens
+from minfer.effects.models.shapes import captured_tokens, dequantized_blocks
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention_tunes import (
     HeadSize,
@@ -47,6 +47,8 @@ FLASH_FROM: Final = (2048, 512)
 # from 512 to 2,048, by the history; at 8,192 it takes 0.17 to 0.25 of the time (H100,
 # 2026-11-27).
 EXPAND_FROM: Final = 512
+# Inputs of the longest chunk from which contexts in 8 bits are dequantized.
+DEQUANTIZE_FROM: Final = 512
 
 
 @frozen(kw_only=True)
@@ -59,15 +61,19 @@ class GroupRoute:
 
     @classmethod
     def of(
-        cls, attention: Attention, kv: KvFormat, block_size: int, device: torch.device
+        cls,
+        attention: Attention,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        block_size: int,
+        device: torch.device,
     ) -> "GroupRoute":
-        """Returns what the device and the installed packages allow."""
-        dtype, dim = torch_kv_dtype(kv.dtype), attention.query_dim
-        if dtype.itemsize == 1:
-            no_flash = "it reads no cache of 8 bits"
-            return cls(attention=attention, kv=kv, no_flash=no_flash)
+        """Returns what the device and the installed packages allow a model of `dtype`."""
+        dim = attention.query_dim
         if not isinstance(attention, GQA):
             no_flash = flash_piece_missing(dim, attention.value_dim, dtype, device)
+            if kv_dtype_bytes(kv.dtype) == 1:
+                no_flash = "it reads no cache of 8 bits"
             return cls(attention=attention, kv=kv, no_flash=no_flash)
         no_flash = flash_missing(dim, dtype, block_size, device)
         if attention.sinks:
@@ -84,6 +90,11 @@ class GroupRoute:
     def latents(self) -> bool:
         """Whether the cache holds latents."""
         return self.kv.layout == "latents"
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether the cache is in 8 bits, which flash-attn reads dequantized alone."""
+        return kv_dtype_bytes(self.kv.dtype) == 1
 
     @property
     def flash_from(self) -> int:
@@ -131,6 +142,8 @@ class Routes:
     # are the same.
     captured: int = 0
     all_captured: bool = False  # no step has more
+    # Blocks of contexts in 8 bits that are dequantized at once, at most; 0: none are.
+    dequantized: int = 0
     no_quack: str = ""  # why quack never serves products of gate and up
     fused_width: int = 0  # width of the dense feed-forwards that quack may serve
     experts: tuple[MoE, ...] = ()  # the kinds of mixtures of experts
@@ -148,14 +161,16 @@ class Routes:
         captured = captured_tokens(spec, budget)
         feeds = dict.fromkeys(layer.feed_forward for layer in spec.layers)
         dense = [one for one in feeds if isinstance(one, Dense)]
-        no_quack = _no_quack(dense) or missing(QUACK, torch_dtype(spec.dtype), device)
+        dtype = torch_dtype(spec.dtype)
+        no_quack = _no_quack(dense) or missing(QUACK, dtype, device)
         return cls(
             groups=tuple(
-                GroupRoute.of(group.attention, kv, config.block_size, device)
+                GroupRoute.of(group.attention, kv, dtype, config.block_size, device)
                 for group, kv in zip(spec.groups, spec.kv_formats, strict=True)
             ),
             captured=captured,
             all_captured=captured >= budget,
+            dequantized=dequantized_blocks(spec, config),
             no_quack=no_quack,
             fused_width=max((one.intermediate_size for one in dense), default=0),
             experts=tuple(one for one in feeds if isinstance(one, MoE)),
@@ -168,13 +183,31 @@ class Routes:
         """Whether flash-attn serves any group in any step."""
         return not self.all_captured and not all(one.no_flash for one in self.groups)
 
-    def by_flash(self, tokens: int, longest: int) -> tuple[bool, ...]:
+    def by_flash(
+        self, tokens: int, longest: int, *, dequantized: bool = False
+    ) -> tuple[bool, ...]:
         """Returns for each group whether flash-attn serves the chunks of a step with so
-        many prefill tokens, of which the longest chunk has so many.
+        many prefill tokens, of which the longest chunk has so many; `dequantized`:
+        contexts in 8 bits are.
         """
         if tokens <= self.captured:
             return (False,) * len(self.groups)
-        return tuple(0 < one.flash_from <= longest for one in self.groups)
+        return tuple(
+            0 < one.flash_from <= longest and (dequantized or not one.eight_bits)
+            for one in self.groups
+        )
+
+    @property
+    def may_dequantize(self) -> bool:
+        """Whether contexts in 8 bits are dequantized in any step."""
+        return not self.all_captured and self.dequantized > 0
+
+    def dequantizes(self, tokens: int, longest: int, blocks: int) -> bool:
+        """Returns whether contexts in 8 bits are dequantized for the chunks of a step of
+        so many prefill tokens, the longest chunk, and blocks of all contexts at most.
+        """
+        wide = self.may_dequantize and tokens > self.captured
+        return wide and longest >= DEQUANTIZE_FROM and blocks <= self.dequantized
 
     def splits(self, rows: int, context: int) -> tuple[int, ...]:
         """Returns the ranges into which each group's contexts of up to so many tokens are
@@ -253,6 +286,15 @@ class Routes:
                 f"steps of more than {self.captured} ({kernels}); else absorbed queries, "
                 f"Triton"
             )
+        if self.may_dequantize:
+            return (
+                f"contexts dequantized from {DEQUANTIZE_FROM} tokens of a prompt at once "
+                f"in steps of more than {self.captured}, else read in 8 bits; "
+                f"{self._kernels(group, no_flash)}"
+            )
+        return self._kernels(group, no_flash)
+
+    def _kernels(self, group: GroupRoute, no_flash: str) -> str:
         if no_flash:
             return f"Triton; no flash-attn: {no_flash}"
         return (

@@ -56,8 +56,8 @@ class StepShape:
     longest: int = 0  # tokens of the longest chunk
     # Splits of the contexts of decode rows, for each group of layers; without: none
     splits: tuple[int, ...] = ()
-    # Tokens before the chunks in all, at most, where their latents are expanded, which no
-    # graph contains; None: they are not.
+    # Tokens before the chunks in all, at most, where their latents are expanded, or their
+    # contexts dequantized, which no graph contains; None: they are not.
     history: int | None = None
     # Rows may have deferred sampling: their logits are kept until then.
     keeps_logits: bool = False

@@ -16,6 +16,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
 from minfer.effects.models.batch import Batch, Chunks, Verified
+from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
@@ -147,7 +148,10 @@ def chunks_of(
     prefill: PrefillWords[Tensor],
     flash: tuple[FlashWork | None, ...] = (),
     expanded: ExpandedWork | None = None,
+    dequantized: DequantizedWork | None = None,
 ) -> Chunks:
     """Returns the prefill chunks."""
     rows, starts, counts, offsets = prefill.chunks
-    return Chunks(rows, starts, counts, offsets, shape.longest, flash, expanded)
+    return Chunks(
+        rows, starts, counts, offsets, shape.longest, flash, expanded, dequantized
+    )

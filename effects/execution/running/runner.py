@@ -49,10 +49,10 @@ from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
 from minfer.effects.execution.running.feeding import (
     Feeder,
     StepRows,
-    chunks_of,
     sampled,
     verified_of,
 )
+from minfer.effects.execution.running.prefill_chunks import prefill_chunks, uses_history
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
@@ -64,9 +64,7 @@ from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
-from minfer.kernels.expanded_work import ExpandedWork
-from minfer.kernels.flash import FlashWork
-from minfer.kernels.packages import FLASH, QUACK
+from minfer.kernels.packages import QUACK
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
@@ -262,8 +260,8 @@ class ModelRunner:
     def run(self, forward: Forward, slot: HostSlot) -> None:
         """Send a forward's words, run it, and start copying its tokens to the host."""
         shape = self._with_splits(forward.shape, forward.longest)
-        reads = shape.longest, forward.history, forward.pairs
-        if shape.tokens and self.backend.routes.expands(shape.tokens, *reads):
+        routes, size = self.backend.routes, self.config.block_size
+        if uses_history(shape, forward, routes, size):
             shape = evolve(shape, history=forward.history)
         slot.begin(forward.draw, scored=shape.scored)
         checked = (
@@ -408,7 +406,7 @@ class ModelRunner:
             step,
             inputs,
             sampled(shape, words),
-            None if words.prefill is None else self._chunks(shape, words.prefill),
+            self._chunks(shape, words.prefill),
             splits=shape.splits,
             fused=self._fuses(shape),
             verified=verified,
@@ -451,28 +449,12 @@ class ModelRunner:
         fuses = self.shortcuts.fused and self.backend.routes.fuses(tokens)
         return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> Chunks:
-        """Returns the chunks, with the work of flash-attn where it serves them, or of
-        expanding latents: neither is captured.
-        """
-        rows, starts, counts, _ = prefill.chunks
-        if shape.history is not None:
-            work = ExpandedWork.of(
-                rows,
-                starts,
-                counts,
-                self.rows.table,
-                shape.longest,
-                shape.history,
-                self.config.block_size,
-            )
-            flash = self.backend.routes.expands_by_flash(shape.tokens, shape.longest)
-            if flash and self.shortcuts.flash and self.shortcuts.may_take(FLASH):
-                work = work._replace(by_flash=True)
-            return chunks_of(shape, prefill, expanded=work)
-        served = self.backend.routes.by_flash(shape.tokens, shape.longest)
-        wanted = self.shortcuts.flash and any(served)
-        if not wanted or not self.shortcuts.may_take(FLASH):
-            return chunks_of(shape, prefill)
-        each = FlashWork.of(rows, starts, counts, self.rows.table, shape.longest)
-        return chunks_of(shape, prefill, tuple(each if one else None for one in served))
+    def _chunks(
+        self, shape: StepShape, prefill: PrefillWords[Tensor] | None
+    ) -> Chunks | None:
+        if prefill is None:
+            return None
+        size = self.config.block_size
+        return prefill_chunks(
+            shape, prefill, self.rows.table, size, self.backend.routes, self.shortcuts
+        )

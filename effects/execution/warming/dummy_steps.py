@@ -82,7 +82,11 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
 
 
 def _histories(routes: Routes) -> range:
-    """Returns the histories before expanded latents that launch different kernels."""
+    """Returns the histories before expanded latents, or before chunks whose contexts are
+    dequantized, that launch different kernels.
+    """
+    if routes.may_dequantize:
+        return range(1)
     return range(2 if routes.may_expand else 0)
 
 

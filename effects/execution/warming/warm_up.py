@@ -118,7 +118,8 @@ class WarmUp:
             return
         most = self.runner.config.max_num_batched_tokens
         shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
-        if self.runner.backend.routes.may_expand:
+        routes = self.runner.backend.routes
+        if routes.may_expand or routes.may_dequantize:
             shape = evolve(shape, history=1)
         try:
             with self._at_work():

@@ -50,7 +50,7 @@ LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
 HOPPER: Final = (9, 0)
-EXPAND_FROM: Final = 64  # as no prompt here is long
+EXPAND_FROM: Final = 64  # and DEQUANTIZE_FROM: as no prompt here is long
 
 
 @frozen
@@ -88,6 +88,7 @@ CASES: Final = {
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
     "latents": Case(LATENTS, captured=128),
+    "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)
     ),
@@ -126,6 +127,7 @@ def executing(
     weights, captured = random_weights(case.spec, case.spec.dtype, 0), case.captured
     with (
         patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
+        patch.object(routes, "DEQUANTIZE_FROM", EXPAND_FROM),
         patch.object(routes, "captured_tokens", captured_tokens)
         if captured is None
         else patch.object(routes, "captured_tokens", lambda *_: captured),

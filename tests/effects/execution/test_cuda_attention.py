@@ -16,6 +16,7 @@ from minfer.effects.models.attention_window import with_attention_window
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.kernels.attention import decode_attention
+from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH
 from minfer.records.plan import Copy
@@ -46,6 +47,53 @@ def test_the_cache_of_a_gpu_means_the_same(
                 c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
             )
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        done = [start + n for start, n in zip(done, counts, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_dequantized_contexts_are_what_the_cache_holds(
+    kind: str, window: int | None
+) -> None:
+    """Chunks of several rows, one of them padding, by both ways, and on the CPU."""
+    spec = with_windows(evolve(SPEC, dtype="float32", kv_dtype=kind), None, 5)
+    spec = with_attention_window(spec, window, 3 if window else 0)
+    make = spec, one_group(spec), 16, 4, 64, torch.device("cpu")
+    direct, copied = CudaCache.make(*make), CudaCache.make(*make)
+    on_cpu, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
+    done = [0, 0, 0]
+    for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
+        parts = zip(counts, done, tables, strict=True)
+        rows = [BatchRow([0] * n, start, table) for n, start, table in parts]
+        batch = make_batch(rows, 4)
+        if (chunks := batch.chunks) is not None:
+            four = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
+            rows_of, starts, sizes, offsets = (
+                torch.cat((one, one[:1] * 0)) for one in four
+            )
+            changed = evolve(
+                chunks,
+                rows=rows_of,
+                starts=starts,
+                counts=sizes,
+                offsets=offsets,
+                dequantized=DequantizedWork.of(
+                    rows_of, starts, sizes, batch.table.shape[2], 20, 4
+                ),
+            )
+            batches = batch, evolve(batch, chunks=changed), batch
+        else:
+            batches = batch, batch, batch
+        for layer in range(2):
+            gqa = gqa_of(spec)
+            width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
+            qkv = torch.randn(sum(counts), width)
+            first, *others = (
+                cache.attend(of, layer, qkv.clone())
+                for cache, of in zip((direct, copied, on_cpu), batches, strict=True)
+            )
+            for other in others:
+                torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
         done = [start + n for start, n in zip(done, counts, strict=True)]
 
 

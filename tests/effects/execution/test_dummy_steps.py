@@ -24,6 +24,7 @@ SWEPT = [
     "norms",
     "wide",
     "latents",
+    "int8",
 ]
 
 
@@ -37,7 +38,7 @@ def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     report = json.loads(done.stdout)
     assert report["unforeseen"] == []
     assert report["launched"] > 20  # of all kernels, in several ways
-    more = {"drafts": 2, "coins": 2, "latents": 3}
+    more = {"drafts": 2, "coins": 2, "latents": 3, "int8": 1}
     assert len(report["kernels"]) == 19 + more.get(case, 0)
     assert report["foreseen"] >= report["launched"]
 
