@@ -1,5 +1,7 @@
 """Contexts of prefill chunks, dequantized into a workspace."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def test_attention_over_the_workspace(
     at = [torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (starts, counts)]
     blocks = sum(contexts) // 16 + len(CHUNKS)
     work = DequantizedWork.of(case.rows, *at, case.table.shape[1], blocks, 16)
-    reads = {"window": window, "sink_tokens": sinks}
+    reads: dict[str, Any] = {"window": window, "sink_tokens": sinks}
     if reference and DEVICE == "cpu":
         monkeypatch.setattr("minfer.kernels.interpreting", False)
     copies = dequantize_contexts(work, case.table, keys, values, scales, HALF, **reads)
