@@ -33,17 +33,30 @@ def test_attention_over_the_workspace(
     contexts = [start + count for start, count in CHUNKS]
     case = make(contexts, dtype=HALF, lost=lost, kept=sinks)
     keys, values, scales = in_8_bits(case, dtype)
-    at = [torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (starts, counts)]
+    begins, sizes = (
+        torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (starts, counts)
+    )
     blocks = sum(contexts) // 16 + len(CHUNKS)
-    work = DequantizedWork.of(case.rows, *at, case.table.shape[1], blocks, 16)
+    width = case.table.shape[1]
+    work = DequantizedWork.of(case.rows, begins, sizes, width, blocks, 16)
     reads: dict[str, Any] = {"window": window, "sink_tokens": sinks}
     if reference and DEVICE == "cpu":
         monkeypatch.setattr("minfer.kernels.interpreting", False)
-    copies = dequantize_contexts(work, case.table, keys, values, scales, HALF, **reads)
+    keys, values = dequantize_contexts(
+        work, case.table, keys, values, scales, HALF, **reads
+    )
     monkeypatch.undo()
     q, offsets = queries(sum(counts), 4, case), torch.tensor([0, 37, 42, 62])
     found = prefill_attention(
-        *(q, *copies, work.table, work.own_rows, *at, offsets.to(DEVICE), 0.3),
+        q,
+        keys,
+        values,
+        work.table,
+        work.own_rows,
+        begins,
+        sizes,
+        offsets.to(DEVICE),
+        0.3,
         max_count=37,
         tune=SMALL,
         **reads,
