@@ -1,7 +1,8 @@
 """The specification, and a kit that tests scheduling policies against it.
 
-`check_policy(MyPolicy())` in a test is all; `PolicyMachine`, `requests`, `traces`,
-`configs` and `states` are for custom tests. They need hypothesis, which is imported on
+`check_policy(MyPolicy())` in a test is all, and `check_router(MyRouting())` for a routing
+policy; `PolicyMachine`, `requests`, `traces`, `configs`, `states` and `routing_requests`
+are for custom tests. They need hypothesis, which is imported on
 first use; the specification does not need it: `minfer.testing.invariants.check` checks a
 state, `minfer.testing.ledger.check_turn` a turn. README.md lists the laws by file.
 """
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
     from minfer.testing.kit import requests as requests
     from minfer.testing.kit import states as states
     from minfer.testing.kit import traces as traces
+    from minfer.testing.router_kit import check_router as check_router
+    from minfer.testing.router_kit import routing_requests as routing_requests
+    from minfer.testing.router_trial import RouterError as RouterError
     from minfer.testing.trial import PolicyError as PolicyError
 
 _LAZY = {
     "PolicyError": "trial",
     "PolicyMachine": "kit",
+    "RouterError": "router_trial",
     "check_policy": "kit",
+    "check_router": "router_kit",
     "configs": "kit",
     "requests": "kit",
+    "routing_requests": "router_kit",
     "states": "kit",
     "traces": "kit",
 }

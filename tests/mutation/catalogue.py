@@ -25,6 +25,7 @@ FOLDERS: Final = (  # of the files that decide, beside those at the top
     "committing",
     "policies",
     "speculate",
+    "routing",
 )
 EACH: Final = 1  # mutants of one kind in one function
 KINDS: Final = {

@@ -1,0 +1,328 @@
+"""The router: two pure functions, of which one decides and the other folds events.
+
+Theory. N replicas of an engine, each with a prefix cache of its own. What they cache and
+how much they have to do arrives as events; `route` picks the replica of a request, and
+counts the request there at once, so that the next decision knows of it. It reads no
+clock and draws no random number, and a decision costs a few look-ups in an index for
+each, however many keys there are.
+
+                        ReplicaJoined ----> live <---- ReplicaJoined
+                                            |  ^            |
+              CacheCleared, BlocksPublished,|  |            |
+              BlocksEvicted, LoadReport     +--+        draining
+                                            |               ^
+                                            +-- ReplicaDraining
+    ReplicaLeft: from both, out; its requests are lost, its keys leave the index
+
+    route or Dispatched --> waiting on a replica -- Started --> running there
+                                 |                                  |
+                                 +------------- Ended --------------+--> out
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.routing.accounts import (
+    dispatch,
+    end,
+    lose,
+    prefill_tokens,
+    report,
+    start,
+    with_replica,
+)
+from minfer.routing.key_index import (
+    add_slot,
+    evict,
+    prefix_hits,
+    publish,
+    remove_slot,
+    sweep,
+)
+from minfer.routing.messages import (
+    ROUTER_EVENTS,
+    BlocksEvicted,
+    BlocksPublished,
+    CacheCleared,
+    Choice,
+    Decision,
+    Deferred,
+    Dispatched,
+    Ended,
+    Estimate,
+    EventIgnored,
+    Invalid,
+    LoadReport,
+    Lost,
+    NoReplica,
+    Placed,
+    ReplicaDraining,
+    ReplicaJoined,
+    ReplicaLeft,
+    RouterEvent,
+    RouterReason,
+    RoutingRequest,
+    Started,
+)
+from minfer.routing.policy import Candidate, Candidates, fewest_requests
+from minfer.routing.state import Replica, RouterConfig, RouterState
+from minfer.values.checks import ConfigError, is_number
+from minfer.values.record import evolve
+
+
+@frozen
+class Routed:
+    """A decision: the replica, or None if there is none for now, and why."""
+
+    state: RouterState
+    replica: str | None
+    reason: Decision
+
+
+@frozen
+class Applied:
+    """The state after events, and what was out of the ordinary."""
+
+    state: RouterState
+    reasons: tuple[RouterReason, ...] = ()
+
+
+def initial_router(config: RouterConfig) -> RouterState:
+    """The state before the first event. Raises ConfigError for a policy that cannot
+    start.
+    """
+    try:
+        return RouterState(config.policy.start())
+    except Exception as error:
+        kind = type(config.policy).__name__
+        raise ConfigError(f"routing policy {kind}: start() raised {error!r}") from error
+
+
+# --- decisions --------------------------------------------------------------------------
+
+
+def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> Routed:
+    """Decide which replica gets a request, and count it there. Total: it never raises.
+
+    A request that is on a replica already is routed anew, and leaves that.
+    """
+    if type(request) is not RoutingRequest:  # against the types
+        detail = f"a {type(request).__name__} is no RoutingRequest"
+        return Routed(state, None, Invalid(detail))
+    state = end(state, request.id)
+    candidates = _candidates(config, state, request)
+    if not candidates:
+        return Routed(state, None, NoReplica(request.id, len(state.names)))
+    choice, policy, override = _consult(config, state, request, candidates)
+    if policy is not state.policy:
+        state = evolve(state, policy=policy)
+    if choice is None:
+        waiting = _waiting(candidates, request.tenant)
+        return Routed(state, None, Deferred(request.id, request.tenant, waiting))
+    one = next(one for one in candidates if one.replica.name == choice.replica)
+    state = dispatch(state, request, choice.replica, one.prefill)
+    placed = Placed(
+        id=request.id,
+        replica=choice.replica,
+        why=choice.why,
+        hit=one.hit,
+        blocks=len(request.keys),
+        prefill=one.prefill,
+        seconds=choice.seconds,
+        alternatives=choice.alternatives,
+        override=override,
+    )
+    return Routed(state, choice.replica, placed)
+
+
+def _candidates(
+    config: RouterConfig, state: RouterState, request: RoutingRequest
+) -> Candidates:
+    """The replicas that take requests, with what they have cached of this one."""
+    hits = prefix_hits(state.index, request.keys)
+    found, replicas = [], state.replicas
+    tokens, size = request.tokens, config.block_size
+    for name in state.names:
+        replica = replicas[name]
+        if replica.draining:
+            continue
+        blocks = hits.get(replica.slot, 0)
+        found.append(Candidate(replica, blocks, prefill_tokens(tokens, blocks, size)))
+    return tuple(found)
+
+
+def _waiting(candidates: Candidates, tenant: str) -> int:
+    """The prefill tokens of a tenant that wait on these replicas."""
+    return sum(one.replica.waiting.get(tenant, 0) for one in candidates)
+
+
+def _consult(
+    config: RouterConfig,
+    state: RouterState,
+    request: RoutingRequest,
+    candidates: Candidates,
+) -> tuple[Choice | None, Any, str]:
+    """The policy's answer and its new state; or a choice instead, and why the answer
+    cannot be used. A policy is third-party code, and may do anything.
+    """
+    try:
+        answer = config.policy.choose(state.policy, request, candidates)
+        flaw = _flaw(answer, request, candidates)
+    except Exception as error:  # any error is the policy's, and not the router's
+        flaw = f"raised {type(error).__name__}"
+    if flaw:
+        instead = fewest_requests(candidates).replica.name
+        return Choice(instead, "load"), state.policy, flaw
+    return *answer, ""
+
+
+def _flaw(answer: Any, request: RoutingRequest, candidates: Candidates) -> str:
+    """Why a policy's answer cannot be used; nothing if it can."""
+    if type(answer) is not tuple or len(answer) != 2:
+        return "returned no pair of choice and state"
+    choice = answer[0]
+    if choice is None:
+        waits = _waiting(candidates, request.tenant)
+        return "" if waits else "deferred a tenant of which nothing waits"
+    if type(choice) is not Choice or type(choice.why) is not str:
+        return "returned no Choice"
+    if all(choice.replica != one.replica.name for one in candidates):
+        return "chose a replica that takes no requests"
+    seconds = choice.seconds
+    if not (seconds is None or _is_time(seconds)):
+        return "estimated a time that is no number"
+    others = choice.alternatives
+    if type(others) is not tuple or not all(map(_is_estimate, others)):
+        return "returned alternatives that are no estimates"
+    return ""
+
+
+def _is_time(value: Any) -> bool:
+    return is_number(value) and value == value
+
+
+def _is_estimate(one: Any) -> bool:
+    return (
+        type(one) is Estimate
+        and type(one.replica) is str
+        and is_number(one.hit, whole=True)
+        and _is_time(one.seconds)
+    )
+
+
+# --- events -----------------------------------------------------------------------------
+
+
+def apply(
+    config: RouterConfig, state: RouterState, events: tuple[RouterEvent, ...]
+) -> Applied:
+    """Fold events, in order. Total: no sequence of events raises."""
+    reasons: list[RouterReason] = []
+    for event in events:
+        if type(event) not in ROUTER_EVENTS:  # against the types
+            detail = f"a {type(event).__name__} is no event"
+            reasons.append(EventIgnored("event", detail))
+            continue
+        found = _fold(config, state, event)
+        if isinstance(found, Applied):
+            state = found.state
+            reasons += found.reasons
+        else:
+            state = found
+        if state.index.leaving:
+            state = evolve(state, index=sweep(state.index))
+    return Applied(state, tuple(reasons))
+
+
+def _fold(
+    config: RouterConfig, state: RouterState, event: RouterEvent
+) -> RouterState | Applied:
+    match event:
+        case Started(id) | Ended(id):
+            if id not in state.requests:
+                return _ignored(state, event, f"request {id!r} is on no replica")
+            return start(state, id) if type(event) is Started else end(state, id)
+        case ReplicaJoined(name):
+            return _join(state, name)
+    one = state.replicas.get(event.replica)
+    if one is None:
+        return _ignored(state, event, f"there is no replica {event.replica!r}")
+    return _OF_REPLICA[type(event)](config, state, one, event)
+
+
+def _ignored(state: RouterState, event: RouterEvent, detail: str) -> Applied:
+    return Applied(state, (EventIgnored(type(event).__name__, detail),))
+
+
+def _join(state: RouterState, name: str) -> RouterState | Applied:
+    """Add a replica, or have one that drains take requests again."""
+    one = state.replicas.get(name)
+    if one is not None:
+        if one.draining:
+            return with_replica(state, evolve(one, draining=False))
+        detail = f"replica {name!r} is there; if it was restarted, it must leave first"
+        return _ignored(state, ReplicaJoined(name), detail)
+    slot, index = add_slot(state.index)
+    names = tuple(sorted((*state.names, name)))
+    return with_replica(evolve(state, index=index, names=names), Replica(name, slot))
+
+
+def _drain(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> RouterState:
+    return with_replica(state, evolve(one, draining=True))
+
+
+def _leave(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> Applied:
+    """Remove a replica, its requests and its keys."""
+    state = evolve(
+        lose(state, one),
+        index=remove_slot(state.index, one.slot),
+        replicas=state.replicas.delete(one.name),
+        names=tuple([name for name in state.names if name != one.name]),
+    )
+    return Applied(state, (Lost(one.name, tuple(sorted(one.live))),))
+
+
+def _clear(_: RouterConfig, state: RouterState, one: Replica, __: Any) -> RouterState:
+    """Give a replica another slot, of which the index has no key."""
+    slot, index = add_slot(remove_slot(state.index, one.slot))
+    return with_replica(evolve(state, index=index), evolve(one, slot=slot))
+
+
+def _publish(
+    _: RouterConfig, state: RouterState, one: Replica, event: BlocksPublished
+) -> RouterState:
+    return evolve(state, index=publish(state.index, one.slot, event.keys))
+
+
+def _evict(
+    _: RouterConfig, state: RouterState, one: Replica, event: BlocksEvicted
+) -> RouterState:
+    return evolve(state, index=evict(state.index, one.slot, event.keys))
+
+
+def _report(
+    _: RouterConfig, state: RouterState, __: Replica, event: LoadReport
+) -> RouterState:
+    return report(state, event)
+
+
+def _dispatch(
+    config: RouterConfig, state: RouterState, one: Replica, event: Dispatched
+) -> RouterState:
+    request = event.request
+    blocks = prefix_hits(state.index, request.keys).get(one.slot, 0)
+    prefill = prefill_tokens(request.tokens, blocks, config.block_size)
+    return dispatch(state, request, one.name, prefill)
+
+
+_OF_REPLICA: Final[dict[type, Callable[..., RouterState | Applied]]] = {
+    ReplicaDraining: _drain,
+    ReplicaLeft: _leave,
+    CacheCleared: _clear,
+    BlocksPublished: _publish,
+    BlocksEvicted: _evict,
+    LoadReport: _report,
+    Dispatched: _dispatch,
+}
