@@ -15,8 +15,7 @@ def prefill_tokens(tokens: int, hit: int, block_size: int) -> int:
     """How many tokens of a prompt are to be computed if `hit` blocks are cached: one at
     least.
     """
-    left = tokens - hit * block_size
-    return left if left > 1 else 1
+    return max(tokens - hit * block_size, 1)
 
 
 def with_replica(state: RouterState, replica: Replica) -> RouterState:
@@ -46,11 +45,8 @@ def dispatch(
 
 
 def start(state: RouterState, request: str) -> RouterState:
-    """Note that the prefill of a request is done."""
-    name = state.requests.get(request)
-    if name is None:
-        return state
-    one = state.replicas[name]
+    """Note that the prefill of a request, which is on a replica, is done."""
+    one = state.replicas[state.requests[request]]
     made = one.live[request]
     if made.started:
         return state

@@ -23,6 +23,7 @@ from minfer.values.record import evolve
 SHARDS: Final = 4096  # 250 keys in each of a million
 
 Slots = int  # a set of slots, one bit each
+_NONE: Final = Map[Key, Slots]()
 
 
 @frozen
@@ -50,7 +51,7 @@ def remove_slot(index: KeyIndex, slot: Slots) -> KeyIndex:
     index = evolve(index, used=index.used & ~slot)
     if index.leaving:
         return evolve(index, left=index.left | slot)
-    return evolve(index, leaving=slot, cursor=0)
+    return evolve(index, leaving=slot)
 
 
 def publish(index: KeyIndex, slot: Slots, keys: Keys) -> KeyIndex:
@@ -58,7 +59,7 @@ def publish(index: KeyIndex, slot: Slots, keys: Keys) -> KeyIndex:
     shards = index.shards.mutate()
     for key in keys:
         number = crc32(key) % SHARDS
-        shard = shards.get(number) or Map[Key, Slots]()
+        shard = shards.get(number, _NONE)
         slots = shard.get(key)
         # A key of one replica shares the integer with all others of that replica.
         shards[number] = shard.set(key, slot if slots is None else slots | slot)
@@ -70,9 +71,9 @@ def evict(index: KeyIndex, slot: Slots, keys: Keys) -> KeyIndex:
     shards = index.shards.mutate()
     for key in keys:
         number = crc32(key) % SHARDS
-        shard = shards.get(number)
-        slots = shard.get(key, 0) if shard else 0
-        if shard and slots & slot:
+        shard = shards.get(number, _NONE)
+        slots = shard.get(key, 0)
+        if slots & slot:
             shards[number] = _without(shard, key, slots & ~slot)
     return evolve(index, shards=shards.finish())
 
@@ -86,9 +87,9 @@ def sweep(index: KeyIndex) -> KeyIndex:
     gone = index.leaving
     if not gone:
         return index
-    shards, shard = index.shards, index.shards.get(index.cursor)
-    stale = [pair for pair in shard.items() if pair[1] & gone] if shard else []
-    if shard and stale:
+    shards, shard = index.shards, index.shards.get(index.cursor, _NONE)
+    stale = [pair for pair in shard.items() if pair[1] & gone]
+    if stale:
         draft = shard.mutate()
         for key, slots in stale:
             if slots & ~gone:
@@ -103,8 +104,7 @@ def sweep(index: KeyIndex) -> KeyIndex:
 
 def holders(index: KeyIndex, key: Key) -> Slots:
     """The replicas that have a block."""
-    shard = index.shards.get(crc32(key) % SHARDS)
-    return shard.get(key, 0) & index.used if shard else 0
+    return index.shards.get(crc32(key) % SHARDS, _NONE).get(key, 0) & index.used
 
 
 def prefix_hits(index: KeyIndex, keys: Keys) -> dict[Slots, int]:
@@ -122,13 +122,11 @@ def prefix_hits(index: KeyIndex, keys: Keys) -> dict[Slots, int]:
         while slots and low < high:
             middle = (low + high + 1) >> 1
             key = keys[middle - 1]
-            shard = shards.get(crc32(key) % SHARDS)
-            have = slots & shard.get(key, 0) if shard else 0
+            have = slots & shards.get(crc32(key) % SHARDS, _NONE).get(key, 0)
             if have == slots:
                 low = middle
             else:
-                if have:
-                    ranges.append((middle, high, have))
+                ranges.append((middle, high, have))
                 high, slots = middle - 1, slots ^ have
         while slots:
             slot = slots & -slots

@@ -28,12 +28,9 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
     Event,
-    Execute,
     Executed,
     Failed,
     Submit,
-    Tick,
-    WakeAt,
 )
 from minfer.records.plan import Plan, Pooled, SampleDeferred, Yields
 from minfer.records.request import Request
@@ -41,9 +38,10 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn, initial
 from minfer.records.token_logprobs import Logprobs
 from minfer.runs.cost import CostModel
-from minfer.runs.guesses import Guesses, proposals
+from minfer.runs.guesses import Guesses
 from minfer.runs.oracle import Oracle
-from minfer.runs.turns import Step, blamed
+from minfer.runs.simulated_engine import SimulatedEngine
+from minfer.runs.turns import Step
 
 Arrival = tuple[float, Request | Cancel]  # seconds
 # consecutive turns without an event or a plan, after which none is expected any more
@@ -211,35 +209,6 @@ def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
 
 
 @define
-class _SimulatedDevice:
-    """The times of steps. Each begins when its launch does and the one before it has
-    ended; if host and device alternate, when its results are collected.
-    """
-
-    cost: CostModel
-    done: float  # when the last step ended
-    # steps in flight: the time of launch, and the duration
-    flights: deque[tuple[float, float]] = Factory(deque)
-
-    def launch(self, plan: Plan, time: float) -> float:
-        """Launch a plan; returns when the host is free again."""
-        self.flights.append((time, self.cost.seconds(plan)))
-        return time + self.cost.launching(plan)
-
-    def end(self, asked: float) -> float:
-        """When the first step in flight ends, if its results are collected at `asked`."""
-        launched, takes = self.flights.popleft()
-        begins = max(self.done, launched if self.cost.overlaps else asked)
-        self.done = begins + takes
-        return self.done
-
-    def forget(self, upto: int) -> None:
-        """Drop the steps that a failure has discarded: all but the first `upto`."""
-        while len(self.flights) > upto:
-            self.flights.pop()
-
-
-@define
 class Simulation:
     """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
     turns may add arrivals if they are `Coming`: they are read again at every turn.
@@ -259,42 +228,28 @@ class Simulation:
         """Take turns until everything has been served, or nothing can happen any more: no
         event or plan for `IDLE` turns in a row, as under a policy that defers forever.
         """
-        state, number = self.state, self.number
-        free = self.time  # when the host is free
-        device = _SimulatedDevice(self.cost, free)
-        for plan in state.inflight:
-            device.launch(plan, free)
-        wake = free if state.requests else math.inf
+        engine = SimulatedEngine(
+            self.config,
+            self.executor,
+            self.cost,
+            self.state,
+            self.time,
+            self.number,
+            self.step,
+            self.guesses,
+        )
         arrivals = iter(self.arrivals)
         coming = None  # the next arrival
-        idle = 0
-        while idle < IDLE:
+        while engine.idle < IDLE:
             coming = coming or next(arrivals, None)
-            results: list[Event] = []
-            if device.flights:
-                now = max(free, device.end(free))
-                results = [self.executor.collect()]
-                results += proposals(self.config, state, results, self.guesses)
-            else:
-                now = max(free, min(wake, coming[0] if coming else math.inf))
-                if now == math.inf:
-                    return
-            events = [Tick(now), *results]
+            now = engine.due(coming[0] if coming else math.inf)
+            if now == math.inf:
+                return
+            arrived: list[Event] = []
             while coming and coming[0] <= now:
                 what = coming[1]
-                events.append(Submit(what) if isinstance(what, Request) else what)
+                arrived.append(Submit(what) if isinstance(what, Request) else what)
                 coming = next(arrivals, None)
-            with blamed(number, state):
-                transition = self.step(self.config, state, tuple(events))
-            yield Turn(number, state, tuple(events), transition)
-            state = transition.state
-            number += 1
-            plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
-            idle = 0 if plans or len(events) > 1 else idle + 1
-            device.forget(len(state.inflight) - len(plans))
-            free = now + self.cost.host
-            for plan in plans:
-                self.executor.launch(plan)
-                free = device.launch(plan, free)
-            wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
-            wake = min(wakes, default=math.inf)
+            turn = engine.take(now, arrived)
+            yield turn
+            engine.launch(turn)

@@ -148,3 +148,15 @@ def test_keys_of_one_replica_share_an_integer() -> None:
         slot, index = add_slot(index)
     index = publish(index, slot, chain(9))
     assert len({id(slots) for slots in kept(index).values()}) == 1
+
+
+def test_the_first_and_the_last_shard_are_swept_too() -> None:
+    keys = [b"%d" % number for number in range(5 * SHARDS)]
+    ends = tuple(key for key in keys if crc32(key) % SHARDS in (0, SHARDS - 1))
+    assert {crc32(key) % SHARDS for key in ends} == {0, SHARDS - 1}
+    slot, index = add_slot(KeyIndex())
+    index = remove_slot(publish(index, slot, ends), slot)
+    assert sorted(kept(index)) == sorted(ends)
+    for _ in range(SHARDS):
+        index = sweep(index)
+    assert kept(index) == {}

@@ -32,3 +32,7 @@ def test_only_the_keys_of_who_left_move() -> None:
 def test_any_text_is_a_key() -> None:
     assert text_key("é\ud800") == b"\xc3\xa9\xed\xa0\x80"
     assert ranked(["\ud800"], b"") == ["\ud800"]
+
+
+def test_the_order_never_changes_as_journals_depend_on_it() -> None:
+    assert "".join(ranked("abcdefgh", b"key")) == "bdagehcf"

@@ -1,0 +1,290 @@
+"""The router over replicas: what a decision costs, and what each policy is worth.
+
+`decisions`: 16 replicas with a million keys between them, a quarter of the documents
+shared by all as far as their first blocks; the time of `route` per policy, of events, of
+a replica's death, and the bytes of the index for each key. Times are the processor's: the
+router waits for nothing, and what else the machine does is not its cost.
+
+`traces`: the requests of Mooncake's conversation trace over 4 and 16 replicas, each a
+simulation of the engine on the built-in cost model of a 7B on an H200, on one virtual
+clock: share of prompt tokens that hit a cache, time to first token and between tokens.
+Arrivals are sped up so that the replicas are busy. Replicas publish and evict keys in
+every turn, and report their loads four times a second.
+"""
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from bench.results import percentiles, run, show
+from minfer.blocks.keys import Keys
+from minfer.effects.live.engine.interpreter import paused_collector
+from minfer.effects.runs.arrivals import ArrivalTrace
+from minfer.effects.runs.costs import H200
+from minfer.effects.runs.report import DurationHistogram, Report
+from minfer.effects.runs.trace_files import read_trace
+from minfer.records.config import EngineConfig
+from minfer.routing.messages import (
+    BlocksEvicted,
+    BlocksPublished,
+    Ended,
+    ReplicaJoined,
+    ReplicaLeft,
+    RoutingRequest,
+    Started,
+)
+from minfer.routing.policies import ROUTING_POLICIES, PrefixHash, routing_policy_named
+from minfer.routing.router import apply, initial_router, route
+from minfer.routing.state import RouterConfig, RouterState
+from minfer.runs.simulate_replicas import ReplicaSimulation, RoutedArrival
+
+BLOCK: Final = 64  # tokens
+KEYS: Final = 1_000_000
+CHAIN: Final = 500  # keys of a document
+REPLICAS: Final = 16
+LIVE: Final = 256  # requests at any time
+PART: Final = 250  # decisions that are timed together
+# An H200's pool for a 7B, as in results/mooncake.json.
+ENGINE: Final = EngineConfig(
+    num_blocks=27_000,
+    block_size=BLOCK,
+    max_model_len=131_072,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+)
+
+
+@frozen
+class Load:
+    """A trace over so many replicas, so many times as fast as it was recorded."""
+
+    replicas: int
+    speed: float
+
+
+LOADS: Final = (Load(4, 4.0), Load(16, 16.0))
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"replica-{number:02}" for number in range(count))
+
+
+def policy_of(name: str) -> Any:
+    """A policy; prompts of the trace share a first span of 512 tokens, and the hash takes
+    as many more.
+    """
+    policy = routing_policy_named(name)
+    return evolve(policy, blocks=16) if isinstance(policy, PrefixHash) else policy
+
+
+# --- decisions --------------------------------------------------------------------------
+
+
+def documents() -> list[Keys]:
+    def key(*name: int) -> bytes:
+        return sha256(str(name).encode()).digest()
+
+    count = range(KEYS // CHAIN)
+    return [tuple(key(number, at) for at in range(CHAIN)) for number in count]
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
+
+
+def filled(config: RouterConfig, every: list[Keys], rng: random.Random) -> Any:
+    """A router whose replicas have all documents, and how long a key took."""
+    joined = tuple(map(ReplicaJoined, names(REPLICAS)))
+    state = apply(config, initial_router(config), joined).state
+    begin, before = time.thread_time(), resident()
+    for number, keys in enumerate(every):
+        home = names(REPLICAS)[number % REPLICAS]
+        state = apply(config, state, (BlocksPublished(home, keys),)).state
+    figures = {
+        "publish_us_per_key": 1e6 * (time.thread_time() - begin) / KEYS,
+        "index_bytes_per_key": (resident() - before) / KEYS,
+    }
+    for keys in every[::4]:
+        parts = ((name, keys[: rng.randrange(20, 100)]) for name in names(REPLICAS))
+        shared = tuple(BlocksPublished(name, part) for name, part in parts)
+        state = apply(config, state, shared).state
+    return state, figures
+
+
+def asked(every: list[Keys], rng: random.Random, count: int) -> Iterator[RoutingRequest]:
+    """Prompts of 50 to 500 cached blocks, and 20 that no replica has."""
+    for number in range(count):
+        known = rng.choice(every)[: rng.randrange(50, CHAIN)]
+        # As they come from another process: no object of the index.
+        keys = [bytes(bytearray(key)) for key in known]
+        keys += [rng.randbytes(32) for _ in range(20)]
+        yield RoutingRequest(
+            id=f"{number}",
+            keys=tuple(keys),
+            tokens=BLOCK * len(keys) + 5,
+            tenant=f"{number % 5}",
+            session=f"{number % 300}",
+            output=200,
+        )
+
+
+def decided(
+    config: RouterConfig, state: RouterState, every: list[Keys], count: int
+) -> dict[str, Any]:
+    """The times of decisions, and of starts and ends beside them, in microseconds."""
+    rng, live = random.Random(1), list[str]()
+    took, events = list[float](), list[float]()
+    for request in asked(every, rng, count):
+        begin = time.thread_time()
+        found = route(config, state, request)
+        took.append(1e6 * (time.thread_time() - begin))
+        state = found.state
+        live.append(request.id)
+        if len(live) > LIVE:
+            one = live.pop(rng.randrange(LIVE))
+            begin = time.thread_time()
+            state = apply(config, state, (Started(one), Ended(one))).state
+            events.append(1e6 * (time.thread_time() - begin))
+    parts = [percentiles(took[at : at + PART])["p50"] for at in range(0, count, PART)]
+    return {
+        "decision_us": percentiles(took),
+        "decision_us_medians": {"low": min(parts), "high": max(parts)},
+        "start_and_end_us": percentiles(events),
+    }
+
+
+def decisions(count: int) -> dict[str, Any]:
+    every, rng = documents(), random.Random(0)
+    gc.freeze()
+    config = RouterConfig(routing_policy_named("prefix"), BLOCK)
+    with paused_collector():
+        full, found = filled(config, every, rng)
+    found["policies"] = {}
+    for name in ROUTING_POLICIES:
+        config = RouterConfig(routing_policy_named(name), BLOCK)
+        state = evolve(full, policy=config.policy.start())
+        with paused_collector():
+            found["policies"][name] = decided(config, state, every, count)
+        show({name: found["policies"][name]})
+    begin = time.thread_time()
+    state = apply(config, full, (ReplicaLeft(names(1)[0]),)).state
+    found["replica_left_us"] = 1e6 * (time.thread_time() - begin)
+    took = []
+    for _ in range(count):
+        keys = (rng.randbytes(32),)
+        events = (BlocksPublished(names(2)[1], keys), BlocksEvicted(names(2)[1], keys))
+        begin = time.thread_time()
+        state = apply(config, state, events).state
+        took.append(1e6 * (time.thread_time() - begin) / 2)
+    found["event_while_swept_us"] = percentiles(took)
+    show(found)
+    return found
+
+
+# --- traces -----------------------------------------------------------------------------
+
+
+def served(trace: ArrivalTrace, load: Load, name: str) -> dict[str, Any]:
+    """Simulate the trace under a policy."""
+    begin, reports = (
+        time.perf_counter(),
+        {n: Report(ENGINE) for n in names(load.replicas)},
+    )
+    simulation = ReplicaSimulation(
+        ENGINE,
+        RouterConfig(policy_of(name), BLOCK),
+        names(load.replicas),
+        H200,
+        trace.arrivals(BLOCK, load.speed),
+        report_every=0.25,
+    )
+    with paused_collector():
+        for one in simulation.run():
+            if not isinstance(one, RoutedArrival):
+                reports[one.replica].see(one.turn)
+            elif one.routed.replica is not None:
+                reports[one.routed.replica].arrives(one.request.id, one.time)
+    return {
+        "policy": name,
+        "replicas": load.replicas,
+        "speed": load.speed,
+        **summed([*reports.values()]),
+        "simulated_in": time.perf_counter() - begin,
+    }
+
+
+def summed(reports: list[Report]) -> dict[str, Any]:
+    """The figures of all replicas together."""
+    figures = [report.figures() for report in reports]
+    spreads = {}
+    for name in ("ttft", "tpot", "e2e"):
+        every = DurationHistogram()
+        for report in reports:
+            every.update(report.spreads[name])
+        spreads[name] = {f"p{q}": every.at(q / 100) for q in (50, 90, 99)}
+
+    def total(name: str) -> Any:
+        return sum(each[name] for each in figures)
+
+    seconds = max(each["seconds"] for each in figures)
+    return {
+        "requests": total("samples"),
+        "hit_share": total("cached_tokens") / total("prompt_tokens"),
+        **spreads,
+        "seconds": seconds,
+        "tokens_per_second": total("output_tokens") / seconds,
+        "requests_of_a_replica": sorted(each["samples"] for each in figures),
+        "turns": total("turns"),
+    }
+
+
+def traces(path: Path, requests: int) -> list[dict[str, Any]]:
+    trace, found = read_trace(str(path), requests), list[dict[str, Any]]()
+    for load in LOADS:
+        for name in ROUTING_POLICIES:
+            found.append(served(trace, load, name))
+            show(found[-1])
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any] | None:
+    found: dict[str, Any] = {}
+    if args.part != "traces":
+        found["decisions"] = {
+            "replicas": REPLICAS,
+            "keys": KEYS,
+            **decisions(args.decisions),
+        }
+    if args.part != "decisions":
+        found["trace"] = args.trace.name
+        found["traces"] = traces(args.trace, args.requests)
+    return found if args.part == "all" else None
+
+
+if __name__ == "__main__":
+    run(
+        "routing",
+        measure,
+        {
+            "--trace": {
+                "type": Path,
+                "default": Path("mooncake_conversation.jsonl"),
+                "help": "mooncake_conversation.jsonl",
+            },
+            "--requests": {"type": int, "default": 4000, "help": "of the trace"},
+            "--decisions": {
+                "type": int,
+                "default": 5000,
+                "help": "timed for each policy",
+            },
+            "--part": {"choices": ("all", "decisions", "traces"), "default": "all"},
+        },
+    )

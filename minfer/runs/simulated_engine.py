@@ -1,0 +1,113 @@
+"""An engine on a virtual clock, taken turn by turn, so that several can share a clock.
+
+A step begins when its launch does and the one before it has ended. If host and device
+alternate, as on a CPU, it begins when its results are collected.
+"""
+
+import math
+from collections import deque
+
+from attrs import Factory, define, field
+
+from minfer.engine import step
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Execute, Tick, WakeAt
+from minfer.records.plan import Plan
+from minfer.records.state import EngineState, Turn, initial
+from minfer.runs.cost import CostModel
+from minfer.runs.guesses import Guesses, proposals
+from minfer.runs.oracle import Oracle
+from minfer.runs.turns import Step, blamed
+
+
+@define
+class _SimulatedDevice:
+    """The times of steps. Each begins when its launch does and the one before it has
+    ended; if host and device alternate, when its results are collected.
+    """
+
+    cost: CostModel
+    done: float  # when the last step ended
+    # steps in flight: the time of launch, and the duration
+    flights: deque[tuple[float, float]] = Factory(deque)
+
+    def launch(self, plan: Plan, time: float) -> float:
+        """Launch a plan; returns when the host is free again."""
+        self.flights.append((time, self.cost.seconds(plan)))
+        return time + self.cost.launching(plan)
+
+    def end(self, asked: float) -> float:
+        """When the first step in flight ends, if its results are collected at `asked`."""
+        launched, takes = self.flights.popleft()
+        begins = max(self.done, launched if self.cost.overlaps else asked)
+        self.done = begins + takes
+        return self.done
+
+    def forget(self, upto: int) -> None:
+        """Drop the steps that a failure has discarded: all but the first `upto`."""
+        while len(self.flights) > upto:
+            self.flights.pop()
+
+
+@define
+class SimulatedEngine:
+    """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again."""
+
+    config: EngineConfig
+    executor: Oracle
+    cost: CostModel
+    state: EngineState = Factory(lambda self: initial(self.config), takes_self=True)
+    free: float = 0.0  # when the host is free; at first, when it starts
+    number: int = 0  # of the next turn
+    step: Step = step
+    guesses: Guesses = field(factory=Guesses)  # of drafts
+    idle: int = field(init=False, default=0)  # turns in a row without event and plan
+    _wake: float = field(init=False)
+    _device: _SimulatedDevice = field(init=False)
+    # when the results of the first step in flight are collected, once that is known
+    _collects: float | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._device = _SimulatedDevice(self.cost, self.free)
+        for plan in self.state.inflight:
+            self._device.launch(plan, self.free)
+        self._wake = self.free if self.state.requests else math.inf
+
+    def due(self, arrival: float) -> float:
+        """The time of the next turn if the next arrival comes at `arrival`; infinity if
+        there is none. Steps in flight are waited for, whatever arrives.
+        """
+        if self._collects is None and self._device.flights:
+            self._collects = max(self.free, self._device.end(self.free))
+        if self._collects is not None:
+            return self._collects
+        return max(self.free, min(self._wake, arrival))
+
+    def take(self, now: float, arrived: list[Event]) -> Turn:
+        """Take the turn that is due `now`, with all that has arrived."""
+        events: list[Event] = [Tick(now)]
+        if self._collects is not None:
+            results = [self.executor.collect()]
+            events += results
+            events += proposals(self.config, self.state, results, self.guesses)
+            self._collects = None
+        events += arrived
+        self.free = now
+        with blamed(self.number, self.state):
+            transition = self.step(self.config, self.state, tuple(events))
+        return Turn(self.number, self.state, tuple(events), transition)
+
+    def launch(self, turn: Turn) -> None:
+        """Go on after a turn: launch its plans."""
+        transition = turn.transition
+        self.state = transition.state
+        self.number += 1
+        plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
+        self.idle = 0 if plans or len(turn.events) > 1 else self.idle + 1
+        self._device.forget(len(self.state.inflight) - len(plans))
+        self.free += self.cost.host
+        for plan in plans:
+            self.executor.launch(plan)
+            self.free = self._device.launch(plan, self.free)
+        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
+        self._wake = min(wakes, default=math.inf)
