@@ -81,7 +81,7 @@ def policy_of(name: str) -> Any:
     as many more.
     """
     policy = routing_policy_named(name)
-    return evolve(policy, blocks=16) if isinstance(policy, PrefixHash) else policy
+    return evolve(policy, blocks=32) if isinstance(policy, PrefixHash) else policy
 
 
 # --- decisions --------------------------------------------------------------------------
@@ -162,6 +162,7 @@ def decided(
 
 
 def decisions(count: int) -> dict[str, Any]:
+    found: dict[str, Any]
     every, rng = documents(), random.Random(0)
     gc.freeze()
     config = RouterConfig(routing_policy_named("prefix"), BLOCK)

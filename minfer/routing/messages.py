@@ -182,7 +182,7 @@ class Estimate:
 
     replica: str
     hit: int  # leading blocks of the prompt in its cache
-    seconds: float  # until the first token, and more for a busy replica
+    seconds: float  # the cost
 
 
 @frozen
@@ -191,7 +191,7 @@ class Choice:
 
     replica: str
     why: str  # a word or two, for people and metrics
-    seconds: float | None = None  # estimated, if the policy estimates
+    seconds: float | None = None  # the cost, if the policy estimates costs
     alternatives: tuple[Estimate, ...] = ()  # the best of the other replicas
 
 

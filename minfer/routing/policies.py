@@ -89,15 +89,16 @@ class PrefixHash(RoutingPolicy):
 
 @frozen
 class Prefix(RoutingPolicy):
-    """The replica with the shortest estimated time, in seconds:
+    """The replica with the least cost, in seconds:
 
-        token * (prefill tokens that wait there + those of the request that it has not
-        cached) + row * (expected output tokens) * (sequences there)
+        token * (prefill tokens that wait there + miss * those of the request that it has
+        not cached) + row * (expected output tokens) * (sequences there)
 
-    that is, until the first token, and what the sequences there add to all others. Of the
-    replicas within `affinity` seconds of the best, that of the session, by rendezvous
-    hashing: so a session stays where it is while that costs little, and leaves a replica
-    that is hot.
+    that is, the time until the first token, and what the sequences there add to all other
+    tokens. A token to be computed counts `miss` times, since it delays later requests,
+    too, and takes space in the cache. Of the replicas within `affinity` seconds of the
+    best, that of the session, by rendezvous hashing: so a session stays where it is while
+    that costs little, and leaves a replica that is hot.
 
     Guarantees:
 
@@ -113,6 +114,7 @@ class Prefix(RoutingPolicy):
     """
 
     token: float = field(default=19e-6, validator=_number(0))  # seconds
+    miss: float = field(default=2.0, validator=_number(0))
     row: float = field(default=19e-6, validator=_number(0))  # seconds a step
     output: int = field(default=256, validator=_number(0))  # tokens, if none are expected
     affinity: float = field(default=0.05, validator=_number(0))  # seconds
@@ -136,14 +138,15 @@ class Prefix(RoutingPolicy):
     def _costs(self, request: RoutingRequest, candidates: Candidates) -> list[Cost]:
         """The costs of all replicas that the request may go to, the least first."""
         output = self.output if request.output is None else request.output
-        token, each, tenant = self.token, self.row * output, request.tenant
+        token, miss, each = self.token, self.miss, self.row * output
+        tenant = request.tenant
         costs = []
         for one in candidates:
             replica = one.replica
             if tenant in replica.waiting and not self._is_fair(one, tenant):
                 continue
-            backlog = replica.prefill + replica.new_prefill + one.prefill
-            cost = token * backlog + each * (replica.sequences + replica.new_sequences)
+            tokens = replica.prefill + replica.new_prefill + miss * one.prefill
+            cost = token * tokens + each * (replica.sequences + replica.new_sequences)
             costs.append((cost, len(replica.live), replica.name, one.hit))
         costs.sort()
         return costs

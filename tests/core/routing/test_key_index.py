@@ -157,6 +157,8 @@ def test_the_first_and_the_last_shard_are_swept_too() -> None:
     slot, index = add_slot(KeyIndex())
     index = remove_slot(publish(index, slot, ends), slot)
     assert sorted(kept(index)) == sorted(ends)
+    shards = {*index.shards}
     for _ in range(SHARDS):
         index = sweep(index)
     assert kept(index) == {}
+    assert {*index.shards} == shards, "no shard is made"

@@ -32,7 +32,7 @@ from minfer.values.checks import ConfigError
 from tests.core.routing.routers import Desk, ask, keys
 
 # one unit of time for a token, ten for a sequence
-PLAIN = Prefix(token=1.0, row=0.1, output=100, affinity=0.0, least=0)
+PLAIN = Prefix(token=1.0, miss=1.0, row=0.1, output=100, affinity=0.0, least=0)
 
 
 def reason(desk: Desk, *args: Any, **more: Any) -> Placed:
@@ -56,6 +56,7 @@ def test_policies_have_names() -> None:
     ("kind", "field", "least"),
     [
         (Prefix, "token", 0.0),
+        (Prefix, "miss", 0.0),
         (Prefix, "row", 0.0),
         (Prefix, "output", 0),
         (Prefix, "affinity", 0.0),
@@ -129,6 +130,14 @@ def test_prefix_counts_reported_loads_and_new_ones() -> None:
     assert found.why == "cost"
     idle = reason(desk, "2", output=0)
     assert (idle.replica, idle.seconds) == ("c", 9 + 5)
+
+
+def test_tokens_to_be_computed_count_more_than_those_that_wait() -> None:
+    desk = Desk("ab", evolve(PLAIN, miss=3.0))
+    desk.tell(BlocksPublished("a", keys(1)), LoadReport("a", 0, 0, 29))
+    found = reason(desk, "1", 1)
+    assert (found.replica, found.seconds) == ("a", 29 + 3 * 5)
+    assert found.alternatives == (Estimate("b", 0, 45.0),)
 
 
 def test_equal_costs_go_to_fewer_requests_then_by_name() -> None:
