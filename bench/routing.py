@@ -16,6 +16,7 @@ import argparse
 import gc
 import random
 import time
+from collections import deque
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -50,6 +51,7 @@ KEYS: Final = 1_000_000
 CHAIN: Final = 500  # keys of a document
 REPLICAS: Final = 16
 LIVE: Final = 256  # requests at any time
+WAITING: Final = 32  # of these, at first
 PART: Final = 250  # decisions that are timed together
 # An H200's pool for a 7B, as in results/mooncake.json.
 ENGINE: Final = EngineConfig(
@@ -140,19 +142,24 @@ def decided(
     config: RouterConfig, state: RouterState, every: list[Keys], count: int
 ) -> dict[str, Any]:
     """The times of decisions, and of starts and ends beside them, in microseconds."""
-    rng, live = random.Random(1), list[str]()
+    rng, waiting, running = random.Random(1), deque[str](), list[str]()
     took, events = list[float](), list[float]()
     for request in asked(every, rng, count):
         begin = time.thread_time()
         found = route(config, state, request)
         took.append(1e6 * (time.thread_time() - begin))
         state = found.state
-        live.append(request.id)
-        if len(live) > LIVE:
-            one = live.pop(rng.randrange(LIVE))
+        if found.replica is not None:
+            waiting.append(request.id)
+        if len(waiting) + len(running) > LIVE:
+            running.append(waiting.popleft())
+            one = running.pop(rng.randrange(len(running)))
             begin = time.thread_time()
             state = apply(config, state, (Started(one), Ended(one))).state
             events.append(1e6 * (time.thread_time() - begin))
+        elif len(waiting) > WAITING:
+            running.append(waiting.popleft())
+            state = apply(config, state, (Started(running[-1]),)).state
     parts = [percentiles(took[at : at + PART])["p50"] for at in range(0, count, PART)]
     return {
         "decision_us": percentiles(took),

@@ -14,7 +14,7 @@ from minfer.routing.policy import (
     RoutingPolicy,
     fewest_requests,
 )
-from minfer.routing.rendezvous import ranked, text_key
+from minfer.routing.rendezvous import best, text_key
 from minfer.values.checks import ConfigError, number
 
 # Seconds, live requests, name, blocks hit: in that order one is better than another.
@@ -76,9 +76,12 @@ class PrefixHash(RoutingPolicy):
     ) -> tuple[Choice, Any]:
         live = {one.replica.name: len(one.replica.live) for one in candidates}
         bound = math.ceil(self.load * (sum(live.values()) + 1) / len(live))
-        order = ranked(live, self._key(request))
-        name = next(name for name in order if live[name] < bound)
-        return Choice(name, "hash" if name == order[0] else "hash, load"), state
+        key = self._key(request)
+        name = best(live, key)
+        if live[name] < bound:
+            return Choice(name, "hash"), state
+        name = best([one for one, count in live.items() if count < bound], key)
+        return Choice(name, "hash, load"), state
 
     def _key(self, request: RoutingRequest) -> bytes:
         """What is hashed; the key of a block stands for all blocks before it, too."""
@@ -107,8 +110,8 @@ class Prefix(RoutingPolicy):
     - A tenant gets no more than its share of what waits on a replica: while prefill
       tokens of n tenants wait there, no request of one of them is added that takes it
       above 1 / n of all, unless it has `least` tokens there or fewer. If that excludes
-      all replicas, the request is deferred. A tenant of which nothing waits is never
-      deferred, nor one that is alone on some replica.
+      all replicas, the request is deferred. So a request is deferred only while some of
+      its tenant wait on every replica, and no replica is idle for it.
 
     The numbers are those of a 7B model on an H200; `row` grows with contexts.
     """
@@ -157,8 +160,7 @@ class Prefix(RoutingPolicy):
         """
         most = costs[0][0] + self.affinity
         near = [name for cost, _, name, _ in costs if cost <= most]
-        best = ranked(near, text_key(session))[0]
-        return near.index(best)
+        return near.index(best(near, text_key(session)))
 
     def _is_fair(self, one: Candidate, tenant: str) -> bool:
         """Whether a tenant that waits on a replica gets no more than its share there."""

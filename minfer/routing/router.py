@@ -68,7 +68,7 @@ from minfer.routing.messages import (
 )
 from minfer.routing.policy import Candidate, Candidates, fewest_requests
 from minfer.routing.state import Replica, RouterConfig, RouterState
-from minfer.values.checks import ConfigError, is_number
+from minfer.values.checks import ConfigError
 from minfer.values.record import evolve
 
 
@@ -121,7 +121,7 @@ def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> 
     if choice is None:
         waiting = _waiting(candidates, request.tenant)
         return Routed(state, None, Deferred(request.id, request.tenant, waiting))
-    one = next(one for one in candidates if one.replica.name == choice.replica)
+    one = candidates[_names(candidates).index(choice.replica)]
     state = dispatch(state, request, choice.replica, one.prefill)
     placed = Placed(
         id=request.id,
@@ -149,8 +149,12 @@ def _candidates(
         if replica.draining:
             continue
         blocks = hits.get(replica.slot, 0)
-        found.append(Candidate(replica, blocks, prefill_tokens(tokens, blocks, size)))
+        found.append(Candidate(replica, blocks, max(tokens - blocks * size, 1)))
     return tuple(found)
+
+
+def _names(candidates: Candidates) -> list[str]:
+    return [one.replica.name for one in candidates]
 
 
 def _waiting(candidates: Candidates, tenant: str) -> int:
@@ -188,7 +192,7 @@ def _flaw(answer: Any, request: RoutingRequest, candidates: Candidates) -> str:
         return "" if waits else "deferred a tenant of which nothing waits"
     if type(choice) is not Choice or type(choice.why) is not str:
         return "returned no Choice"
-    if all(choice.replica != one.replica.name for one in candidates):
+    if type(choice.replica) is not str or choice.replica not in _names(candidates):
         return "chose a replica that takes no requests"
     seconds = choice.seconds
     if not (seconds is None or _is_time(seconds)):
@@ -200,14 +204,14 @@ def _flaw(answer: Any, request: RoutingRequest, candidates: Candidates) -> str:
 
 
 def _is_time(value: Any) -> bool:
-    return is_number(value) and value == value
+    return type(value) in (float, int) and value == value
 
 
 def _is_estimate(one: Any) -> bool:
     return (
         type(one) is Estimate
         and type(one.replica) is str
-        and is_number(one.hit, whole=True)
+        and type(one.hit) is int
         and _is_time(one.seconds)
     )
 
