@@ -109,8 +109,7 @@ def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> 
     A request that is on a replica already is routed anew, and leaves that.
     """
     if type(request) is not RoutingRequest:  # against the types
-        detail = f"a {type(request).__name__} is no RoutingRequest"
-        return Routed(state, None, Invalid(detail))
+        return Routed(state, None, Invalid("it is no RoutingRequest"))
     state = end(state, request.id)
     candidates = _candidates(config, state, request)
     if not candidates:
@@ -226,8 +225,7 @@ def apply(
     reasons: list[RouterReason] = []
     for event in events:
         if type(event) not in ROUTER_EVENTS:  # against the types
-            detail = f"a {type(event).__name__} is no event"
-            reasons.append(EventIgnored("event", detail))
+            reasons.append(EventIgnored("event", "it is no event of a router"))
             continue
         found = _fold(config, state, event)
         if isinstance(found, Applied):

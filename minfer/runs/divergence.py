@@ -77,7 +77,7 @@ def diverged(
     if name is None:
         what = f"{_DIGEST_ONLY}, or turns are missing or out of order"
         return Divergence(number, step, time, field=what, expected=None, found=None)
-    path, was, now = _innermost(name, expected.get(name), found.get(name))
+    path, was, now = innermost(name, expected.get(name), found.get(name))
     return Divergence(
         turn=number,
         step=step,
@@ -103,7 +103,7 @@ def _differences(before: EngineState, then: Facts, now: Facts) -> tuple[Differen
         return ()
 
 
-def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+def innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
     """The innermost place in which two JSON values differ first, and both values there.
 
     Lists are taken whole, unless they are of plans.
@@ -111,11 +111,11 @@ def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted(was.keys() | now.keys()):
             if was.get(key) != now.get(key):
-                return _innermost(f"{path}.{key}", was.get(key), now.get(key))
+                return innermost(f"{path}.{key}", was.get(key), now.get(key))
     if isinstance(was, list) and isinstance(now, list) and path != "reasons":
         for at, (one, other) in enumerate(zip(was, now, strict=False)):
             if one != other and isinstance(one, dict):
-                return _innermost(f"{path}[{at}]", one, other)
+                return innermost(f"{path}[{at}]", one, other)
     return path, was, now
 
 
