@@ -187,3 +187,26 @@ def test_events_of_turns_are_starts_ends_and_changes_of_the_cache() -> None:
     assert every.count(Ended("3")) == 1
     assert not any(isinstance(event, BlocksEvicted) for event in every)
     assert unstarted == set()
+
+
+def test_blocks_may_be_evicted_in_the_turn_in_which_their_sequence_ends() -> None:
+    run = Run(config_of(num_blocks=6, max_num_seqs=1, depth=1))
+    first = cached(tuple(range(9)), "1", max_tokens=12)
+    run.turn(Submit(first), Submit(cached(tuple(range(30, 50)), "2", max_tokens=1)))
+    run.drain()
+    changes = [check(run.config, turn) for turn in run.turns]
+    ends = [at for at, turn in enumerate(run.turns) if changes[at].evicted]
+    assert len(ends) == 1
+    assert run.turns[ends[0]].before.running.ids == (("1", 0),)
+    assert not run.turns[ends[0]].before.blocks.prefix.idle
+    assert changes[ends[0]].evicted[-1] in (first.keys[0], first.keys[1])
+
+
+def test_keys_of_a_later_group_are_those_of_prompts() -> None:
+    groups = (CacheGroup(window=8), CacheGroup())
+    run = Run(evolve(config_of(), groups=groups))
+    first = cached((1,) * 9, "1", max_tokens=1)
+    run.turn(Submit(first))
+    run.drain()
+    found = [check(run.config, turn).published for turn in run.turns]
+    assert [*filter(None, found)] == [first.keys]

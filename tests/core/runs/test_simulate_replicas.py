@@ -8,9 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.records.messages import Cancel
+from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
 from minfer.routing.messages import (
     Choice,
@@ -187,3 +189,20 @@ def test_a_routing_request_has_what_decides() -> None:
     request = requested("r", prompt=9, most=7, client="x", keys=(b"1", b"2"))
     assert routing_request(request) == RoutingRequest("r", (b"1", b"2"), 9, "x", "", 7)
     assert simulation(LeastLoaded(), []).report_every == math.inf
+
+
+class Never(FirstCome):
+    """Wakes the engine again and again, and admits no request."""
+
+    def admit_from(self, _: Any, load: Load) -> float:
+        return load.time + 0.5
+
+
+def test_a_replica_that_admits_no_request_ends_the_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulate_replicas, "IDLE", 20)
+    config = evolve(config_of(), policy=Never())
+    router, come = RouterConfig(LeastLoaded(), 4), [(0.0, requested("1"))]
+    found = [*ReplicaSimulation(config, router, NAMES, EVEN, come).run()]
+    assert len(found) == 22  # the decision, the turn with the request, and idle ones
