@@ -255,7 +255,7 @@ def summed(reports: list[Report]) -> dict[str, Any]:
     }
 
 
-def traces(path: Path, requests: int | None) -> list[dict[str, Any]]:
+def traces(path: Path, requests: int) -> list[dict[str, Any]]:
     trace, found = read_trace(str(path), requests), list[dict[str, Any]]()
     for load in LOADS:
         for name in ROUTING_POLICIES:
@@ -288,7 +288,7 @@ if __name__ == "__main__":
                 "default": Path("mooncake_conversation.jsonl"),
                 "help": "mooncake_conversation.jsonl",
             },
-            "--requests": {"type": int, "help": "the first of the trace; all of them"},
+            "--requests": {"type": int, "default": 4000, "help": "of the trace"},
             "--decisions": {
                 "type": int,
                 "default": 5000,
