@@ -109,9 +109,10 @@ class Prefix(RoutingPolicy):
       for fair shares:
     - A tenant gets no more than its share of what waits on a replica: while prefill
       tokens of n tenants wait there, no request of one of them is added that takes it
-      above 1 / n of all, unless it has `least` tokens there or fewer. If that excludes
-      all replicas, the request is deferred. So a request is deferred only while some of
-      its tenant wait on every replica, and no replica is idle for it.
+      above 1 / n of all, unless it has `least` tokens there or fewer.
+    - It goes to another replica then, if that costs `patience` seconds more at most; else
+      it is deferred. So a request is deferred only while some of its tenant wait on a
+      replica that costs less, and no replica is idle for it.
 
     The numbers are those of a 7B model on an H200; `row` grows with contexts.
     """
@@ -122,6 +123,7 @@ class Prefix(RoutingPolicy):
     output: int = field(default=256, validator=_number(0))  # tokens, if none are expected
     affinity: float = field(default=0.05, validator=_number(0))  # seconds
     least: int = field(default=8192, validator=_number(0))  # tokens
+    patience: float = field(default=0.5, validator=_number(0))  # seconds
 
     def choose(
         self, state: Any, request: RoutingRequest, candidates: Candidates
@@ -143,14 +145,18 @@ class Prefix(RoutingPolicy):
         output = self.output if request.output is None else request.output
         token, miss, each = self.token, self.miss, self.row * output
         tenant = request.tenant
-        costs = []
+        costs, unfair = list[Cost](), list[float]()
         for one in candidates:
             replica = one.replica
-            if tenant in replica.waiting and not self._is_fair(one, tenant):
-                continue
             tokens = replica.prefill + replica.new_prefill + miss * one.prefill
             cost = token * tokens + each * (replica.sequences + replica.new_sequences)
-            costs.append((cost, len(replica.live), replica.name, one.hit))
+            if tenant in replica.waiting and not self._is_fair(one, tenant):
+                unfair.append(cost)
+            else:
+                costs.append((cost, len(replica.live), replica.name, one.hit))
+        if unfair:
+            most = min(unfair) + self.patience
+            costs = [each for each in costs if each[0] <= most]
         costs.sort()
         return costs
 

@@ -184,6 +184,21 @@ class ReplicaSimulation:
             self.state = apply(self.router, self.state, tuple(events)).state
         yield ReplicaTurn(replica.name, turn)
         if self._deferred and any(isinstance(one, Started | Ended) for one in events):
-            again, self._deferred = self._deferred, deque()
-            for request in again:
-                yield self._route(now, request, due)
+            yield from self._route_deferred(now, due)
+
+    def _route_deferred(
+        self, now: float, due: dict[str, float]
+    ) -> Iterator[RoutedArrival]:
+        """Route the deferred requests of each tenant, in order, up to one that stays
+        deferred.
+        """
+        again, self._deferred = self._deferred, deque()
+        full = set[str]()
+        for request in again:
+            if request.client in full:
+                self._deferred.append(request)
+                continue
+            routed = self._route(now, request, due)
+            if routed.routed.replica is None:
+                full.add(request.client)
+            yield routed

@@ -32,7 +32,9 @@ from minfer.values.checks import ConfigError
 from tests.core.routing.routers import Desk, ask, keys
 
 # one unit of time for a token, ten for a sequence
-PLAIN = Prefix(token=1.0, miss=1.0, row=0.1, output=100, affinity=0.0, least=0)
+PLAIN = Prefix(
+    token=1.0, miss=1.0, row=0.1, output=100, affinity=0.0, least=0, patience=1e6
+)
 
 
 def reason(desk: Desk, *args: Any, **more: Any) -> Placed:
@@ -61,6 +63,7 @@ def test_policies_have_names() -> None:
         (Prefix, "output", 0),
         (Prefix, "affinity", 0.0),
         (Prefix, "least", 0),
+        (Prefix, "patience", 0.0),
         (PrefixHash, "blocks", 1),
         (PrefixHash, "load", 1.0),
     ],
@@ -218,6 +221,19 @@ def test_a_tenant_may_always_go_where_no_other_waits() -> None:
     assert desk.placed(ask("2", rest=500, tenant="x")) == "a"
     queued(desk, "a", "y", 1)
     assert desk.placed(ask("3", rest=500, tenant="x")) is None
+
+
+def test_a_tenant_waits_for_a_share_rather_than_go_where_it_costs_far_more() -> None:
+    for over in (0, 1):
+        desk = Desk("abc", evolve(PLAIN, row=0.0, patience=40.0))
+        for replica in "ab":
+            queued(desk, replica, "x", 100)
+            queued(desk, replica, "y", 1)
+        desk.tell(LoadReport("b", 0, 0, 500), LoadReport("c", 0, 0, 141 + over))
+        found = desk.route(ask("1", tenant="x"))
+        assert isinstance(found.reason, Deferred if over else Placed)
+        assert found.replica == (None if over else "c")
+    assert desk.placed(ask("2", tenant="z")) == "a", "all replicas are fair to others"
 
 
 def test_a_few_tokens_are_allowed_to_every_tenant() -> None:

@@ -157,23 +157,22 @@ class OneAtATime(RoutingPolicy):
 
 
 def test_deferred_requests_are_routed_in_order_when_others_have_started() -> None:
-    come: list[Arrival] = [(0.0, requested(f"{n}", most=2)) for n in range(4)]
+    come: list[Arrival] = [(0.0, requested(f"{n}", most=2)) for n in range(5)]
     come.append((0.1, Cancel("2")))
+    come.append((0.2, requested("other", most=2, client="x")))
+    come.append((0.3, requested("another", most=2, client="x")))
     found = [
         (one.time, one.request.id, isinstance(one.routed.reason, Deferred))
         for one in simulation(OneAtATime(), come).run()
         if isinstance(one, RoutedArrival)
     ]
-    assert found == [
-        (0.0, "0", False),
-        (0.0, "1", True),
-        (0.0, "2", True),
-        (0.0, "3", True),
-        (1.0, "1", False),
-        (1.0, "3", True),
-        (2.0, "3", True),  # as "0" has ended, and "1" has not started
-        (3.0, "3", False),
-    ]
+    placed = [(time, name) for time, name, deferred in found if not deferred]
+    assert placed[:3] == [(0.0, "0"), (0.2, "other"), (1.0, "1")]
+    assert [name for _, name in placed if name.isdigit()] == ["0", "1", "3", "4"]
+    assert [name for _, name in placed if not name.isdigit()] == ["other", "another"]
+    again = [name for time, name, _ in found if time >= 1]
+    assert again[:3] == ["1", "3", "another"], "one of each tenant that stays deferred"
+    assert again.index("4") > len(again) - 1 - again[::-1].index("3")
 
 
 def test_without_replicas_all_is_refused() -> None:
