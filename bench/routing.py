@@ -11,10 +11,17 @@ clock: share of prompt tokens that hit a cache, time to first token and between 
 Arrivals of 4 replicas are three times as fast as recorded, and four times: then replicas
 do not keep up unless prefixes are found; likewise for 16. Replicas publish and evict keys
 in every turn, and report their loads four times a second.
+
+`tenants`: the first 900 of these requests over 4 replicas, eight times as fast, 60 % of
+them of one tenant and the others of three: time to first token by tenant, with fair
+shares of what waits and without.
+
+`--part` measures one of these, and keeps the others of an earlier result.
 """
 
 import argparse
 import gc
+import json
 import random
 import time
 from collections import deque
@@ -33,6 +40,8 @@ from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import DurationHistogram, Report
 from minfer.effects.runs.trace_files import read_trace
 from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit
+from minfer.records.request import Request
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
@@ -42,7 +51,13 @@ from minfer.routing.messages import (
     RoutingRequest,
     Started,
 )
-from minfer.routing.policies import ROUTING_POLICIES, PrefixHash, routing_policy_named
+from minfer.routing.policies import (
+    ROUTING_POLICIES,
+    LeastLoaded,
+    Prefix,
+    PrefixHash,
+    routing_policy_named,
+)
 from minfer.routing.router import apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.runs.simulate_replicas import ReplicaSimulation, RoutedArrival
@@ -53,6 +68,7 @@ CHAIN: Final = 500  # keys of a document
 REPLICAS: Final = 16
 LIVE: Final = 256  # requests at any time
 WAITING: Final = 32  # of these, at first
+TENANT_REQUESTS: Final = 900
 PART: Final = 250  # decisions that are timed together
 # An H200's pool for a 7B, as in results/mooncake.json.
 ENGINE: Final = EngineConfig(
@@ -264,18 +280,82 @@ def traces(path: Path, requests: int) -> list[dict[str, Any]]:
     return found
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
-    if args.part != "traces":
+# --- tenants ----------------------------------------------------------------------------
+
+
+def tenants(path: Path) -> list[dict[str, Any]]:
+    trace, found = read_trace(str(path), TENANT_REQUESTS), list[dict[str, Any]]()
+    policies = {
+        "prefix": Prefix(),
+        "prefix, without fair shares": Prefix(least=2**60),
+        "least_loaded": LeastLoaded(),
+    }
+    for name, policy in policies.items():
+        found.append({"policy": name, **waited(trace, policy)})
+        show(found[-1])
+    return found
+
+
+def waited(trace: ArrivalTrace, policy: Any) -> dict[str, Any]:
+    """Seconds to the first token by tenant, and until the last request has started."""
+    arrivals = [*trace.arrivals(BLOCK, 8.0, mix=1)]
+    came = {one.id: (at, one) for at, one in arrivals if isinstance(one, Request)}
+    simulation = ReplicaSimulation(
+        ENGINE, RouterConfig(policy, BLOCK), names(4), H200, arrivals, report_every=0.25
+    )
+    spent, last = dict[str, list[float]](), 0.0
+    with paused_collector():
+        for name, time_ in first_tokens(simulation):
+            at, request = came.pop(name)
+            spent.setdefault(request.client, []).append(time_ - at)
+            last = time_
+    assert not came, "all are served"
+    return {
+        "tenants": {
+            tenant: {"requests": len(each), **percentiles(each)}
+            for tenant, each in sorted(spent.items())
+        },
+        "seconds": last,
+    }
+
+
+def first_tokens(simulation: ReplicaSimulation) -> Iterator[tuple[str, float]]:
+    """The requests of a simulation, each with the time of its first token."""
+    seen = set[str]()
+    for one in simulation.run():
+        if isinstance(one, RoutedArrival):
+            continue
+        for command in one.turn.transition.commands:
+            if isinstance(command, Emit):
+                for (name, _), tokens in zip(command.ids, command.tokens, strict=True):
+                    if tokens and name not in seen:
+                        seen.add(name)
+                        yield name, one.turn.transition.state.time
+
+
+def earlier(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts of an earlier result."""
+    path = args.folder / f"{args.name}.json"
+    parts = ("decisions", "traces", "tenants")
+    if not path.exists():
+        return {}
+    results = json.loads(path.read_text("utf-8"))["results"]
+    return {part: results[part] for part in parts if part in results}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    found = earlier(args)
+    if args.part in ("all", "decisions"):
         found["decisions"] = {
             "replicas": REPLICAS,
             "keys": KEYS,
             **decisions(args.decisions),
         }
-    if args.part != "decisions":
-        found["trace"] = args.trace.name
+    if args.part in ("all", "traces"):
         found["traces"] = traces(args.trace, args.requests)
-    return found if args.part == "all" else None
+    if args.part in ("all", "tenants"):
+        found["tenants"] = tenants(args.trace)
+    return found
 
 
 if __name__ == "__main__":
@@ -294,6 +374,9 @@ if __name__ == "__main__":
                 "default": 5000,
                 "help": "timed for each policy",
             },
-            "--part": {"choices": ("all", "decisions", "traces"), "default": "all"},
+            "--part": {
+                "choices": ("all", "decisions", "traces", "tenants"),
+                "default": "all",
+            },
         },
     )
