@@ -34,8 +34,8 @@ def dispatch(
     made = Dispatch(request.tenant, prefill, one.reports)
     one = evolve(
         one,
-        new_sequences=one.new_sequences + 1,
-        new_prefill=one.new_prefill + prefill,
+        requests=one.requests + 1,
+        backlog=one.backlog + prefill,
         live=one.live.set(request.id, made),
         waiting=_added(one.waiting, request.tenant, prefill),
         waiting_tokens=one.waiting_tokens + prefill,
@@ -65,7 +65,7 @@ def end(state: RouterState, request: str) -> RouterState:
     one = one if made.started else _computed(one, made)
     one = evolve(
         one,
-        new_sequences=one.new_sequences - (made.report == one.reports),
+        requests=one.requests - (made.report == one.reports),
         live=one.live.delete(request),
     )
     state = evolve(state, requests=state.requests.delete(request))
@@ -76,12 +76,10 @@ def report(state: RouterState, load: LoadReport) -> RouterState:
     """Take a replica's word for its load, which includes all requests until now."""
     one = evolve(
         state.replicas[load.replica],
-        sequences=load.waiting + load.running,
-        prefill=load.prefill,
+        requests=load.waiting + load.running,
+        backlog=load.prefill,
         pages=load.pages,
         reports=state.replicas[load.replica].reports + 1,
-        new_sequences=0,
-        new_prefill=0,
     )
     return with_replica(state, one)
 
@@ -99,7 +97,7 @@ def _computed(one: Replica, made: Dispatch) -> Replica:
     prefill = made.prefill
     return evolve(
         one,
-        new_prefill=one.new_prefill - prefill * (made.report == one.reports),
+        backlog=one.backlog - prefill * (made.report == one.reports),
         waiting=_added(one.waiting, made.tenant, -prefill),
         waiting_tokens=one.waiting_tokens - prefill,
     )

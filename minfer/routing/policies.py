@@ -17,7 +17,7 @@ from minfer.routing.policy import (
 from minfer.routing.rendezvous import best, text_key
 from minfer.values.checks import ConfigError, number
 
-# Seconds, live requests, name, blocks hit: in that order one is better than another.
+# Seconds, requests, name, blocks hit: in that order one is better than another.
 Cost = tuple[float, int, str, int]
 SHOWN: Final = 3  # alternatives in a reason
 
@@ -148,12 +148,12 @@ class Prefix(RoutingPolicy):
         costs, unfair = list[Cost](), list[float]()
         for one in candidates:
             replica = one.replica
-            tokens = replica.prefill + replica.new_prefill + miss * one.prefill
-            cost = token * tokens + each * (replica.sequences + replica.new_sequences)
+            requests = replica.requests
+            cost = token * (replica.backlog + miss * one.prefill) + each * requests
             if tenant in replica.waiting and not self._is_fair(one, tenant):
                 unfair.append(cost)
             else:
-                costs.append((cost, len(replica.live), replica.name, one.hit))
+                costs.append((cost, requests, replica.name, one.hit))
         if unfair:
             most = min(unfair) + self.patience
             costs = [each for each in costs if each[0] <= most]

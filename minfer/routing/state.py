@@ -1,8 +1,9 @@
 """The router's state: one frozen value.
 
-The load of a replica is what it reported last, and the requests that were dispatched to
-it since then. So a replica that never reports is judged by dispatched minus ended, and
-one that reports often by what it says.
+The load of a replica (`requests`, `backlog`) is what it reported last, and the requests
+that were dispatched to it since then, as far as they have not ended or started. So a
+replica that never reports is judged by dispatched minus ended, and one that reports often
+by what it says.
 """
 
 from typing import Any
@@ -39,30 +40,15 @@ class Replica:
     name: str
     slot: Slots  # in the index
     draining: bool = False
-    # As reported last: sequences, prefill tokens to come, free pages.
-    sequences: int = 0
-    prefill: int = 0
-    pages: int | None = None
-    reports: int = 0
-    # Of the requests that were dispatched since then: those that have not ended, and the
-    # prefill tokens of those that have not started.
-    new_sequences: int = 0
-    new_prefill: int = 0
+    requests: int = 0  # sequences that wait or run
+    backlog: int = 0  # tokens whose prefill is still to come
+    pages: int | None = None  # that could be allocated at the last report, if it said so
+    reports: int = 0  # of its load so far
     # All requests that were dispatched and have not ended.
     live: Map[str, Dispatch] = Map()
     # Prefill tokens of those that have not started, by tenant and of all.
     waiting: Map[str, int] = Map()
     waiting_tokens: int = 0
-
-    @property
-    def requests(self) -> int:
-        """Sequences that wait or run."""
-        return self.sequences + self.new_sequences
-
-    @property
-    def backlog(self) -> int:
-        """Tokens whose prefill is still to come."""
-        return self.prefill + self.new_prefill
 
 
 @frozen(slots=False)  # changed often
