@@ -64,7 +64,7 @@ from minfer.kernels.attention_tunes import (
     padded,
     prefill_tune,
 )
-from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, restored
+from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, dequantize
 from minfer.kernels.pdl import arrivals, early
 from minfer.kernels.target import capability
 
@@ -413,7 +413,7 @@ def attention_reference(
         blocks = table[row, tokens // block_size].long()
         places = blocks, tokens % block_size
         key, value = (
-            restored(
+            dequantize(
                 as_bytes(cache)[places].view(cache.dtype),
                 None if scale_of is None else scale_of[places],
                 torch.float32,

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.cache_number_kernels import in_steps, saturated, step_of
 from minfer.kernels.cache_numbers import CacheScales, write
+from minfer.kernels.eight_bit_kernels import int8_scale, quantize_int8, saturated
 from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
@@ -109,13 +109,14 @@ def _rope(
             tl.store(cache, saturated(low, k_cache), mask=kept)
             tl.store(cache + half, saturated(high, k_cache), mask=kept)
         else:
-            step = step_of(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1))[:, None]
+            largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
+            head_scale = int8_scale(largest)[:, None]
             scales = tl.where(value, v_scales, k_scales)
             scales += slot * kv_heads + number + (row % height)[:, None]
             first_slot = tl.where(query, NO_SLOT, 0)
-            tl.store(scales, step, mask=slot >= first_slot)
-            tl.store(cache, in_steps(low, step), mask=kept)
-            tl.store(cache + half, in_steps(high, step), mask=kept)
+            tl.store(scales, head_scale, mask=slot >= first_slot)
+            tl.store(cache, quantize_int8(low, head_scale), mask=kept)
+            tl.store(cache + half, quantize_int8(high, head_scale), mask=kept)
 
 
 def rope_and_cache(
@@ -212,7 +213,7 @@ def _reference(
     query.copy_(turned(query, q_norm))
     written = slots >= 0
     kept = turned(key, k_norm)[written].to(qkv.dtype), value[written]
-    for cache, new, steps in zip(
+    for cache, new, scale in zip(
         (k_cache, v_cache), kept, scales or (None, None), strict=True
     ):
-        write(cache, steps, slots[written], new)
+        write(cache, scale, slots[written], new)

@@ -60,7 +60,7 @@ class EngineArgs:
     kv_cache_dtype: str = option(
         AUTO,
         "type of the numbers in the KV cache: auto, the model's; fp8 or fp8_e4m3; or "
-        "int8_per_token_head, with a scale for each token and head (default: auto)",
+        "int8_per_token_head, with a scale per token and head (default: auto)",
         one_of((AUTO, *KV_CACHE_DTYPES), "TYPE"),
     )
     quantization: str | None = option(

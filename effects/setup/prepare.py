@@ -21,8 +21,9 @@ from minfer.effects.models.checkpoint import (
     read_config,
 )
 from minfer.effects.models.config_reader import UnknownModelError
+from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gqa import GQA
-from minfer.effects.models.kv_format import AUTO, FP8, INT8, KV_CACHE_DTYPES
+from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.shapes import parameter_count

@@ -18,7 +18,7 @@ from minfer.effects.execution.cuda.step_parts import (
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
-from minfer.kernels.cache_numbers import as_bytes, restored
+from minfer.kernels.cache_numbers import as_bytes, dequantize
 from minfer.kernels.expanded_latents import merge_piece, piece_attention
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import flash_piece
@@ -157,7 +157,7 @@ class LatentLayer:
 
     def _restored(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns gathered latents, which may be bytes of FP8, in a dtype."""
-        return restored(gathered.view(self.cache.dtype), None, dtype)
+        return dequantize(gathered.view(self.cache.dtype), None, dtype)
 
     def _attend_piece(
         self,
