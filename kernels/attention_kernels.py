@@ -17,10 +17,8 @@ NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every sc
 
 
 class HeadPages(NamedTuple):
-    """The pages of one key head of a sequence, and the range of keys that may be read."""
+    """The pages of one key head of a sequence."""
 
-    first: tl.tensor  # the first key that may be read
-    last: tl.tensor
     # the last key that every query sees; after it may be rejected drafts
     accepted_until: tl.tensor
     k_head: tl.tensor  # pointers to the head in block 0
@@ -73,6 +71,8 @@ def _scan(
     positions,
     lo,
     hi,
+    first_key,
+    last_key,
     context,
     scale,
     window: tl.constexpr,
@@ -86,17 +86,17 @@ def _scan(
 ):
     """Fold tiles lo .. hi - 1 of one key head into the softmax of q's rows.
 
-    q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
-    last are loaded, and only table entries of those. `masked` False: every row sees every
-    key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and values
-    have scales. Numbers of 8 bits are converted to the dtype of q, which is exact; q may
-    be in a `unit` [rows], or None.
+    q is [rows, dim_pad], row r is at positions[r]. Only the context's keys first_key to
+    last_key are loaded, and only their table entries. `masked` False: every row sees
+    every key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and
+    values have scales. Numbers of 8 bits are converted to the dtype of q, which is exact;
+    q may be in a `unit` [rows], or None.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
     dims = tl.arange(0, dim_pad)
     tokens = lo * tile + lanes
-    inside = (tokens >= context.first) & (tokens <= context.last)
+    inside = (tokens >= first_key) & (tokens <= last_key)
     ids = tl.load(context.blocks + tokens // block_size, mask=inside, other=0)
     for index in range(lo, hi):
         tokens = index * tile + lanes
@@ -108,16 +108,16 @@ def _scan(
         # they were loaded where they are used, every tile would wait for two loads in
         # sequence.
         after = tokens + tile
-        inside = (after >= context.first) & (after <= context.last)
+        inside = (after >= first_key) & (after <= last_key)
         ids = tl.load(context.blocks + after // block_size, mask=inside, other=0)
         where = at[:, None] + dims[None, :]
         here = (dims < dim)[None, :]
         if masked:
-            here = here & ((tokens >= context.first) & (tokens <= context.last))[:, None]
+            here = here & ((tokens >= first_key) & (tokens <= last_key))[:, None]
         key = tl.load(context.k_head + where, mask=here, other=0.0)
         value = tl.load(context.v_head + where, mask=here, other=0.0)
         if scaled:
-            read = (tokens >= context.first) & (tokens <= context.last)
+            read = (tokens >= first_key) & (tokens <= last_key)
             k_scale = tl.load(
                 context.k_scale + number * context.heads, mask=read, other=0.0
             )
@@ -220,6 +220,7 @@ def _scan_whole(
     hi,
     first,
     last,
+    first_key,
     context,
     scale,
     window: tl.constexpr,
@@ -246,6 +247,8 @@ def _scan_whole(
             positions,
             lo,
             cut,
+            first_key,
+            last,
             context,
             scale,
             window,
@@ -265,6 +268,8 @@ def _scan_whole(
         positions,
         cut,
         edge,
+        first_key,
+        last,
         context,
         scale,
         window,
@@ -277,6 +282,53 @@ def _scan_whole(
         dim_pad,
     )
     return softmax, edge
+
+
+@triton.jit
+def _scan_sinks(
+    q,
+    unit,
+    softmax,
+    positions,
+    last,
+    part,
+    context,
+    scale,
+    window: tl.constexpr,
+    sink_tokens: tl.constexpr,
+    drafted: tl.constexpr,
+    scaled: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+):
+    """Fold the sink tokens that are before a row's window, in the program of the first
+    range (`part` 0). The last row is at position `last`.
+    """
+    before = tl.minimum(positions - window, sink_tokens - 1)
+    last_key = tl.minimum(last - window, sink_tokens - 1)
+    end = tl.where(part == 0, tl.cdiv(tl.maximum(last_key + 1, 0), tile), 0)
+    return _scan(
+        q,
+        unit,
+        softmax,
+        before,
+        0,
+        end,
+        0,
+        last_key,
+        context,
+        scale,
+        0,
+        True,
+        drafted,
+        scaled,
+        block_size,
+        tile,
+        dim,
+        dim_pad,
+    )
 
 
 @triton.jit
@@ -390,8 +442,6 @@ def attend(
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
     scaled: tl.constexpr = k_scales is not None
     context = HeadPages(
-        first_key,
-        last,
         start,
         k_head,
         v_head,
@@ -403,35 +453,17 @@ def attend(
         tl.num_programs(2),
     )
     if sink_tokens > 0:
-        # Of the first keys those that are before a row's window; they belong to the first
-        # range.
-        before = tl.minimum(positions - window, sink_tokens - 1)
-        last_before = tl.minimum(last - window, sink_tokens - 1)
-        beginning = HeadPages(
-            0,
-            last_before,
-            start,
-            k_head,
-            v_head,
-            blocks,
-            stride_block,
-            stride_token,
-            k_scales + kv_head if scaled else k_head,
-            v_scales + kv_head if scaled else v_head,
-            tl.num_programs(2),
-        )
-        end = tl.where(part == 0, tl.cdiv(tl.maximum(last_before + 1, 0), tile), 0)
-        softmax = _scan(
+        softmax = _scan_sinks(
             queries_tile,
             unit,
             softmax,
-            before,
-            0,
-            end,
-            beginning,
+            positions,
+            last,
+            part,
+            context,
             scale,
-            0,
-            True,
+            window,
+            sink_tokens,
             drafted,
             scaled,
             block_size,
@@ -458,6 +490,7 @@ def attend(
             hi,
             first,
             last,
+            first_key,
             context,
             scale,
             window,
@@ -475,6 +508,8 @@ def attend(
         positions,
         lo,
         hi,
+        first_key,
+        last,
         context,
         scale,
         window,
