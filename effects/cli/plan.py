@@ -1,4 +1,4 @@
-"""`minfer plan`: the memory of a model and its KV cache, before anything is loaded."""
+"""`minfer plan`: the memory of a model and its KV cache, before weights are loaded."""
 
 import argparse
 from typing import Final
@@ -11,7 +11,7 @@ from minfer.effects.setup.prepare import Setup, prepare
 
 DESCRIPTION: Final = (
     "Show how much memory a model needs, and how many sequences of which length fit at "
-    "once. Reads config.json and loads nothing."
+    "once. Reads config.json, or a GGUF file's metadata, and loads no weights."
 )
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (

@@ -1,8 +1,9 @@
-"""Computes an engine's sizes from its settings, before anything is loaded.
+"""Computes an engine's sizes from its settings, before weights are loaded.
 
-`prepare` reads the checkpoint's config.json and turns a user's settings (`EngineArgs`)
-into a device, a memory plan and the core's configuration. It imports no torch, so `minfer
-plan` is instant and an impossible setting fails before gigabytes are read.
+`prepare` reads the checkpoint's config.json, or a GGUF file's metadata, and turns a
+user's settings (`EngineArgs`) into a device, a memory plan and the core's configuration.
+It loads no weights and imports no torch, but where INT8 is made at load and norms are
+read: `minfer plan` is instant, and an impossible setting fails before gigabytes are read.
 """
 
 import sys
@@ -88,10 +89,10 @@ class Setup:
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
-    """Compute an engine's sizes from config.json alone.
+    """Compute an engine's sizes from the model's config, or a GGUF file's metadata.
 
-    Invalid values in generation_config.json, and how a KV cache is quantized, are left
-    out, with a warning if it `warns`.
+    Invalid values in generation_config.json, and a config's `kv_cache_scheme`, are not
+    used; `warns` logs a warning for each.
     `limit` is the memory that may be used, in bytes, on a device that need not exist;
     None: the default share of what is available. Executors that compute nothing have no
     limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.

@@ -14,12 +14,13 @@ from minfer.effects.models.gguf.architectures import (
     architecture_of,
 )
 from minfer.effects.models.gguf.block_types import BF16, F16, F32
-from minfer.effects.models.gguf.container import GgufFile, read_gguf
+from minfer.effects.models.gguf.container import GgufError, GgufFile, read_gguf
 from minfer.effects.models.gguf.metadata import Metadata
 from minfer.effects.models.gguf.shown import keeps_int4
 from minfer.effects.models.gguf.token_lists import stop_ids
 
 MOST_EXPERTS: Final = 1 << 12  # of a layer
+EMBEDDINGS: Final = "token_embd.weight"
 ROPE_FACTORS: Final = "rope_freqs.weight"
 FACTOR_ERROR: Final = 1e-3  # relative, of stored float32 factors
 # Llama 3's scaling of rotations: the file has its result, not these numbers.
@@ -66,8 +67,11 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     arch = architecture_of(read)
     for key, neutral in _NEUTRAL.items():
         _refuse_unless(read, key, neutral)
-    if (embeddings := file.tensors.get("token_embd.weight")) is None:
-        raise read.error("token_embd.weight", "a tensor of the file")
+    if (embeddings := file.tensors.get(EMBEDDINGS)) is None:
+        raise GgufError(
+            f"{file.path}: tensor {EMBEDDINGS} is missing; download the file again, or "
+            f"convert the model again"
+        )
     heads, hidden = read.same_in_all_layers(".attention.head_count"), _hidden(read)
     head_dim = read.whole(".attention.key_length", hidden // heads)
     if read.whole(".attention.value_length", head_dim) != head_dim:

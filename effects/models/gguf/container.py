@@ -197,11 +197,13 @@ class _Cursor:
 
 def _read_metadata(cursor: _Cursor, pairs: int) -> dict[str, Value]:
     found: dict[str, Value] = {}
+    what = "metadata key 0"
     for i in range(pairs):
-        start, key = cursor.at, cursor.text(f"metadata key {i}")
+        start, key = cursor.at, cursor.text(what)
         if key in found:
             raise _error(cursor.path, start, f"metadata key {key!r} is there twice")
         found[key] = _read_value(cursor, key)
+        what = f"metadata key {i + 1}, after {key!r:.100},"
     return found
 
 
@@ -223,10 +225,14 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
 
 def _read_array(cursor: _Cursor, key: str) -> Array:
     kind = cursor.number(_U32, f"the type of the elements of {key}")
+    if kind == ARRAY:
+        raise UnsupportedModelError(
+            f"{cursor.path}: metadata {key} is an array of arrays, which is not "
+            f"supported; give the Hugging Face checkpoint that the file was made from"
+        )
     if kind != TEXT and kind not in _SCALARS:
-        what = "an array of arrays" if kind == ARRAY else f"of the unknown type {kind}"
-        raise cursor.error(f"{key} is {what}, which is not read")
-    # A text takes at least its length.
+        raise cursor.error(f"the elements of {key} have the unknown type {kind}")
+    # A string takes at least the bytes of its length.
     each = 8 if kind == TEXT else _SCALARS[kind].size
     most = MOST_TEXTS - cursor.texts if kind == TEXT else cursor.size
     count = cursor.count(f"elements of {key}", each, most)
@@ -257,34 +263,41 @@ def _alignment(cursor: _Cursor, value: Value) -> int:
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
     """Returns the places of tensors, which must lie apart within the file."""
     found: dict[str, StoredTensor] = {}
+    described: dict[str, int] = {}  # the bytes where their descriptions begin
+    what = "the name of tensor 0"
     for i in range(count):
         start = cursor.at
-        tensor = _read_tensor(cursor, i)
+        tensor = _read_tensor(cursor, what)
         if tensor.name in found:
             raise _error(cursor.path, start, f"tensor {tensor.name!r} is there twice")
         if tensor.start % alignment:
             what = f"offset {tensor.start} of tensor {tensor.name} is no multiple of"
             raise _error(cursor.path, start, f"{what} {alignment}")
-        found[tensor.name] = tensor
+        found[tensor.name], described[tensor.name] = tensor, start
+        what = f"the name of tensor {i + 1}, after {tensor.name!r:.100},"
     base = -(-cursor.at // alignment) * alignment
     end, before = 0, ""
     for tensor in sorted(found.values(), key=lambda one: one.start):
         where = f"tensor {tensor.name} (offset {tensor.start}, {tensor.size} bytes)"
+        at = described[tensor.name]
         if tensor.start < end:
-            raise cursor.error(f"{where} overlaps tensor {before}")
+            raise _error(cursor.path, at, f"{where} overlaps tensor {before}")
         end, before = tensor.start + tensor.size, tensor.name
         if end > cursor.size - base:
             ends = f"extends past the end of the file, which has {cursor.size} bytes"
-            raise cursor.error(f"{where} {ends}; tensors begin at byte {base}")
+            begin = f"tensors begin at byte {base}"
+            raise _error(cursor.path, at, f"{where} {ends}; {begin}")
     return {
         name: StoredTensor(name, one.shape, one.type, base + one.start, one.size)
         for name, one in found.items()
     }
 
 
-def _read_tensor(cursor: _Cursor, index: int) -> StoredTensor:
-    """Returns a tensor's place, counted from where tensors begin."""
-    name = cursor.text(f"the name of tensor {index}")
+def _read_tensor(cursor: _Cursor, what: str) -> StoredTensor:
+    """Returns a tensor's place, counted from where tensors begin. Errors about its name
+    call that `what`.
+    """
+    name = cursor.text(what)
     what = f"tensor {name}"
     dimensions = cursor.number(_U32, f"the number of dimensions of {what}")
     if not 1 <= dimensions <= DIMENSIONS:

@@ -22,11 +22,19 @@ class Metadata:
     def error(self, key: str, expected: str) -> GgufError:
         """Returns the error about a value that is not as `expected`."""
         value = self.get(key)
-        shown = f"an array of {value.count}" if isinstance(value, Array) else repr(value)
-        found = "nothing" if value is None else f"{shown:.100}"
+        found = repr(value)
+        if isinstance(value, Array):
+            found = f"an array of {value.count} elements"
+        return self._error(key, f"must be {expected}, found {found:.100}")
+
+    def missing(self, key: str) -> GgufError:
+        """Returns the error about a key that the file lacks."""
+        return self._error(key, "is missing")
+
+    def _error(self, key: str, what: str) -> GgufError:
         return GgufError(
-            f"{self.file.path}: metadata {self.full(key)} must be {expected}, found "
-            f"{found}; download the file again, or convert the model again"
+            f"{self.file.path}: metadata {self.full(key)} {what}; download the file "
+            f"again, or convert the model again"
         )
 
     def full(self, key: str) -> str:
@@ -70,7 +78,7 @@ class Metadata:
 
     def array(self, key: str) -> Array:
         """Returns an array."""
-        value = self.get(key)
+        value = self._or_default(key, ...)
         if not isinstance(value, Array):
             raise self.error(key, "an array")
         return value
@@ -88,5 +96,5 @@ class Metadata:
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.get(key)
         if value is None and default is ...:
-            raise self.error(key, "there")
+            raise self.missing(key)
         return default if value is None else value

@@ -83,10 +83,13 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "more tensors than there are": (evolve(GOOD, counts=(5, 1)), "5 tensors do not fit"),
     "a long key": (
         GOOD.given(struct.pack("<Q", HUGE)),
-        f"metadata key 1 takes {HUGE} bytes, but ",
+        f"metadata key 1, after 'general.architecture', takes {HUGE} bytes, but ",
     ),
     "a long text": (GOOD.given(pair("k", TEXT, struct.pack("<Q", 1 << 62))), "k takes"),
-    "a key of bytes": (GOOD.given(pair(b"\xff", BOOL, b"\1")), "key 1 is not UTF-8"),
+    "a key of bytes": (
+        GOOD.given(pair(b"\xff", BOOL, b"\1")),
+        "key 1, after 'general.architecture', is not UTF-8",
+    ),
     "a text of bytes": (GOOD.given(pair("k", TEXT, text(b"\xff"))), "k is not UTF-8"),
     "a key twice": (
         GOOD.given(*[pair("k", BOOL, b"\1")] * 2),
@@ -96,7 +99,7 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "half a bool": (GOOD.given(pair("k", BOOL, b"\2")), "k must be 0 or 1"),
     "arrays in arrays": (
         GOOD.given(pair("k", ARRAY, array(ARRAY, 1) * 1000)),
-        "k is an array of arrays",
+        "metadata k is an array of arrays, which is not supported; give the Hugging",
     ),
     "an array without end": (
         GOOD.given(pair("k", ARRAY, array(U64, 1 << 61))),
@@ -119,6 +122,10 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "a tensor twice": (
         evolve(GOOD, tensors=(tensor("a", (8,)), tensor("a", (8,), offset=32))),
         "tensor 'a' is there twice",
+    ),
+    "a tensor's name of bytes": (
+        evolve(GOOD, tensors=(GOOD.tensors[0], b"\1" + bytes(7) + b"\xff" + bytes(32))),
+        "the name of tensor 1, after 'a', is not UTF-8",
     ),
     "no dimensions": (evolve(GOOD, tensors=(tensor("a", ()),)), "a has 0 dimensions"),
     "five dimensions": (evolve(GOOD, tensors=(tensor("a", (1,) * 5),)), "5 dimensions"),
@@ -178,6 +185,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         "a": (2, 4),
         "b": (8,),
     }
+    with pytest.raises(GgufError, match=r"tensor token_embd\.weight is missing"):
+        read_config(path)
     with pytest.raises(GgufError, match="No such file"):
         read_gguf(tmp_path / "other.gguf")
 
@@ -254,7 +263,7 @@ ARCHITECTURE: Final = "general.architecture"
 METADATA: Final[dict[str, tuple[Change, str]]] = {
     "no context": (
         change("add_uint32", "context", 1, key="llama.context_length"),
-        "metadata llama.context_length must be there, found nothing",
+        "metadata llama.context_length is missing; ",
     ),
     "a size as text": (
         change("add_string", "llama.block_count", "1", key="llama.block_count"),
