@@ -344,6 +344,17 @@ def test_decode_of_large_scores_stays_finite() -> None:
 CHUNKS = [(0, 37), (63, 1), (17, 20), (3, 0)]
 
 
+def chunk_tensors(
+    chunks: list[tuple[int, int]], offsets: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The starts, counts and offsets of chunks (start, count)."""
+    starts, counts, places = (
+        torch.tensor(part, dtype=torch.int32, device=DEVICE)
+        for part in (*zip(*chunks, strict=True), offsets)
+    )
+    return starts, counts, places
+
+
 def prefill(
     case: Case,
     q: Tensor,
@@ -353,19 +364,13 @@ def prefill(
 ) -> Tensor:
     """`prefill_attention` of these chunks into poisoned memory."""
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
-    starts, counts, places = (
-        torch.tensor(part, dtype=torch.int32, device=DEVICE)
-        for part in (*zip(*chunks, strict=True), offsets)
-    )
     result = prefill_attention(
         q,
         case.k_cache,
         case.v_cache,
         case.table,
         case.rows,
-        starts,
-        counts,
-        places,
+        *chunk_tensors(chunks, offsets),
         q.shape[2] ** -0.5,
         out=out,
         **options,  # type: ignore[arg-type]  # checked by its callee
