@@ -1,9 +1,9 @@
-"""The container: header, metadata and places of tensors of a GGUF file, versions 2 and 3.
+"""Parses a GGUF file of version 2 or 3: header, metadata, and where its tensors are.
 
-A file is not trusted. Every length and count is compared with the bytes that are left
-before anything is allocated or skipped by it, and every tensor's place with the file's
+A file is not trusted. Before memory is allocated or bytes are skipped, each length and
+count is compared with the bytes that are left, and each tensor's place with the file's
 size, so that nothing outside the file is read. The file is mapped into memory; arrays of
-the metadata are decoded when they are asked for.
+the metadata are decoded when they are used.
 """
 
 import math
@@ -27,10 +27,10 @@ ALIGNMENT: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
 LARGEST_ALIGNMENT: Final = 1 << 20
 DIMENSIONS: Final = 4  # of a tensor, at most
-# Bounds of work, far above those of published models.
+# Limits of what a damaged file can cost, far above what published models have.
 MOST_KEYS: Final = 1 << 14
 MOST_TENSORS: Final = 1 << 16
-MOST_TEXTS: Final = 1 << 22  # in all arrays of a file
+MOST_TEXTS: Final = 1 << 22  # strings in all arrays of a file
 TEXT, ARRAY, BOOL = 8, 9, 7  # types of values
 _SCALARS: Final = {
     0: Struct("<B"),
@@ -47,16 +47,16 @@ _SCALARS: Final = {
 }
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _SHORTEST_PAIR: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
-_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
+_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
 
 
 class GgufError(CorruptFileError):
-    """A GGUF file is damaged or inconsistent. The message names the place in it."""
+    """A GGUF file is damaged or inconsistent. The message names the place in the file."""
 
 
 @frozen(eq=False)
 class Array:
-    """An array of the metadata, in the file."""
+    """An array of the metadata, decoded on demand."""
 
     path: Path
     data: mmap.mmap
@@ -66,7 +66,7 @@ class Array:
     start: int  # byte of its first element
 
     def numbers(self) -> tuple[Any, ...]:
-        """Returns its elements. Raises `GgufError` for texts."""
+        """Returns its elements. Raises `GgufError` for strings."""
         if self.kind == TEXT:
             raise _error(self.path, self.start, f"{self.key} must hold numbers")
         code = _SCALARS[self.kind].format.removeprefix("<")
@@ -75,7 +75,7 @@ class Array:
     def texts(self) -> list[str]:
         """Returns its elements. Raises `GgufError` for numbers and invalid UTF-8."""
         if self.kind != TEXT:
-            raise _error(self.path, self.start, f"{self.key} must hold texts")
+            raise _error(self.path, self.start, f"{self.key} must hold strings")
         found, at, length = [], self.start, _U64.unpack_from
         for i in range(self.count):
             end = at + 8 + length(self.data, at)[0]
@@ -93,7 +93,7 @@ Value = int | float | bool | str | Array
 
 @frozen
 class StoredTensor:
-    """A tensor's place in the file."""
+    """Where a tensor is in the file, and its type."""
 
     name: str
     shape: tuple[int, ...]  # the last dimension is contiguous
@@ -104,7 +104,7 @@ class StoredTensor:
 
 @frozen(eq=False)
 class GgufFile:
-    """The contents of a file but the values of its tensors."""
+    """The metadata of a file, and where its tensors are."""
 
     path: Path
     data: mmap.mmap  # the whole file; copied on write, so that torch can view it
@@ -113,14 +113,15 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a model's path is that of a GGUF file, by its name."""
+    """Returns whether a path ends as those of GGUF files do; the file may be missing."""
     return path.suffix.lower() == SUFFIX
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Returns the contents of a file; the last one that was read is kept.
+    """Returns a parsed file. The last two files are cached.
 
-    Raises `GgufError`, and `UnsupportedModelError` for what is valid but not read.
+    Raises `GgufError`, and `UnsupportedModelError` for valid files of a version, or with
+    types, that are not supported.
     """
     path = Path(path)
     try:
@@ -153,7 +154,7 @@ def _read(path: Path, size: int, *_identity: int) -> GgufFile:
 
 
 class _Cursor:
-    """A position in a file; reads behind its end are refused."""
+    """A position in a file. Reads past the end raise `GgufError`."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size = path, data, size
@@ -168,7 +169,7 @@ class _Cursor:
         return _error(self.path, self.at, what)
 
     def take(self, size: int, what: str) -> int:
-        """Returns the position, and moves behind so many bytes."""
+        """Moves past so many bytes, and returns the position before them."""
         if size > self.left:
             raise self.error(f"{what} takes {size} bytes, but {self.left} are left")
         start, self.at = self.at, self.at + size
@@ -178,10 +179,12 @@ class _Cursor:
         return how.unpack_from(self.data, self.take(how.size, what))[0]
 
     def count(self, what: str, shortest: int, most: int, follows: int = 0) -> int:
-        """Returns a number of things of at least `shortest` bytes."""
+        """Reads how many things of at least `shortest` bytes follow; `follows` bytes come
+        before them.
+        """
         start, found = self.at, int(self.number(_U64, f"the number of {what}"))
         if found > min(most, (self.left - follows) // shortest):
-            fits = f"{self.left} bytes are left, and {most} are the most that are read"
+            fits = f"{self.left} bytes are left, and at most {most} {what} are read"
             raise _error(self.path, start, f"the number of {what} is {found}; {fits}")
         return found
 
@@ -261,7 +264,7 @@ def _alignment(cursor: _Cursor, value: Value) -> int:
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
-    """Returns the places of tensors, which must lie apart within the file."""
+    """Returns where tensors are. They must be within the file and not overlap."""
     found: dict[str, StoredTensor] = {}
     described: dict[str, int] = {}  # the bytes where their descriptions begin
     what = "the name of tensor 0"
@@ -294,8 +297,8 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Stor
 
 
 def _read_tensor(cursor: _Cursor, what: str) -> StoredTensor:
-    """Returns a tensor's place, counted from where tensors begin. Errors about its name
-    call that `what`.
+    """Returns a tensor, whose `start` is its offset from the byte where tensors begin.
+    Errors about its name call the name `what`.
     """
     name = cursor.text(what)
     what = f"tensor {name}"
@@ -309,7 +312,7 @@ def _read_tensor(cursor: _Cursor, what: str) -> StoredTensor:
         known = ", ".join(one.name for one in TYPES.values())
         raise UnsupportedModelError(
             f"{cursor.path}: {what} has type {type_name(kind)}, which is not supported; "
-            f"{known} are: use a file in which all tensors have one of these types"
+            f"{known} are. Use a file in which all tensors have one of these types"
         )
     if sizes[0] % type_.elements or 0 in sizes:
         raise cursor.error(
@@ -328,7 +331,7 @@ def _check_version(path: Path, version: int) -> None:
         what = "big-endian files are not supported"
     known = " and ".join(map(str, VERSIONS))
     raise UnsupportedModelError(
-        f"{path}: {what}; little-endian files of versions {known} are: convert the model "
+        f"{path}: {what}; little-endian files of versions {known} are. Convert the model "
         f"again with a current llama.cpp"
     )
 

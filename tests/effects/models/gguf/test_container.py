@@ -279,7 +279,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "layers that differ": (
         change("add_head_count_kv", [1, 2], key="llama.attention.head_count_kv"),
-        "must be the same integer from 1 on in all layers, found an array of 2",
+        "must be the same integer, at least 1, in all layers, found an array of 2 ",
     ),
     "another architecture": (
         change("add_string", ARCHITECTURE, "mamba", key=ARCHITECTURE),
@@ -287,7 +287,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "parts": (
         change("add_uint16", "split.count", 3),
-        "a file with one of 3 parts is not supported; join them with llama-gguf-split",
+        "the file is one of the 3 parts of a split file; join them with `llama-",
     ),
     "a cap of logits": (
         change("add_float32", "llama.final_logit_softcapping", 30.0),
@@ -299,11 +299,11 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "longrope": (
         change("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE),
-        "rope.scaling.type 'longrope' is not supported; linear and yarn are",
+        "rope.scaling.type = 'longrope' is not supported; linear and yarn are",
     ),
     "another tensor": (
         change("add_tensor", "blk.0.ssm_in.weight", np.zeros((1, 2), np.float32)),
-        "tensor blk.0.ssm_in.weight of shape [1, 2] is not known of llama",
+        "tensor blk.0.ssm_in.weight of shape [1, 2] does not fit the architecture llama",
     ),
     "a tensor of another shape": (
         change("add_feed_forward_length", 9, key="llama.feed_forward_length"),
@@ -311,7 +311,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "other factors of rotations": (
         change("add_tensor", "rope_freqs.weight", np.full(8, 2, np.float32)),
-        "rope_freqs.weight holds other factors of rotations than Llama 3's",
+        "rope_freqs.weight holds RoPE factors other than Llama 3's",
     ),
 }
 
