@@ -1,9 +1,8 @@
-"""The Triton kernels of paged attention; attention.py has their theory, and launches
-them.
+"""The Triton kernel of paged attention; attention.py has its theory, and launches it.
 
-`attend` is the entry: it finds its program's range of a context, folds the range's tiles
-into a running softmax (`_scan`), and stores the result; or, if the context is cut, leaves
-it for the last program to merge (`_merge`).
+`attend` is the kernel. Each program finds its range of a context and folds the tiles of
+that range into a running softmax (`_scan`). It stores the result; or, if the context is
+split into several ranges, the program that ends last merges their results (`_merge`).
 """
 
 from typing import NamedTuple
@@ -26,11 +25,11 @@ class HeadPages(NamedTuple):
     blocks: tl.tensor  # pointer to the sequence's row of the block table
     stride_block: tl.tensor
     stride_token: tl.tensor
-    # Pointers to the head's scales in block 0, and how many scales a token has; without
-    # scales as those above.
+    # Pointers to the head's scales in block 0; unused copies of those above if there are
+    # no scales.
     k_scale: tl.tensor
     v_scale: tl.tensor
-    heads: tl.tensor
+    heads: tl.tensor  # key heads: scales of a token
 
 
 class Softmax(NamedTuple):
@@ -43,8 +42,8 @@ class Softmax(NamedTuple):
 
 @triton.jit
 def _finite(values, accepted):
-    """Values of drafts, or their scales: what is not accepted may not be finite, and 0
-    times that would be NaN.
+    """Values, or their scales, with 0 for those of drafts that are not finite: a rejected
+    draft has weight 0, and 0 times infinity or NaN would be NaN.
     """
     usable = accepted | (tl.abs(values) < float("inf"))
     return tl.where(usable, values, 0.0)
@@ -52,8 +51,8 @@ def _finite(values, accepted):
 
 @triton.jit
 def _scores(q, unit, key, k_scale):
-    """[rows, tile]: scores of queries in a unit [rows] and keys with scales [tile], each
-    None if there are none.
+    """Scores [rows, tile] of queries, which were divided by `unit` [rows], and keys with
+    scales `k_scale` [tile]; either may be None.
     """
     scores = tl.dot(q, tl.trans(key), input_precision="ieee")
     if k_scale is not None:
@@ -86,11 +85,11 @@ def _scan(
 ):
     """Fold tiles lo .. hi - 1 of one key head into the softmax of q's rows.
 
-    q is [rows, dim_pad], row r is at positions[r]. Only the context's keys first_key to
-    last_key are loaded, and only their table entries. `masked` False: every row sees
-    every key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and
-    values have scales. Numbers of 8 bits are converted to the dtype of q, which is exact;
-    q may be in a `unit` [rows], or None.
+    q is [rows, dim_pad]; row r is at positions[r]. Only the keys first_key to last_key
+    and their table entries are loaded. Without `masked`, every row sees every key of
+    these tiles. `drafted`: queries are drafts to verify. `scaled`: keys and values have
+    scales. Keys and values of 8 bits are converted to the dtype of q, which is exact. q
+    was divided by `unit` [rows], unless that is None.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -163,8 +162,8 @@ def _merge(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged with weights sums,
-    `depth` at once.
+    """Merge the results of ranges: for each row, those at at[row] to at[row] + used - 1,
+    weighted by the logarithms in `sums`. Reads `depth` at once; returns [rows, dim_pad].
     """
     dims = tl.arange(0, dim_pad)
     acc = tl.zeros([rows, dim_pad], tl.float32)
@@ -204,7 +203,9 @@ def chunk_of(starts, counts, offsets, chunk):
 
 @triton.jit
 def token_of(offset, query, skip, stride, drafted: tl.constexpr):
-    """The index of a chunk's query in q; those after the first may not be consecutive."""
+    """The index in q of a chunk's query. With `drafted`, the queries after the first are
+    not consecutive.
+    """
     if drafted:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
     return offset + query
@@ -231,8 +232,8 @@ def _scan_whole(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """Fold the tiles before the causal edge; returns the softmax, and the tile of the
-    edge.
+    """Fold the tiles whose keys are before all rows, which need no causal mask. Returns
+    the softmax, and the first tile that does.
 
     The rows are at positions `first` to `last`.
     """
@@ -303,8 +304,8 @@ def _scan_sinks(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """Fold the sink tokens that are before a row's window, in the program of the first
-    range (`part` 0). The last row is at position `last`.
+    """Fold the keys of sink tokens that are before each row's window, in the program of
+    the first range (`part` 0). The last row is at position `last`.
     """
     before = tl.minimum(positions - window, sink_tokens - 1)
     last_key = tl.minimum(last - window, sink_tokens - 1)
@@ -391,12 +392,14 @@ def attend(
     drafted: tl.constexpr,
     sink_tokens: tl.constexpr,
 ):
-    """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
-    contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
-    `most`, of which those after its count get finite results. `sinks` [heads] float32:
-    one more logit of each head, times log2(e), which belongs to the first range. k_scales
-    and v_scales [blocks, block_size, kv_heads] float32, or None.
-    `sink_tokens`: keys at the beginning of a sequence that are read beside the window.
+    """Grid [tiles of rows * splits, chunks, kv_heads].
+
+    counts: None in decode, where each chunk is one query and `starts` are contexts.
+    drafted: queries are laid out by skip and stride, and each chunk has `most`, of which
+    those after its count get finite results. k_scales, v_scales [blocks, block_size,
+    kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss' attention sinks,
+    one more logit of each head, times log2(e); the first range has it. sink_tokens: how
+    many keys at the beginning of a sequence are read beside the window.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """

@@ -1,5 +1,5 @@
-"""All operations between the QKV projection and attention, in one launch: QK-norm,
-rotation, KV write.
+"""All operations between the QKV projection and attention, in one launch: QK-norm, RoPE,
+and the write of keys and values to the cache.
 
 Bound by memory: 4,096 tokens of 36 heads of 128 in 2 bytes are 75 MB in all, 18 us at 4.2
 TB/s.
@@ -17,9 +17,9 @@ from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
 
-HEADS = (4, 2, 1)  # of a program: with 4 heads of 128 a thread loads 16 bytes
-MANY = 512  # tokens from which on tokens share programs
-SHARED = 8  # so many per program
+HEADS = (4, 2, 1)  # of a program; of 4 heads of 128 dimensions a thread loads 16 bytes
+MANY = 512  # from so many tokens on, a program has several of them
+SHARED = 8  # tokens of a program then
 NO_SLOT = tl.constexpr(1 << 60)  # above all slots
 
 
@@ -47,7 +47,9 @@ def _rope(
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
-    """Rows of a program are `height` heads of each of `shared` tokens."""
+    """Grid [tokens / shared, heads / height], heads of queries, keys and values: the rows
+    of a program are `height` heads of each of `shared` tokens.
+    """
     row = tl.arange(0, height * shared)
     head = tl.program_id(1) * height
     token = (tl.program_id(0) * shared + row // height).to(tl.int64)
@@ -132,14 +134,14 @@ def rope_and_cache(
     k_norm: Norm | None = None,
     scales: CacheScales | None = None,
 ) -> None:
-    """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, write keys
-    and values.
+    """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, and write
+    rotated keys and the values to the cache.
 
-    `cos_sin` [positions, dim] float32: cosines, then sines. `slots` [tokens] are block *
-    block_size + offset, negative: not written. Caches are [blocks, block_size, kv_heads,
-    dim], of the dtype of qkv or of 8 bits (cache_numbers.py), with `scales` if INT8.
-    `q_norm` and `k_norm` [dim]: both or neither. float32 inside; keys and values in
-    `qkv` stay as they are.
+    `positions` [tokens]. `cos_sin` [positions, dim] float32: cosines, then sines. `slots`
+    [tokens] are block * block_size + offset; a token with a negative one is not written.
+    Caches are [blocks, block_size, kv_heads, dim], of the dtype of qkv or of 8 bits
+    (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm` [dim]: both or
+    neither. Computes in float32; keys and values in `qkv` stay as they are.
     """
     if not on_triton(qkv):
         _reference(

@@ -97,9 +97,9 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
     """
     if level in LEVELS and level not in WRITABLE:
         raise ConfigError(
-            f"quantization {level!r} cannot be written, as compressed-tensors "
-            f"checkpoints with it are not read; {', '.join(WRITABLE)} can be, and "
-            f"--quantization {level} quantizes a checkpoint as it is loaded"
+            f"quantization {level!r} cannot be written, as minfer reads no "
+            f"compressed-tensors checkpoints with it; choose one of "
+            f"{', '.join(WRITABLE)}, or load the checkpoint with --quantization {level}"
         )
     if level not in WRITABLE:
         raise ConfigError(f"quantization {level!r} must be one of {', '.join(WRITABLE)}")

@@ -695,11 +695,11 @@ def test_what_does_not_fit_is_refused() -> None:
         decode_attention(q[:, :3], *args)
     with pytest.raises(ValueError, match="strides"):
         decode_attention(q, case.k_cache, case.v_cache.transpose(0, 1), *args[2:])
-    with pytest.raises(ValueError, match="out has the shape"):
+    with pytest.raises(ValueError, match="out must have the shape"):
         decode_attention(q, *args, out=torch.empty(2, 4, 64, device=DEVICE))
     with pytest.raises(ValueError, match="last dimension"):
         decode_attention(q.transpose(0, 2).contiguous().transpose(0, 2), *args)
-    with pytest.raises(ValueError, match="4-dimensional"):
+    with pytest.raises(ValueError, match="3, 4 and 2 dimensions"):
         decode_attention(q[0], *args)
 
 
