@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.checkpoint import (
-    SHOWN,
     CheckpointError,
     planned_parts,
     read_config,
@@ -28,6 +27,7 @@ from minfer.effects.models.formats.write_compressed_tensors import (
     quantization_config,
     tensors_of,
 )
+from minfer.effects.models.progress import weights_bar
 from minfer.effects.models.quantization import LEVELS, Quantization, requested
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -279,8 +279,6 @@ def _write(
 
 def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
     """Write the weights in one file, or in several and an index."""
-    from tqdm import tqdm
-
     shards, size = [list[Job]()], 0
     for job in jobs:
         size += job.bytes
@@ -288,11 +286,8 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
             shards.append([])
             size = job.bytes
         shards[-1].append(job)
-    hidden = None if total >= SHOWN else True  # None: unless it is a terminal
     files = dict[str, str]()
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden
-    ) as bar:
+    with weights_bar(total) as bar:
         for i, shard in enumerate(shards, 1):
             name = f"model-{i:05}-of-{len(shards):05}{SUFFIX}"
             name = SINGLE_NAME if len(shards) == 1 else name
