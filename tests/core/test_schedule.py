@@ -83,6 +83,16 @@ def test_when_all_is_planned_nothing_more_is() -> None:
     bench.drain()
 
 
+def test_when_none_in_lockstep_runs_they_are_no_longer_looked_for() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("bound", max_tokens=2, lockstep=True)), Submit(ask("free")))
+    looked_for = []
+    for _ in range(3):
+        bench.turn()
+        looked_for.append((bench.state.lockstep, len(bench.state.running)))
+    assert looked_for == [(True, 2), (False, 1), (False, 1)]
+
+
 class Late(FirstCome):
     """Admits no request before a time."""
 

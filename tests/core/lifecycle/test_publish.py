@@ -4,6 +4,7 @@ from attrs import evolve
 
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
+from minfer.lifecycle.publish import compute_keys, publish_blocks
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -59,3 +60,26 @@ def test_a_window_lets_go_of_all_that_is_outside_of_what_is_computed() -> None:
         assert chain.low == (outside(done, 6, 4),)
         lows += chain.low
     assert lows == [1, 4, 6]
+
+
+def test_fewer_keys_than_there_are_leave_keys_and_tail_as_they_are() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 8, 9)))
+    bench.turn()
+    run = bench.state.running
+    (chain,), fresh = run.chains, (*range(6),)
+    run = evolve(run, tails=((),), fresh=(fresh,))
+    assert len(chain.keys) == 2
+    for upto in (1, 2):
+        found = compute_keys(bench.config, run, 0, upto)
+        assert found == (chain.keys, chain.chunks, fresh)
+
+
+def test_a_group_that_lags_behind_another_is_published_without_a_new_block() -> None:
+    """Its blocks had twins, which are evicted by now."""
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(), CacheGroup(8)), num_blocks=64))
+    bench.give(Submit(ask("a", 8, 9)))
+    (chain,) = bench.state.running.chains
+    lagging = evolve(bench.state.running, chains=(evolve(chain, sealed=(0, 2)),))
+    state = publish_blocks(bench.config, evolve(bench.state, running=lagging), {0: 2})
+    assert state.running.chains[0].sealed == (2, 2)
