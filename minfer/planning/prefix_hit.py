@@ -75,7 +75,7 @@ def take_hit(
             for key in own:
                 change.prefix.hold(key)
             found_pages = pages_of(prefix, own)
-            first = sinks * group.pages if low > sinks else 0
+            first = sinks * group.pages
             gone = (GONE,) * (max(low - sinks, 0) * group.pages)
             table = found_pages[:first] + gone + found_pages[first:]
         else:

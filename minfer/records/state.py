@@ -98,12 +98,7 @@ def head_of_queue(state: EngineState) -> Sequence:
     """The head of the queue for the last plan: the first sequence whose client was not
     deferred, or if all were, the first of all. The queue must not be empty.
     """
-    found = (
-        state.waiting.first_but(state.deferred_clients)
-        if state.deferred_clients
-        else None
-    )
-    return found or state.waiting.first()
+    return state.waiting.first_but(state.deferred_clients) or state.waiting.first()
 
 
 @frozen

@@ -142,6 +142,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: chains have no gaps, so that where the first key is not cached, the "
         "search ends with none; nor does anybody ask for more keys than there are."
     ),
+    "records/messages.py | Tick.__attrs_post_init__ | negation | -inf -> inf": (
+        "A shortcut: every time then goes through the whole check, which says the same."
+    ),
     "records/request.py | Request._check_types | offset | 0 -> 1 | 1": (
         "A deadline below 1 then goes through the whole check, which says the same."
     ),
@@ -188,6 +191,12 @@ EQUIVALENT: Final[dict[str, str]] = {
     "speculate/tally.py | _sum | swap | zip_longest(one, other, fillvalue=0) -> "
     "zip_longest(other, one, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
+    ),
+    "speculate/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
+        "A shortcut: the columns of all that are chosen are equal."
+    ),
+    "speculate/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
+        "A shortcut: nobody has more than how.drafts drafts."
     ),
     (
         "speculate/plan_drafts.py | waits_for_results | condition | not "

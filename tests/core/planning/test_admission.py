@@ -135,6 +135,15 @@ def test_the_last_that_runs_is_displaced_for_its_blocks() -> None:
     bench.drain()
 
 
+def test_none_is_displaced_for_a_sample_that_waits_for_its_sibling() -> None:
+    bench = Bench(evolve(CONFIG, policy=Priority()))
+    bench.give(Submit(ask("low", 4, 9, priority=9)))
+    bench.turn(Submit(ask("urgent", 4, 9, n=2)))
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("urgent", 1, "sibling")]
+    assert not bench.reasons_of(Preempted)
+    bench.drain()
+
+
 def test_a_load_is_not_paused_once_an_admitted_sequence_runs_in_the_step() -> None:
     bench = Bench(CONFIG)
     bench.give(Submit(evolve(ask("x", 5, 9), lockstep=True)))

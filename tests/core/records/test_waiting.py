@@ -128,8 +128,10 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
     line = WaitingQueue().insert_many(entry(7 * number) for number in range(1, 8))
     assert [len(bucket) for bucket in line.buckets] == [7]
-    line = line.insert_many(entry(7 * number) for number in range(8, 11))
-    assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
+    more = line.insert_many(entry(7 * number) for number in range(8, 11))
+    assert [len(bucket) for bucket in more.buckets] == [4, 4, 2]
+    just_full = line.insert_many([entry(7 * 8)])
+    assert [len(bucket) for bucket in just_full.buckets] == [4, 4]
 
 
 @examples(25)
