@@ -213,6 +213,33 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/waiting.py | WaitingQueue._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
     ),
+    "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
+        "Of fresh pages none is taken where none is short."
+    ),
+    "committing/commit.py | _advance | condition | if sizes != plan.most -> if True": (
+        "A shortcut: where no row yielded fewer, nothing is subtracted."
+    ),
+    (
+        "lifecycle/committed.py | all_committed | condition | copied and "
+        "run.tables[i][0][block * pages] in copied -> run.tables[i][0][block * pages] in "
+        "copied"
+    ): "A shortcut: no page is among none.",
+    (
+        "lifecycle/publish.py | publish_blocks | condition | _publish(config, state, upto) "
+        "if upto else state -> _publish(config, state, upto)"
+    ): "A shortcut: where nobody has a block to publish, the state is equal.",
+    "schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
+        "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
+    ),
+    (
+        "speculate/plan_drafts.py | _candidates | condition | if state.lockstep or "
+        "state.filling -> if True"
+    ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
+    (
+        "sampling/logits.py | hidden | condition | begun <= len(output) and "
+        "tuple(output[len(output) - begun:]) == word[:-1] -> "
+        "tuple(output[len(output) - begun:]) == word[:-1]"
+    ): "No part of a shorter output is equal to a longer word.",
     "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."
     ),

@@ -4,7 +4,11 @@ from attrs import evolve
 
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
-from minfer.lifecycle.publish import compute_keys, publish_blocks
+from minfer.lifecycle.publish import (
+    compute_keys,
+    publish_blocks,
+    window_blocks_coming,
+)
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -83,3 +87,29 @@ def test_a_group_that_lags_behind_another_is_published_without_a_new_block() -> 
     lagging = evolve(bench.state.running, chains=(evolve(chain, sealed=(0, 2)),))
     state = publish_blocks(bench.config, evolve(bench.state, running=lagging), {0: 2})
     assert state.running.chains[0].sealed == (2, 2)
+
+
+def test_blocks_are_coming_while_steps_in_flight_move_a_window_and_it_gives_any() -> None:
+    """A prompt of 40 is computed in chunks of 16, behind a window of 8 tokens."""
+    for reserve in (False, True):
+        config = evolve(CONFIG, groups=(CacheGroup(8),), reserve_windows=reserve)
+        bench = Bench(config)
+        bench.give(Submit(ask("a", 40, 3)))
+        coming = [window_blocks_coming(config, bench.state)]
+        landed = evolve(bench.state, inflight=())
+        coming.append(window_blocks_coming(config, landed))
+        assert coming == [not reserve, False]
+
+
+def test_no_block_is_coming_from_sinks_nor_before_a_window_is_full() -> None:
+    for sinks, length, more in (
+        (0, 11, True),
+        (0, 10, False),
+        (8, 19, True),
+        (8, 18, False),
+    ):
+        group = CacheGroup(8, sink_tokens=sinks)
+        config = evolve(CONFIG, groups=(group,), max_num_batched_tokens=32)
+        bench = Bench(config)
+        bench.give(Submit(ask("a", length, 3)))
+        assert window_blocks_coming(config, bench.state) == more, (sinks, length)
