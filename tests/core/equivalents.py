@@ -195,6 +195,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     "speculate/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
         "A shortcut: the columns of all that are chosen are equal."
     ),
+    "speculate/plan_drafts.py | _assign | condition | if not drafters -> if False": (
+        "A shortcut: without drafts each row yields one token, which is what none means."
+    ),
     "speculate/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
         "A shortcut: nobody has more than how.drafts drafts."
     ),
@@ -235,6 +238,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "speculate/plan_drafts.py | _candidates | condition | if state.lockstep or "
         "state.filling -> if True"
     ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
+    "speculate/learn.py | _update_samples | condition | if plan.gens == run.gens -> if False": (
+        "A shortcut: looked up by generation, the names are the same."
+    ),
     (
         "sampling/logits.py | hidden | condition | begun <= len(output) and "
         "tuple(output[len(output) - begun:]) == word[:-1] -> "

@@ -2,9 +2,11 @@
 
 from attrs import evolve
 
+from minfer.blocks.ownership import Transaction
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.publish import (
+    _publish_window,
     compute_keys,
     publish_blocks,
     window_blocks_coming,
@@ -113,3 +115,16 @@ def test_no_block_is_coming_from_sinks_nor_before_a_window_is_full() -> None:
         bench = Bench(config)
         bench.give(Submit(ask("a", length, 3)))
         assert window_blocks_coming(config, bench.state) == more, (sinks, length)
+
+
+def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
+    """Of four blocks, the first has sinks, and two are behind the window."""
+    group = CacheGroup(8, sink_tokens=4)
+    bench = Bench(evolve(CONFIG, groups=(group,)))
+    bench.give(Submit(ask("a", 16, 9)))
+    run, change = bench.state.running, Transaction(bench.state.blocks)
+    ((table,),), (chain,) = run.tables, run.chains
+    for sealed, then in ((0, 0), (1, 3)):
+        chain = evolve(chain, sealed=(sealed,))
+        about = (change, chain, chain.keys, 0, group, table)
+        assert _publish_window(*about, count=sealed, gone=3, sinks=1) == (then, 3)

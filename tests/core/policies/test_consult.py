@@ -15,6 +15,7 @@ from minfer.records.messages import PolicyOverride, Submit
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState
+from minfer.values.checks import MOST
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -87,6 +88,7 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
         ("admit_from", -math.inf, -math.inf),
         ("admit_from", math.inf, math.inf),
         ("admit_from", -(2**63), -(2**63)),
+        ("admit_from", MOST, MOST),
         ("victim", 1, 1),
         ("victim", 2, 2),
         ("displaces", True, True),

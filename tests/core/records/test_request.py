@@ -86,6 +86,11 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
     ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
+    (
+        "tails",
+        [None, (b"", b"x")],
+        [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)],
+    ),
 ]
 
 
