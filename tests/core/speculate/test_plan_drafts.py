@@ -11,6 +11,7 @@ from minfer.records.drafting import Proposed
 from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
+from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.speculate.plan_drafts import (
     _fitting,
@@ -115,7 +116,8 @@ def test_proposals_for_who_is_paused_are_for_nobody() -> None:
     bench = Bench(evolve(CONFIG, speculation=HOSTED))
     bench.give(Submit(ask("a")), Submit(ask("bb")))
     run, drafting = bench.state.running, bench.state.drafting
-    proposals = Map(dict.fromkeys(run.ids, Proposed(run.known[0], (1, 2))))
+    said = dict.fromkeys(run.ids, Proposed(run.known[0], (1, 2)))
+    proposals: Map[SampleId, Proposed] = Map(said)
     state = evolve(bench.state, drafting=evolve(drafting, proposals=proposals))
     assert (*_proposed_for(HOSTED, state).at,) == (0, 1)
     paused = evolve(state, paused=frozenset(run.ids[:1]))
