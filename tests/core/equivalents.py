@@ -216,6 +216,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
     ): "Those of a client are counted at once for speed: one by one they are as many.",
+    (
+        "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
+        "len(clients) > 1 else [(c, 1) for c in clients] -> Counter(clients).items()"
+    ): "A shortcut: one client is counted either way.",
     "records/waiting.py | WaitingQueue._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
     ),
