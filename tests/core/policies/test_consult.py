@@ -203,6 +203,15 @@ def test_what_a_policy_raised_is_reported_with_its_line(
     assert requested("budget", 5.5)[1] == [PolicyOverride("budget", "returned a float")]
 
 
+class _UntracedError(Exception):
+    __traceback__ = None
+
+
+def test_what_was_raised_nowhere_is_reported_without_a_line() -> None:
+    _, (reported,) = requested("budget", _UntracedError("x"))
+    assert (reported.error, reported.line) == ("x", "")
+
+
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     config, state = evolve(CONFIG, policy=Says(None)), crowd()
     request = ask("new", 4, 9)

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.sampling.beam import BeamRound
 from minfer.values.checks import check_number
 
 
@@ -149,6 +150,12 @@ def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None
     assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
     assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
     assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17
+
+
+def test_what_a_client_has_given_is_the_prompt_of_its_search() -> None:
+    beam = BeamRound(id="s", width=1, prompt=2, most=4)
+    assert ask(prompt=(1, 2, 3)).given == 3
+    assert ask(prompt=(1, 2, 3), search=beam).given == 2
 
 
 def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:
