@@ -238,6 +238,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "lifecycle/publish.py | publish_blocks | condition | _publish(config, state, upto) "
         "if upto else state -> _publish(config, state, upto)"
     ): "A shortcut: where nobody has a block to publish, the state is equal.",
+    "lifecycle/publish.py | _publish | offset | 0 -> -1": (
+        "Where the number is not computed no group has a window, and nobody looks at it."
+    ),
     "schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
         "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
     ),

@@ -124,6 +124,15 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
 
 
+@tuned(QUEUE_BUCKET=4)
+def test_many_between_others_push_none_out() -> None:
+    line = WaitingQueue().insert_many(map(entry, range(0, 140, 14)))  # all of one rank
+    more = line.insert_many(map(entry, (7, 63)))
+    assert list(more) == [
+        *map(entry, (0, 7, *range(14, 57, 14), 63, *range(70, 140, 14)))
+    ]
+
+
 @tuned(QUEUE_BUCKET=8)
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
     line = WaitingQueue().insert_many(entry(7 * number) for number in range(1, 8))
