@@ -49,7 +49,7 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),
     ("presence_penalty", [-2, 2], [-2.01, 2.01, None]),
     ("min_tokens", [0, 16], [-1, 17, 1.0, None]),
-    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}]),
+    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}, {0.5: 0}]),
     ("logit_bias", [dict.fromkeys(range(1024), 1)], [dict.fromkeys(range(1025), 1)]),
     ("allowed_token_ids", [[0, 2**31], range(2**16)], [[2**31 + 1], range(2**16 + 1)]),
     ("bad_words", [["x" * 128], ["x"] * 128], [["x" * 129], ["x"] * 129]),
