@@ -713,7 +713,7 @@ BUGS: Final = (
         "a kind: the embedding of a long prompt is that of its beginning",
         "committing/commit.py",
         "_prompt_only_ends",
-        "run.seqs[i].request.ends_with_prompt and upto[run.gens[i]] == run.base[i]",
+        "upto[run.gens[i]] == run.base[i]",
         "run.seqs[i].request.ends_with_prompt",
     ),
     Bug(
