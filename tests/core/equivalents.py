@@ -256,6 +256,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "tuple(output[len(output) - begun:]) == word[:-1] -> "
         "tuple(output[len(output) - begun:]) == word[:-1]"
     ): "No part of a shorter output is equal to a longer word.",
+    "values/tickets.py | add | condition | if word -> if False": (
+        "A shortcut: above a word that has bits, the bits are there."
+    ),
     "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."
     ),

@@ -9,6 +9,7 @@ from minfer.lifecycle.publish import (
     _publish_window,
     compute_keys,
     publish_blocks,
+    release_windows,
     window_blocks_coming,
 )
 from minfer.records.config import CacheGroup
@@ -128,3 +129,13 @@ def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
         chain = evolve(chain, sealed=(sealed,))
         about = (change, chain, chain.keys, 0, group, table)
         assert _publish_window(*about, count=sealed, gone=3, sinks=1) == (then, 3)
+
+
+def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:
+    for pooling, published in (("mean", 0), ("", 4)):
+        bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),)))
+        more = {"pooling": pooling, "reads_cache": False} if pooling else {}
+        bench.give(Submit(ask("a", 40, 0, **more)))
+        state = evolve(bench.state, inflight=())
+        after = release_windows(bench.config, state)
+        assert len(after.blocks.prefix.nodes) == published
