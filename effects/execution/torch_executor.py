@@ -96,8 +96,6 @@ def unsupported(plan: Plan, groups: int = 1) -> str:
     tables = [len(one.tables) == groups for one in plan.opens]
     if not all(tables) or any(grow.group >= groups for grow in plan.grows):
         return f"rows of this model have {groups} block table(s), a group of layers each"
-    if plan.moves:
-        return "blocks cannot be moved between tiers yet"
     if any(one.adapter for one in plan.opens):
         return "adapters cannot be loaded yet"
     for one in plan.opens:

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.tiers import HostTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
@@ -84,6 +85,7 @@ class EngineConfig:
     scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
+    host: HostTier | None = None  # KV blocks are on the device alone
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
@@ -97,6 +99,8 @@ class EngineConfig:
             raise ConfigError(
                 f"speculation must be Speculation or none, not {self.speculation!r:.80}"
             )
+        if not isinstance(self.host, HostTier | None):
+            raise ConfigError(f"host must be HostTier or none, not {self.host!r:.80}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at "

@@ -38,7 +38,7 @@ LEGEND: Final = {
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
     "drafts": "[place in the batch, tokens to verify]",
-    "moves": "[tier, block, to tier, to block]",
+    "moves": "[number, whether to the device, from pages as [first page, how many], to]",
     "apart": "places in the batch of rows that are sampled apart",
 }
 

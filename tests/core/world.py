@@ -30,6 +30,9 @@ from minfer.records.messages import (
     Failed,
     Finish,
     Finished,
+    Lost,
+    Move,
+    Moved,
     Pause,
     Preempted,
     Propose,
@@ -41,11 +44,12 @@ from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
+from minfer.records.tiers import CHOICES, LOAD, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.runs.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
-from tests.core.executing import Busy, Habits, Mover
+from tests.core.executing import Busy, Habits
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
 
@@ -321,6 +325,22 @@ def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
     return evolve(config, speculation=how, max_num_batched_tokens=budget)
 
 
+def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with host memory under the pool: smaller, or larger."""
+    if rng.random() < 0.6:
+        return config
+    pages = rng.choice((config.block_pages, 4, config.num_blocks, 4 * config.num_blocks))
+    host = HostTier(
+        pages=pages,
+        storing=rng.choice((1, 3, 512)),
+        choice=rng.choice((*CHOICES, LOAD)),
+        load_seconds=rng.choice((0.0, 3.0)),
+        page_seconds=0.1,
+        token_seconds=rng.choice((0.1, 1.0)),
+    )
+    return evolve(config, host=host)
+
+
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
@@ -332,6 +352,8 @@ class World:
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
     proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
+    moving: float = 0.5  # how often a transfer ends in a turn
+    losing: float = 0.0  # share of transfers that are lost
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -563,6 +585,21 @@ class World:
                 found.append(Propose(*name, count, tuple(emitted)))
         return found
 
+    def finish_moves(self) -> list[Event]:
+        """Ends of transfers: late, in any order, some of them lost, some told twice, and
+        some of none. Draws of its own: seeds keep their worlds.
+        """
+        rng, found = Random(f"moves {self.turns}"), list[Event]()
+        while self.oracle.moves and rng.random() < self.moving:
+            at = rng.randrange(len(self.oracle.moves))
+            error = "boom" if rng.random() < self.losing else ""
+            self.oracle.seen["lost" if error else "moved"] += 1
+            found.append(self.oracle.finish_move(at, error))
+        if self.config.host is not None and rng.random() < 0.05:
+            odd: tuple[Any, ...] = (*found[:1], Moved(10**6), Lost(-1), Moved("x"))  # type: ignore[arg-type]
+            found.append(rng.choice(odd))
+        return found
+
     def _ended_one(self) -> list[tuple[SampleId, int]]:
         return [(name, 3) for name in islice(self.ended, 1)]
 
@@ -684,7 +721,10 @@ class World:
         work += sum(5 * self.requests[name].n for name in self.poison)
         bound = self.turns + 50 + 4 * work
         self.pausing = 0.0  # every mask comes
-        while self.state.requests or self.state.inflight or self.inbox:
+        self.moving = 1.0
+        while (
+            self.state.requests or self.state.inflight or self.inbox or self.oracle.moves
+        ):
             reported = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
             for name in sorted(self.state.paused | reported):
                 self.inbox.append(Pause(*name, paused=False))
@@ -711,6 +751,7 @@ class World:
         if self.shuffled:
             self.rng.shuffle(reported)
             self.shuffled = False
+        reported += self.finish_moves()
         events = (Tick(self.clock), *reported)
         self.inbox.clear()
         self.budgets.clear()
@@ -727,6 +768,9 @@ class World:
         for command in turn.commands:
             if isinstance(command, Execute):
                 self.oracle.launch(command.plan)
+            elif isinstance(command, Move):
+                self.oracle.move(command)
+                self.oracle.seen["loads" if command.loads else "stores"] += 1
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -815,12 +859,12 @@ def run_world(seed: int, turns: int) -> World:
     config = big_config(rng) if big else tiny_config(rng)
     config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
+    config = with_host(config, Random(f"host {seed}"))
     world = World(config, rng)
     separate = Random(
         seed
     )  # what executors do besides changes nothing of the world itself
     world.oracle.habits = Habits(
-        mover=Mover(Random(seed)) if separate.random() < 0.3 else None,
         wire=separate.random() < 0.2,
     )
     world.bound = 0.3 if separate.random() < 0.15 else 0.0
@@ -828,6 +872,8 @@ def run_world(seed: int, turns: int) -> World:
         world.bound = 0.4
     if world.bound:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
+    own = Random(f"moving {seed}")
+    world.moving, world.losing = own.choice((0.1, 0.5, 0.9)), own.choice((0.0, 0.0, 0.2))
     world.pooled = 0.4 if separate.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
