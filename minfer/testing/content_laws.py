@@ -73,8 +73,9 @@ class Contents:
             self._written(books, seat, new)
         self.computed.update({one.key: one for one in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
+        loaded = books.config.host is not None
         for pages, key in [*new.items()]:
-            if key in self.computed:
+            if loaded and key in self.computed:
                 self.blocks[pages] = self.computed[key]
                 del new[pages]
 

@@ -329,7 +329,8 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
     """`config`, or with host memory under the pool: smaller, or larger."""
     if rng.random() < 0.6:
         return config
-    pages = rng.choice((config.block_pages, 4, config.num_blocks, 4 * config.num_blocks))
+    many = 4 * config.num_blocks
+    pages = rng.choice((config.block_pages, config.num_blocks, many, many))
     host = HostTier(
         pages=pages,
         storing=rng.choice((1, 3, 512)),

@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.records.messages import Event, Executed, Moved, Submit
+from minfer.records.messages import Event, Move, Submit, Tick
 from minfer.records.plan import Fill
 from minfer.records.request import Request
 from minfer.records.state import Transition
@@ -21,13 +21,15 @@ class Hosted(Bench):
     def __init__(self, config: Any = TIGHT, **tier: Any) -> None:
         super().__init__(evolve(config, host=evolve(config.host, **tier)))
         self.late = False
-        self.moves: list[Any] = []
+        self.moves: list[Move] = []
+        self.events: tuple[Event, ...] = ()  # of the last turn
 
     def give(self, *events: Event) -> Transition:
         ended = () if self.late else self.ends()
         turn = super().give(*events, *ended)
+        self.events = (Tick(self.clock), *events, *ended)
         for command in turn.commands:
-            if type(command).__name__ == "Move":
+            if isinstance(command, Move):
                 self.moves.append(command)
                 self.oracle.move(command)
         return turn
@@ -53,11 +55,11 @@ class Hosted(Bench):
             self.turn()
 
     @property
-    def loads(self) -> list[Any]:
+    def loads(self) -> list[Move]:
         return [move for move in self.moves if move.loads]
 
     @property
-    def stores(self) -> list[Any]:
+    def stores(self) -> list[Move]:
         return [move for move in self.moves if not move.loads]
 
     @property
@@ -70,6 +72,3 @@ class Hosted(Bench):
         """Evict all that the device has cached."""
         for i in range(2):
             self.serve(ask(f"other{i}", prompt=(40 + i,) * 28, max_tokens=1))
-
-
-__all__ = ["HOST", "TIGHT", "Executed", "Hosted", "Moved"]
