@@ -62,6 +62,7 @@ from minfer.values.checks import ConfigError
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
 # of a GPU's: vLLM's default, as the GPU should have no other user
 CUDA_SHARE: Final = 0.9
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 # Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
 LIBRARIES: Final = 1 << 30
 # Of a gathered cache of 8 bits: the bytes, and two copies in float32.
@@ -245,13 +246,18 @@ def available_memory() -> int:
     its control group. Raises ConfigError where the system does not report it.
     """
     available = _available_here()
-    group = Path("/sys/fs/cgroup")
-    # There is no cgroup v2, or its limit is "max".
-    with suppress(OSError, ValueError):
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        available = min(available, max(0, limit - used))
+    if (limit := memory_limit()) is not None:
+        with suppress(OSError, ValueError):
+            used = int((CONTROL_GROUP / "memory.current").read_text())
+            available = min(available, max(0, limit - used))
     return available
+
+
+def memory_limit() -> int | None:
+    """Returns the bytes that the control group may have; None: there is no limit."""
+    with suppress(OSError, ValueError):  # no cgroup v2, or its limit is "max"
+        return int((CONTROL_GROUP / "memory.max").read_text())
+    return None
 
 
 def _available_here() -> int:

@@ -37,7 +37,13 @@ from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_ch
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
+from minfer.effects.setup.memory import (
+    MemoryPlan,
+    memory_limit,
+    plan_memory,
+    size_text,
+    usable_memory,
+)
 from minfer.effects.setup.option_values import policy_of
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
@@ -46,6 +52,7 @@ from minfer.effects.setup.speculation_settings import (
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE
+from minfer.records.tiers import HostTier
 from minfer.values.checks import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -140,11 +147,42 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         speculative=speculative,
         draft=draft,
         memory=memory,
-        config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
+        config=evolve(
+            config,
+            num_blocks=blocks,
+            watermark=blocks // ONE_FREE_IN,
+            host=_host_tier(args, memory),
+        ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec, folder),
         default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
+
+
+def _host_tier(args: EngineArgs, memory: MemoryPlan) -> HostTier | None:
+    """Returns the tier of the settings. Raises ConfigError if it is too small, or larger
+    than the control group allows.
+    """
+    if args.kv_host_memory is None:
+        return None
+    if not args.enable_prefix_caching:
+        raise ConfigError(
+            "kv_host_memory is for the prefix cache, which is switched off; leave one of "
+            "the settings out"
+        )
+    pages = args.kv_host_memory // memory.block_bytes
+    if not pages:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and a KV block has "
+            f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
+        )
+    limit = memory_limit()
+    if limit is not None and args.kv_host_memory > limit:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
+            f"of this process may have {size_text(limit)}; make it smaller"
+        )
+    return HostTier(pages=pages, choice=args.kv_host_choice)
 
 
 def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:

@@ -12,7 +12,7 @@ Python does not randomise: the same in every process.
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 
 from attrs import define, evolve
@@ -144,10 +144,16 @@ class Oracle:
         self.apart.clear()
         return Failed(plan.step, error)
 
-    def move(self, move: Move) -> None:
-        """Begin a transfer: what it writes is undefined until its end."""
+    def move(
+        self, move: Move, report: Callable[[Moved | Lost], None] | None = None
+    ) -> None:
+        """Begin a transfer: what it writes is undefined until its end. With `report`, it
+        ends at once.
+        """
         self._write_pages(move, [[]] * len(move.targets))
         self.moves.append(move)
+        if report is not None:
+            report(self.finish_move(len(self.moves) - 1))
 
     def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
         """End a transfer that has begun; with an error, its pages stay undefined."""

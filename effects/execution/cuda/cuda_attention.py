@@ -241,6 +241,11 @@ class CudaCache:
         )
         return _Pages(keys, values, work.table, None)
 
+    @property
+    def page_dim(self) -> int:
+        """The dimension of `data` and `scales` that is pages."""
+        return 2
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
         copied: no kernel reads behind a context.
