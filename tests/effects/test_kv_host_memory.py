@@ -1,6 +1,7 @@
 """KV blocks in host memory, in an engine: the same tokens, by loads and by computing."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from minfer.effects.models.kv_format import AUTO
 from minfer.effects.setup import prepare as preparing
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
-from minfer.records.messages import Loading, Preempted, Reason, Recomputing
+from minfer.records.messages import Loading, Preempted, Recomputing
+from minfer.records.state import Transition
 from minfer.values.checks import ConfigError
 from tests.effects.tiny_families import VARIANTS, save
 
@@ -41,13 +43,14 @@ def prompts(count: int, length: int, vocab: int = 160) -> list[list[int]]:
 def reasons_of(llm: LLM) -> list[object]:
     """The reasons of all turns from now on."""
     found, driver = list[object](), llm.worker.driver
-    observe = driver.policy_warnings.observe
+    turn = driver.turn
 
-    def noted(reasons: tuple[Reason, ...]) -> None:
-        found.extend(reasons)
-        observe(reasons)
+    def noted(before: Callable[[Transition], None] | None = None) -> Transition:
+        transition = turn(before)
+        found.extend(transition.reasons)
+        return transition
 
-    driver.policy_warnings.observe = noted  # type: ignore[method-assign,assignment]
+    driver.turn = noted  # type: ignore[method-assign]
     return found
 
 
