@@ -43,8 +43,8 @@ LAYERS: Final = (
 )
 # Likewise for the subfolders of each folder, one in each layer.
 SUBFOLDERS: Final = {
-    "minfer": "testing runs committing speculate planning lifecycle policies records "
-    "sampling blocks values",
+    "minfer": "testing runs committing speculate planning tiers lifecycle policies "
+    "records sampling blocks values",
     "effects/cli": "bench compare verify",
     "effects/serving": "processes input_workers tokens observability openai anthropic "
     "request_parsing access wire page",

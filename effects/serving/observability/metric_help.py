@@ -45,6 +45,15 @@ HELP: Final[Mapping[str, str]] = {
         "How often a running sample was preempted: its KV blocks went to another one, "
         "and are recomputed; if this grows, the KV cache is too small for the load."
     ),
+    "kv_host_loaded_blocks": (
+        "KV blocks whose loading from host memory has begun, for a waiting sample."
+    ),
+    "kv_host_recomputed_blocks": (
+        "KV blocks in host memory that a waiting sample computes, as that is faster."
+    ),
+    "kv_host_lost_blocks": (
+        "KV blocks whose copy to or from host memory failed; they are computed."
+    ),
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."
