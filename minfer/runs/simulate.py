@@ -17,6 +17,7 @@ Turns can be folded as they come, so a simulation keeps only what it is serving.
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import compress, count
 from operator import add, gt
 from typing import Final
@@ -31,6 +32,8 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
+    Move,
+    Moved,
     Submit,
     Tick,
     WakeAt,
@@ -39,6 +42,7 @@ from minfer.records.plan import Plan, Pooled, SampleDeferred, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn, initial
+from minfer.records.tiers import HostTier, Transfer
 from minfer.records.token_logprobs import Logprobs
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
@@ -240,6 +244,42 @@ class _SimulatedDevice:
 
 
 @define
+class _SimulatedTransfers:
+    """The times of transfers between tiers: one after the other in each direction, by the
+    costs in the configuration.
+    """
+
+    tier: HostTier | None
+    busy: dict[bool, float] = Factory(dict)  # by direction: until when
+    due: list[tuple[float, Moved]] = Factory(list)  # a heap
+
+    def begin(self, transfer: Transfer | Move, now: float) -> None:
+        """Begin a transfer."""
+        if self.tier is None:
+            return
+        seconds = self.tier.load_seconds + len(transfer.targets) * self.tier.page_seconds
+        end = max(now, self.busy.get(transfer.loads, now)) + seconds
+        self.busy[transfer.loads] = end
+        heappush(self.due, (end, Moved(transfer.number)))
+
+    @property
+    def next(self) -> float:
+        """When the next one ends."""
+        return self.due[0][0] if self.due else math.inf
+
+    def ended(self, now: float) -> list[Moved]:
+        """Those that have ended, in order."""
+        found = list[Moved]()
+        while self.next <= now:
+            found.append(heappop(self.due)[1])
+        return found
+
+
+def _without_report(_: object) -> None:
+    """The simulation reports the ends of transfers itself."""
+
+
+@define
 class Simulation:
     """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
     turns may add arrivals if they are `Coming`: they are read again at every turn.
@@ -264,6 +304,9 @@ class Simulation:
         device = _SimulatedDevice(self.cost, free)
         for plan in state.inflight:
             device.launch(plan, free)
+        transfers = _SimulatedTransfers(self.config.host)
+        for transfer in state.tiers.transfers:
+            transfers.begin(transfer, free)
         wake = free if state.requests else math.inf
         arrivals = iter(self.arrivals)
         coming = None  # the next arrival
@@ -276,10 +319,11 @@ class Simulation:
                 results = [self.executor.collect()]
                 results += proposals(self.config, state, results, self.guesses)
             else:
-                now = max(free, min(wake, coming[0] if coming else math.inf))
+                arrives = coming[0] if coming else math.inf
+                now = max(free, min(wake, arrives, transfers.next))
                 if now == math.inf:
                     return
-            events = [Tick(now), *results]
+            events = [Tick(now), *results, *transfers.ended(now)]
             while coming and coming[0] <= now:
                 what = coming[1]
                 events.append(Submit(what) if isinstance(what, Request) else what)
@@ -296,5 +340,9 @@ class Simulation:
             for plan in plans:
                 self.executor.launch(plan)
                 free = device.launch(plan, free)
+            for command in transition.commands:
+                if isinstance(command, Move):
+                    self.executor.move(command, _without_report)
+                    transfers.begin(command, free)
             wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
             wake = min(wakes, default=math.inf)
