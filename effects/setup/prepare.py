@@ -137,6 +137,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
         draft=None if draft is None else draft.spec,
+        host_tier=args.kv_host_memory is not None,
     )
     blocks = memory.num_blocks
     return Setup(

@@ -1,6 +1,7 @@
 """KV blocks in host memory, in an engine: the same tokens, by loads and by computing."""
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ import pytest
 from attrs import evolve
 
 from minfer import LLM, SamplingParams
+from minfer.effects.cli.main import main
+from minfer.effects.execution.tiers import page_copier
 from minfer.effects.models.kv_format import AUTO
+from minfer.effects.setup import memory
 from minfer.effects.setup import prepare as preparing
+from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from minfer.records.messages import Loading, Preempted, Recomputing
@@ -151,3 +156,22 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "memory_limit", lambda: 1 << 21)
     with pytest.raises(ConfigError, match="control group"):
         prepare(EngineArgs(device="cpu", kv_host_memory=1 << 22))
+
+
+def test_buffers_of_copies_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.BUFFER == page_copier.PIECE
+    args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
+    gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
+    monkeypatch.setattr(preparing, "find_device", lambda _: gpu)
+    planned = [
+        prepare(one).memory.activations
+        for one in (args, evolve(args, kv_host_memory=None))
+    ]
+    assert planned[0] - planned[1] == 4 * page_copier.PIECE
+
+
+def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--device", "cpu", "--kv-host-memory", "64M"]) == 0
+    assert re.search(
+        r"KV in host memory +[\d.]+ MiB: \d+ blocks", capsys.readouterr().out
+    )
