@@ -15,7 +15,8 @@ HELP: Final[Mapping[str, str]] = {
         "Samples in the waiting queue now, by what they wait for: blocks (the KV cache "
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
-        "of rows while others run), policy, sibling, step, fault."
+        "of rows while others run), loading (their KV blocks are on their way from host "
+        "memory), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
