@@ -35,7 +35,7 @@ from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.execution.tiers.page_copier import Ended, PageCopier, Part
+from minfer.effects.execution.tiers.page_copier import PageCopier, Part, ReportEnd
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
@@ -181,11 +181,11 @@ class TorchExecutor:
         self.collecting = False
         self.background: Background | None = None
         self.copier: PageCopier | None = None
-        if config.host is not None:
-            self.copier = PageCopier(self._parts(config.host.pages))
         if is_gpu(self.device):
             self._warm_up(spec, readiness)
         self.runner.wait()
+        if config.host is not None:
+            self.copier = PageCopier(self._parts(config.host.pages))
 
     # --- the executor's contract --------------------------------------------------------
 
@@ -222,7 +222,7 @@ class TorchExecutor:
             with self.lock:
                 self._attempt(launched, self._sample)
 
-    def move(self, move: Move, report: Ended) -> None:
+    def move(self, move: Move, report: ReportEnd) -> None:
         """Begin to copy pages between the device and host memory."""
         if self.copier is None:
             report(Lost(move.number, "there is no host memory for KV pages"))
@@ -270,14 +270,10 @@ class TorchExecutor:
             return step_costs(self.runner, how)
 
     def _parts(self, pages: int) -> list[Part]:
-        """Returns the tensors of all caches, with so many pages in host memory."""
-        runner = self.runner
-        caches = [runner.cache, *([] if runner.draft is None else [runner.draft.cache])]
-        tensors = [(one.data, one.page_dim) for one in caches]
-        tensors += [
-            (one.scales, one.page_dim) for one in caches if one.scales is not None
-        ]
-        return [Part.of(tensor, dim, pages) for tensor, dim in tensors]
+        """Returns the tensors of the cache, with so many pages in host memory."""
+        cache = self.runner.cache
+        tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
+        return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
     def tier_costs(self, tier: HostTier) -> HostTier:
         """Returns the tier with the measured costs of loads, and of computing instead.

@@ -152,7 +152,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             config,
             num_blocks=blocks,
             watermark=blocks // ONE_FREE_IN,
-            host=_host_tier(args, memory),
+            host=_host_tier(args, memory, on_cpu=device.kind == "cpu"),
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec, folder),
@@ -160,7 +160,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def _host_tier(args: EngineArgs, memory: MemoryPlan) -> HostTier | None:
+def _host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
     """Returns the tier of the settings. Raises ConfigError if it is too small, or larger
     than the control group allows.
     """
@@ -171,6 +171,16 @@ def _host_tier(args: EngineArgs, memory: MemoryPlan) -> HostTier | None:
             "kv_host_memory is for the prefix cache, which is switched off; leave one of "
             "the settings out"
         )
+    if args.journal_redact:
+        raise ConfigError(
+            "--journal-redact does not cover the keys of KV blocks in host memory yet; "
+            "leave it or kv_host_memory out"
+        )
+    if memory.draft is not None:
+        raise ConfigError(
+            "kv_host_memory is not supported beside a draft model, whose KV would be "
+            "missing; speculate by lookups, or leave one of the settings out"
+        )
     pages = args.kv_host_memory // memory.block_bytes
     if not pages:
         raise ConfigError(
@@ -178,10 +188,12 @@ def _host_tier(args: EngineArgs, memory: MemoryPlan) -> HostTier | None:
             f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
         )
     limit = memory_limit()
-    if limit is not None and args.kv_host_memory > limit:
+    planned = args.kv_host_memory + (memory.total if on_cpu else 0)
+    if limit is not None and planned > limit:
         raise ConfigError(
             f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
-            f"of this process may have {size_text(limit)}; make it smaller"
+            f"of this process may have {size_text(limit)}, of which the model and its KV "
+            f"cache take {size_text(planned - args.kv_host_memory)}; make it smaller"
         )
     return HostTier(pages=pages, choice=args.kv_host_choice)
 

@@ -29,7 +29,7 @@ def admit_from_queue(work: Work) -> None:
         seq = _next_admissible(work, deferred)
         if seq is None:
             first = work.state.waiting.first()
-            loads = first.request.id in work.state.tiers.loading
+            loads = bool(work.state.tiers.loading)
             cause = "loading" if loads else "share"
             _report_blocked(work, first, QueueBlocked(*first.id, cause))
             break
@@ -75,13 +75,16 @@ def _chooses_source(work: Work, seq: Sequence) -> bool:
 
 
 def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
-    """The first sequence whose client is not deferred, or None if all are; adds deferred
-    clients to `deferred`.
+    """The first sequence whose client is not deferred, and whose blocks are not on their
+    way, or None if there is none; adds deferred clients to `deferred`. None as well if
+    blocks are on their way for as many requests as can run.
 
     A sequence that ran before is never deferred: it continues on the share that it had.
     If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
     """
     state, loading = work.state, work.state.tiers.loading
+    if len(loading) >= work.config.max_num_seqs:
+        return None
     runs = len(state.running) or work.newcomers
     if not runs or not consult.may_hold_back(work.config):
         deferred.clear()

@@ -20,7 +20,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Loading, Move, Reason, Recomputing
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, Path, Transfer
+from minfer.records.tiers import BY_COST, RECOMPUTE, ChainRun, HostTier, Transfer
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -35,7 +35,7 @@ class Load:
 
 
 @frozen
-class _Either(Container[Key]):
+class _EitherKeys(Container[Key]):
     """The contents of two indexes."""
 
     one: Map[Key, tuple[object, ...]]
@@ -46,8 +46,8 @@ class _Either(Container[Key]):
 
 
 @frozen
-class _Both:
-    nodes: _Either
+class _EitherIndex:
+    nodes: _EitherKeys
 
 
 def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Load | None:
@@ -60,23 +60,27 @@ def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Lo
     full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
     device = state.blocks.prefix
     hit = find_hit(config, device, seq.keys, full).blocks
-    both = _Both(_Either(device.nodes, host.prefix.nodes))
+    both = _EitherIndex(_EitherKeys(device.nodes, host.prefix.nodes))
     blocks = find_hit(config, both, seq.keys, full).blocks
     if blocks <= hit:
         return None
     paths = _missing(config, state, seq.keys, blocks)
-    if (passed := _with_others(state, seq, paths)) is not None:
+    if (passed := _join_load_in_flight(state, seq, paths)) is not None:
         return Load(passed)
     count = sum(
         len(host.prefix.nodes[key][0]) for _, keys in paths for key in keys
     )  # pages
-    seconds = tier.load_seconds + count * tier.page_seconds
+    loads = (one for one in state.tiers.transfers if one.loads)
+    before = sum(len(one.targets) for one in loads)  # pages that are copied first
+    seconds = tier.load_seconds + (before + count) * tier.page_seconds
     recompute = (blocks - hit) * config.block_size * tier.token_seconds
-    load = _begin(state, seq, paths, count) if _loads(tier, seconds, recompute) else None
-    if load is None:
+    if not _loads(tier, seconds, recompute):
         waiting = state.waiting.remove(seq.place).insert(evolve(seq, chosen=True))
         chosen = Recomputing(*seq.id, blocks, hit, seconds, recompute)
         return Load(evolve(state, waiting=waiting), chosen)
+    load = _begin(state, seq, paths, count)
+    if load is None:
+        return None
     state, move = load
     return Load(state, Loading(*seq.id, blocks, hit, seconds, recompute), move)
 
@@ -107,7 +111,7 @@ def _missing(
     return found
 
 
-def _with_others(
+def _join_load_in_flight(
     state: EngineState, seq: Sequence, chains: list[tuple[Key, Keys]]
 ) -> EngineState | None:
     """Let `seq` wait for a load in flight that moves a block of these, if there is
@@ -117,7 +121,7 @@ def _with_others(
     for at, one in enumerate(state.tiers.transfers):
         if one.loads and not wanted.isdisjoint(one.keys):
             transfers = [*state.tiers.transfers]
-            transfers[at] = evolve(one, waits=one.waits | {seq.request.id})
+            transfers[at] = evolve(one, waiting=one.waiting | {seq.request.id})
             tiers = evolve(state.tiers, transfers=tuple(transfers))
             return evolve(state, tiers=tiers)
     return None
@@ -127,33 +131,35 @@ def _begin(
     state: EngineState, seq: Sequence, chains: list[tuple[Key, Keys]], count: int
 ) -> tuple[EngineState, Move] | None:
     """Begin a transfer of these runs of chains to the device; None if there are no
-    `count` pages for them.
+    `count` pages for them, or a plan in flight still copies from one of these: plans
+    follow each other on the device, and transfers do not follow plans.
     """
     host = state.tiers.host
     if host is None:
         return None
     device, tier = Transaction(state.blocks), Transaction(host)
-    anchors = tuple([parent for parent, _ in chains if parent != ROOT])
-    for key in anchors:  # before anything is evicted
+    held_parents = tuple([parent for parent, _ in chains if parent != ROOT])
+    for key in held_parents:  # before anything is evicted
         device.prefix.hold(key)
     taken = device.take(count)
-    if taken is None:
+    copied = {copy.source for plan in state.inflight for copy in plan.copies}
+    if taken is None or not copied.isdisjoint(taken.pages):
         return None
-    at, paths = 0, list[Path]()
+    at, paths = 0, list[ChainRun]()
     for parent, keys in chains:
         tier.prefix.hold(keys[-1])
         each = len(host.prefix.nodes[keys[0]][0])
         end = at + each * len(keys)
-        paths.append(Path(parent, keys, (*bundles(taken.pages[at:end], each),)))
+        paths.append(ChainRun(parent, keys, (*bundles(taken.pages[at:end], each),)))
         at = end
     transfer = Transfer(
         number=state.tiers.next_number,
         loads=True,
         paths=tuple(paths),
-        sources=tuple([path.keys[-1] for path in paths]),
-        anchors=anchors,
+        held_leaves=tuple([path.keys[-1] for path in paths]),
+        held_parents=held_parents,
         sample=seq.id,
-        waits=frozenset((seq.request.id,)),
+        waiting=frozenset((seq.request.id,)),
     )
     sources = pages_of(host.prefix, transfer.keys)
     tiers = evolve(

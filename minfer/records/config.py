@@ -99,8 +99,6 @@ class EngineConfig:
             raise ConfigError(
                 f"speculation must be Speculation or none, not {self.speculation!r:.80}"
             )
-        if not isinstance(self.host, HostTier | None):
-            raise ConfigError(f"host must be HostTier or none, not {self.host!r:.80}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at "
@@ -109,6 +107,7 @@ class EngineConfig:
                 f"token a step"
             )
         self._check_groups()
+        self._check_host()
         if self.watermark >= self.num_blocks:
             what = (
                 f"watermark ({self.watermark}) must be below num_blocks "
@@ -123,6 +122,17 @@ class EngineConfig:
         size = self.block_size
         each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
         return sum(most * pages for most, pages in each)
+
+    def _check_host(self) -> None:
+        """Check that the host tier holds a block at least."""
+        host = self.host
+        if not isinstance(host, HostTier | None):
+            raise ConfigError(f"host must be HostTier or none, not {host!r:.80}")
+        block = max(group.pages for group in self.groups)
+        if host is not None and host.pages < block:
+            raise ConfigError(
+                f"host has {host.pages} pages, and a block has {block}: none would fit"
+            )
 
     def _check_groups(self) -> None:
         """Check the groups, and note whether any has a window."""

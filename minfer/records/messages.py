@@ -330,7 +330,7 @@ class Recomputing(OfSample):
 
 @frozen
 class LostBlocks:
-    """A transfer failed: its blocks are not where they were to go."""
+    """A transfer failed: its blocks could not be copied."""
 
     blocks: int
     error: str

@@ -9,9 +9,9 @@ held, and what it writes belongs to it alone.
 
     store   a block of the device is copied to a page of the tier: once it is published,
             so that its eviction from the device costs nothing
-    load    a block of the tier is copied to a page of the device: for a waiting sequence
-            whose prefix goes on there. It is passed over until the end of the transfer;
-            then its blocks are in the prefix cache, and it is admitted with a hit
+    load    a block of the tier is copied to a page of the device, for a waiting sequence:
+            the tier has the next blocks of its prefix. It is passed over until the end
+            of the transfer; then it is admitted with a hit
 """
 
 from collections.abc import Collection
@@ -58,9 +58,9 @@ class HostTier:
 
 
 @frozen
-class Path:
+class ChainRun:
     """Consecutive blocks of a chain that a transfer writes; a block of a group with a
-    window is a path of its own.
+    window is a run of its own.
     """
 
     parent: Key  # the block before them, or ROOT
@@ -74,13 +74,13 @@ class Transfer:
 
     number: int
     loads: bool  # to the device; else to the host tier
-    paths: tuple[Path, ...]
-    sources: Keys  # held until its end where the blocks come from: the last of each path
-    anchors: Keys  # held until its end where they go to: parents that are cached there
+    paths: tuple[ChainRun, ...]
+    held_leaves: Keys  # in the index that it reads, the last of each run: likewise
+    held_parents: Keys  # in the index that it writes to: held until its end
     sample: SampleId | None = None  # the waiting one that the blocks are for
     # Waiting requests that are passed over until its end: that sample's, and others that
     # want some of the same blocks.
-    waits: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
 
     @property
     def keys(self) -> Keys:
@@ -111,10 +111,10 @@ class Tiers:
     @property
     def loading(self) -> frozenset[str]:
         """The requests whose blocks are on their way."""
-        return frozenset().union(*[one.waits for one in self.transfers])
+        return frozenset().union(*[one.waiting for one in self.transfers])
 
     def without(self, requests: Collection[str]) -> "Tiers":
-        """Nothing is on its way for these requests, which have ended."""
+        """These tiers, without the requests among those that wait."""
         if self.loading.isdisjoint(requests):
             return self
         return evolve(
@@ -126,7 +126,7 @@ class Tiers:
                         sample=None
                         if one.sample and one.sample[0] in requests
                         else one.sample,
-                        waits=one.waits.difference(requests),
+                        waiting=one.waiting.difference(requests),
                     )
                     for one in self.transfers
                 ]

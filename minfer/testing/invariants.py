@@ -111,7 +111,10 @@ def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     run, groups = state.running, range(len(config.groups))
     found = [held_keys(config, own, g) for own in run.chains for g in groups]
     found += [fence.published for fence in state.fences]
-    found += [one.anchors if one.loads else one.sources for one in state.tiers.transfers]
+    found += [
+        one.held_parents if one.loads else one.held_leaves
+        for one in state.tiers.transfers
+    ]
     return [*chain(*found)]
 
 
@@ -164,7 +167,11 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         n < tiers.next_number for n in numbers
     )
     require(ordered, "tiers", f"transfers {numbers}, the next is {tiers.next_number}")
-    require(tiers.loading <= set(state.requests), "tiers", "blocks for who has ended")
+    require(
+        tiers.loading <= set(state.requests),
+        "tiers",
+        "blocks for a request that has ended",
+    )
     if host is None or config.host is None:
         require(not tiers.transfers, "tiers", "transfers without a tier")
         return
@@ -182,7 +189,9 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     whole = set(places) == set(range(config.host.pages))
     require(whole, "partition", "a page of the host tier is lost")
     require(len(free) == pool.free, "partition", "free pages of the host tier")
-    holders = [one.sources if one.loads else one.anchors for one in tiers.transfers]
+    holders = [
+        one.held_leaves if one.loads else one.held_parents for one in tiers.transfers
+    ]
     _forest(host.prefix, [*chain(*holders)])
 
 

@@ -163,11 +163,13 @@ def _may_pass(
     return held and not one.ran_before and (other or by.ran_before)
 
 
-def _next(after: EngineState) -> Sequence | None:
+def _next(after: EngineState, most: int) -> Sequence | None:
     """The head of the queue: the first sample whose client is not deferred, and whose
     blocks are not on their way; None: all are.
     """
     loading = after.tiers.loading
+    if len(loading) >= most:
+        return None
     for seq in after.waiting:
         free = seq.ran_before or seq.request.client not in after.deferred_clients
         if free and seq.request.id not in loading:
@@ -257,7 +259,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
         planning.launched(None)
-    found, said = _next(after), after.blocked
+    found, said = _next(after, config.max_num_seqs), after.blocked
     seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
@@ -266,7 +268,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
         return  # that is up to the policy: see its promises
     if after.deferred_clients:
         _shares(books, turn, planning)
-    loads = seq.request.id in after.tiers.loading
+    loads = bool(after.tiers.loading)
     none = claim == ("loading" if loads else "share")
     require(none == (found is None), "held", f"{seq.id} for {claim}")
     if found is None:

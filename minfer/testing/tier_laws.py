@@ -30,7 +30,7 @@ def check_transfers(
     moves = [one for one in turn.commands if isinstance(one, Move)]
     books.transfers |= {move.number for move in moves}
     after = {one.number: one for one in turn.state.tiers.transfers}
-    require(after.keys() == books.transfers, "tiers", "transfers that nobody began")
+    require(after.keys() == books.transfers, "tiers", "transfers that did not begin")
     for move in moves:
         _begun(move, after[move.number], turn.state)
     lost = {one.number for one in events if isinstance(one, Lost)}
@@ -67,10 +67,15 @@ def _begun(move: Move, transfer: Transfer, now: EngineState) -> None:
             follows = node is not None and node.parent == parent
             require(follows, "tiers", "a block is behind another one")
     if move.loads:
+        copied = {copy.source for plan in now.inflight for copy in plan.copies}
+        free = copied.isdisjoint(move.targets)
+        require(free, "tiers", "a plan in flight copies from what is written")
         sample = transfer.sample
-        waits = sample is not None and sample[0] in transfer.waits
+        waits = sample is not None and sample[0] in transfer.waiting
         here = {seq.id for seq in now.waiting}
-        require(waits and sample in here, "tiers", "a load for nobody who waits")
+        require(
+            waits and sample in here, "tiers", "a load for a sample that does not wait"
+        )
 
 
 def _arrived(transfer: Transfer, now: EngineState) -> None:

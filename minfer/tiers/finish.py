@@ -50,14 +50,14 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         leaf, twins = change.prefix.publish(path.parent, path.keys, path.pages)
         change.pool.give(flattened(twins))
         change.prefix.release(leaf)
-    for key in transfer.anchors:
+    for key in transfer.held_parents:
         change.prefix.release(key)
     return change.done()
 
 
 def _release(source: Blocks, transfer: Transfer) -> Blocks:
     change = Transaction(source)
-    for key in transfer.sources:
+    for key in transfer.held_leaves:
         change.prefix.release(key)
     return change.done()
 

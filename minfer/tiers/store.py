@@ -14,7 +14,7 @@ from minfer.blocks.prefix import ROOT, Pages, bundles, flattened, node_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import Path, Tiers, Transfer
+from minfer.records.tiers import ChainRun, Tiers, Transfer
 from minfer.values.record import evolve
 
 
@@ -107,27 +107,29 @@ def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transit
     device, tier = Transaction(state.blocks), Transaction(host)
     prefix = state.blocks.prefix
     parents = [prefix.nodes[chain[0]][1] for chain in chains]
-    anchors = tuple([key for key in parents if key in host.prefix.nodes])
-    for key in anchors:  # before anything is evicted there
+    held_parents = tuple([key for key in parents if key in host.prefix.nodes])
+    for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
-    sources, paths = list[Pages](), list[Path]()
+    sources, paths = list[Pages](), list[ChainRun]()
     for parent, chain in zip(parents, chains, strict=True):
         device.prefix.hold(chain[-1])
         own = [prefix.nodes[key][0] for key in chain]
         taken = tier.take(sum(map(len, own)))
-        if taken is None:  # what it anchors at is not available any more
+        if taken is None:  # what it held_parents at is not available any more
             device.prefix.release(chain[-1])
             continue
         sources += own
-        paths.append(Path(parent, tuple(chain), (*bundles(taken.pages, len(own[0])),)))
+        paths.append(
+            ChainRun(parent, tuple(chain), (*bundles(taken.pages, len(own[0])),))
+        )
     if not paths:
         return Transition(state)
     transfer = Transfer(
         number=state.tiers.next_number,
         loads=False,
         paths=tuple(paths),
-        sources=tuple([path.keys[-1] for path in paths]),
-        anchors=anchors,
+        held_leaves=tuple([path.keys[-1] for path in paths]),
+        held_parents=held_parents,
     )
     tiers = evolve(
         state.tiers,

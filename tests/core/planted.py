@@ -522,6 +522,16 @@ BUGS: Final = (
         "tier is None or host is None or not host.prefix.nodes",
     ),
     Bug(
+        "load over what a plan copies",
+        "a transfer that is not ordered after the steps writes a block that one still "
+        "reads",
+        "planning/load.py",
+        "_begin",
+        "taken is None or not copied.isdisjoint(taken.pages)",
+        "taken is None",
+        tests="tiers/test_tiers.py",
+    ),
+    Bug(
         "load for the wrong page",
         "pages of the tier are copied to the device in another order",
         "planning/load.py",

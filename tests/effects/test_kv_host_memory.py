@@ -2,6 +2,8 @@
 
 import random
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ from attrs import evolve
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.execution.tiers import page_copier
+from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.models.kv_format import AUTO
 from minfer.effects.setup import memory
 from minfer.effects.setup import prepare as preparing
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare
 from minfer.records.messages import Loading, Preempted, Recomputing
 from minfer.records.state import Transition
@@ -97,16 +101,6 @@ def test_every_kind_of_cache_is_moved(key: tuple[str, str], tmp_path: Path) -> N
     assert any(isinstance(one, Loading) for one in reasons)
 
 
-@pytest.mark.long
-def test_a_draft_models_cache_is_moved_too() -> None:
-    draft = {"method": "draft_model", "num_speculative_tokens": 3}
-    same = {"num_gpu_blocks_override": 13, "speculative_config": draft}
-    wanted, _ = served(**same)
-    tokens, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="load")
-    assert tokens == wanted
-    assert any(isinstance(one, Loading) for one in reasons)
-
-
 @pytest.mark.parametrize("choice", ["load", "recompute"])
 def test_preempted_requests_have_the_same_tokens(choice: str) -> None:
     params = evolve(GREEDY, max_tokens=40)
@@ -144,13 +138,21 @@ def test_costs_are_measured() -> None:
         assert host.token_seconds > 0
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="a KV block has"):
         prepare(EngineArgs(device="cpu", kv_host_memory=9))
     with pytest.raises(ConfigError, match="switched off"):
         prepare(
             EngineArgs(device="cpu", kv_host_memory=1 << 20, enable_prefix_caching=False)
         )
+    some = EngineArgs(device="cpu", kv_host_memory=1 << 24)
+    with pytest.raises(ConfigError, match="does not cover"):
+        prepare(evolve(some, journal=str(tmp_path), journal_redact=True))
+    draft = {"method": "draft_model", "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match="beside a draft model"):
+        prepare(evolve(some, speculative_config=draft))
     with pytest.raises(ConfigError, match="kv_host_choice must be"):
         EngineArgs(kv_host_choice="maybe")
     monkeypatch.setattr(preparing, "memory_limit", lambda: 1 << 21)
@@ -175,3 +177,35 @@ def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]
     assert re.search(
         r"KV in host memory +[\d.]+ MiB: \d+ blocks", capsys.readouterr().out
     )
+
+
+def test_an_engine_closes_while_blocks_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last blocks are stored when a request ends."""
+    copy = page_copier._Track.copy
+
+    def slow(*given: Any, **how: Any) -> None:
+        time.sleep(0.3)
+        copy(*given, **how)
+
+    monkeypatch.setattr(page_copier._Track, "copy", slow)
+    llm = LLM(**SMALL, kv_host_memory=1 << 24)
+    llm.generate(prompts(1, 70), GREEDY, use_tqdm=False)
+    closing = threading.Thread(target=llm.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_memory_that_cannot_be_had_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: HostPages) -> bool:
+        self._note(failed="no more")
+        return False
+
+    monkeypatch.setattr(HostPages, "grow", refuse)
+    with pytest.raises(NotEnoughMemoryError, match=r"host memory.*no more"):
+        LLM(**SMALL, kv_host_memory=1 << 24)
+    assert not [one for one in threading.enumerate() if "minfer-kv" in one.name]

@@ -40,23 +40,24 @@ class HostPages:
         size = self.dtype.itemsize * torch.Size(self.shape).numel()
         return max(1, SEGMENT // max(1, size))
 
-    def grow(self) -> None:
-        """Allocate all segments, one by one; returns when that is done, or has failed."""
-        each = self.segment_pages
-        for first in range(0, self.pages, each):
-            shape = (min(each, self.pages - first), *self.shape)
-            try:
-                with UNDISTURBED:  # no graph can be captured while memory is pinned
-                    made = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
-            except (MemoryError, RuntimeError) as error:
-                self._note(failed=f"{str(error).partition(chr(10))[0]}")
-                return
-            if not self._note(made):
-                return
+    def grow(self) -> bool:
+        """Allocate one more segment; returns whether more are to come."""
+        first = len(self.segments) * self.segment_pages
+        left = min(self.segment_pages, self.pages - first)
+        if left <= 0 or self.closed:
+            return False
+        try:
+            with UNDISTURBED:  # no graph can be captured while memory is pinned
+                shape = (left, *self.shape)
+                made = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
+        except (MemoryError, RuntimeError) as error:
+            self._note(failed=str(error).partition("\n")[0])
+            return False
+        return self._note(made) and first + left < self.pages
 
     def _note(self, made: Tensor | None = None, failed: str = "") -> bool:
         with self.changed:
-            if made is not None:
+            if made is not None and not self.closed:
                 self.segments.append(made)
             self.failed = failed
             self.changed.notify_all()

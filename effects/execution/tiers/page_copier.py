@@ -2,11 +2,11 @@
 
 Theory. Neither the pages that a transfer reads nor those that it writes are used by a
 step meanwhile (`minfer.records.tiers`), so copies need no order among the steps: there is
-a thread for each direction, and on a GPU two streams, each with a buffer on the device. A
-page's layers are apart in the device's cache, and side by side in host memory: some pages
-are gathered into one buffer while those in the other cross the bus, as a whole (a 7B
-model's page of 64 tokens has 3.7 MB). A crossing takes a third of a millisecond at most,
-and a step's own copies, which share the bus, wait for one of them.
+a thread for each direction, with two buffers on the device and a stream of each. The
+layers of a page are apart in the device's cache, and side by side in host memory: some
+pages are gathered into one buffer while those in the other cross the bus whole (a 7B
+model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a third of a
+millisecond, and a step's own copies, which share the bus, wait for one of them.
 """
 
 import logging
@@ -22,15 +22,15 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from minfer.blocks.prefix import Pages
-from minfer.effects.execution.device.streams import is_gpu, new_stream, on
-from minfer.effects.execution.tiers.host_pages import HostPages
+from minfer.effects.execution.device.streams import new_stream, on
+from minfer.effects.execution.tiers.host_pages import HostPages, NoHostMemoryError
 from minfer.kernels.cache_numbers import as_bytes
 from minfer.records.messages import Lost, Move, Moved
 
-PIECE: Final = 1 << 24  # bytes of a buffer on the device, of which each part has four
+PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
 WORD: Final = torch.int64  # what a cache is copied in
 REPEATS: Final = 3
-Ended = Callable[[Moved | Lost], None]
+ReportEnd = Callable[[Moved | Lost], None]
 _log = logging.getLogger("minfer.executor")
 
 
@@ -66,9 +66,9 @@ class _Track:
     stream: torch.cuda.Stream | None
 
     @classmethod
-    def of(cls, part: Part) -> "_Track":
-        """Returns a buffer of `PIECE` bytes, or of one page."""
-        shape = (max(1, PIECE // part.page_bytes), *part.device.shape[1:])
+    def of(cls, part: Part, pages: int) -> "_Track":
+        """Returns a buffer of so many pages."""
+        shape = (pages, *part.device.shape[1:])
         return cls(part.device.new_empty(shape), new_stream(part.device.device))
 
     def copy(self, part: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
@@ -98,13 +98,16 @@ class _Lane:
 
     parts: Sequence[Part]
     loads: bool
-    queue: "SimpleQueue[tuple[Move, Ended] | None]" = field(factory=SimpleQueue)
+    queue: "SimpleQueue[tuple[Move, ReportEnd] | None]" = field(factory=SimpleQueue)
     tracks: list[tuple[_Track, _Track]] = field(factory=list)  # by part
     thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Allocate buffers and start the thread."""
-        self.tracks = [(_Track.of(part), _Track.of(part)) for part in self.parts]
+        pages = max(1, PIECE // sum(part.page_bytes for part in self.parts))
+        self.tracks = [
+            (_Track.of(part, pages), _Track.of(part, pages)) for part in self.parts
+        ]
         name = f"minfer-kv-{'load' if self.loads else 'store'}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -114,27 +117,34 @@ class _Lane:
             move, report = item
             try:
                 with torch.inference_mode():
-                    for part, tracks in zip(self.parts, self.tracks, strict=True):
-                        self._copy(part, tracks, move)
-                    for track in chain(*self.tracks):
-                        track.wait()
+                    self._perform(move)
             except Exception as error:
                 _log.warning("KV pages could not be copied: %s", error)
                 report(Lost(move.number, repr(error)))
             else:
                 report(Moved(move.number))
 
+    def _perform(self, move: Move) -> None:
+        """Copy all pages of all parts; nothing is written any more when it returns, or
+        raises.
+        """
+        try:
+            for part, tracks in zip(self.parts, self.tracks, strict=True):
+                self._copy(part, tracks, move)
+        finally:
+            for track in chain(*self.tracks):
+                track.wait()
+
     def _copy(self, part: Part, tracks: tuple[_Track, _Track], move: Move) -> None:
         """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
         on_host, pages = move.sources, move.targets
         if not self.loads:
             on_host, pages = move.targets, move.sources
-        device, size = part.device.device, len(tracks[0].buffer)
-        numbers = torch.tensor(pages, pin_memory=is_gpu(device))
-        each = list[Tensor]()
+        size, each = len(tracks[0].buffer), list[Tensor]()
         for track in tracks:
             with on(track.stream):
-                each.append(numbers.to(device, non_blocking=True))
+                # Not pinned: memory cannot be pinned while a graph is captured.
+                each.append(torch.tensor(pages).to(part.device.device))
         for number, first in enumerate(range(0, len(pages), size)):
             at, some = number % 2, slice(first, first + size)
             tracks[at].copy(part, each[at][some], on_host[some], loads=self.loads)
@@ -154,28 +164,30 @@ class PageCopier:
         self.growing.start()
 
     def _grow(self) -> None:
-        for part in self.parts:
-            part.host.grow()
+        growing = [part.host for part in self.parts]
+        while growing:  # segment by segment, so that first pages are whole first
+            growing = [host for host in growing if host.grow()]
 
-    def move(self, move: Move, report: Ended) -> None:
+    def move(self, move: Move, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, in another thread."""
         self.lanes[move.loads].queue.put((move, report))
 
     def seconds(self, pages: int) -> float:
         """Returns the shortest time of some loads of so many pages, which then have no
-        defined content.
+        defined content. Raises NoHostMemoryError.
         """
         times, every = list[float](), tuple(range(pages))
         for _ in range(REPEATS):
             ended = SimpleQueue[Moved | Lost]()
             begin = time.perf_counter()
             self.move(Move(-1, True, every, every), ended.put)
-            ended.get()
+            if isinstance(end := ended.get(), Lost):
+                raise NoHostMemoryError(end.error)
             times.append(time.perf_counter() - begin)
         return min(times)
 
     def close(self) -> None:
-        """End all transfers; the others are lost without a report."""
+        """End all transfers: those that wait for memory are reported as lost."""
         for part in self.parts:
             part.host.close()
         for lane in self.lanes.values():

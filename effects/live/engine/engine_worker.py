@@ -168,9 +168,9 @@ class EngineWorker:
         if self.thread is not None:
             self.thread.join()
         with self.posted:
-            if not self.closed:
-                self.driver.close()
-            self.closed = True
+            closing, self.closed = not self.closed, True
+        if closing:  # without the lock: the ends of transfers are posted meanwhile
+            self.driver.close()
 
     # --- the thread ---------------------------------------------------------------------
 

@@ -79,11 +79,21 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
 
 
 def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
-    """Returns the setup with the measured costs of loads from host memory."""
+    """Returns the setup with the measured costs of loads from host memory. Raises
+    NotEnoughMemoryError.
+    """
     tier, measure = setup.config.host, getattr(executor, "tier_costs", None)
     if tier is None or measure is None:
         return setup
-    config = attrs.evolve(setup.config, host=measure(tier))
+    try:
+        config = attrs.evolve(setup.config, host=measure(tier))
+    except (MemoryError, RuntimeError) as error:
+        executor.close()
+        size = size_text(tier.pages * setup.memory.block_bytes)
+        raise NotEnoughMemoryError(
+            f"{size} of host memory for KV blocks cannot be had: {_line(error)}; make "
+            f"--kv-host-memory smaller"
+        ) from error
     return attrs.evolve(setup, config=config)
 
 

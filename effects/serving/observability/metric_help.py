@@ -52,9 +52,7 @@ HELP: Final[Mapping[str, str]] = {
     "kv_host_recomputed_blocks": (
         "KV blocks in host memory that a waiting sample computes, as that is faster."
     ),
-    "kv_host_lost_blocks": (
-        "KV blocks whose copy to or from host memory failed; they are computed."
-    ),
+    "kv_host_lost_blocks": ("KV blocks whose copy to or from host memory failed."),
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."

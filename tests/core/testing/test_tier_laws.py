@@ -39,7 +39,7 @@ def changed(turn: Transition, change: Callable[[Move], Move]) -> Transition:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda one: evolve(one, number=99), "nobody began"),
+        (lambda one: evolve(one, number=99), "did not begin"),
         (lambda one: evolve(one, loads=not one.loads), "the other way"),
         (lambda one: evolve(one, targets=one.targets[::-1]), "other pages"),
         (lambda one: evolve(one, sources=one.sources[::-1]), "are read, not"),
@@ -76,9 +76,9 @@ def wrong_tiers(state: EngineState, change: Callable[[Tiers], Tiers]) -> EngineS
         (lambda t: evolve(t, host=None), "tiers: transfers without"),
         (
             lambda t: evolve(
-                t, transfers=(evolve(t.transfers[0], waits=frozenset(["gone"])),)
+                t, transfers=(evolve(t.transfers[0], waiting=frozenset(["gone"])),)
             ),
-            "tiers: blocks for who has ended",
+            "tiers: blocks for a request",
         ),
         (lambda t: evolve(NO_TIERS, host=t.host), "partition|refcount"),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.blocks.keys import block_keys
+from minfer.blocks.keys import block_keys, tail_keys
 from minfer.records.config import CacheGroup
 from minfer.records.messages import (
     Admitted,
@@ -235,5 +235,51 @@ def test_unknown_transfers_are_ignored() -> None:
 def test_sizes_and_costs_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         HostTier(**{"pages": 1, **wrong})
+    wide = (CacheGroup(pages=3),)
+    with pytest.raises(ConfigError, match="a block has 3"):
+        evolve(CONFIG, groups=wide, host=HostTier(pages=2))
     with pytest.raises(ConfigError, match="host must be"):
         evolve(CONFIG, host=7)  # type: ignore[arg-type]
+
+
+def test_a_load_overwrites_nothing_that_a_plan_in_flight_copies() -> None:
+    """Tails that searches left are copied by the first plan; the second of the turn would
+    take their pages.
+    """
+
+    def tailed(request: Any) -> Any:
+        keys = block_keys(request.root, request.prompt, 4)
+        return evolve(request, tails=tail_keys(request.root, keys, request.prompt, 4))
+
+    bench = Hosted(evolve(TIGHT, depth=2))
+    bench.serve(LONG)
+    bench.push_out()
+    for name, rest in (("a1", (1, 2, 3)), ("a2", (4, 5, 6))):
+        prompt = (11, 12, 13, 14, *rest)
+        bench.serve(tailed(ask(name, prompt=prompt, max_tokens=1)))
+    rounds = [
+        tailed(ask(name, prompt=(11, 12, 13, 14, *rest, 7), max_tokens=1))
+        for name, rest in (("b1", (1, 2, 3)), ("b2", (4, 5, 6)))
+    ]
+    bench.late = True
+    bench.turn(*map(Submit, (*rounds, AGAIN)))
+    assert any(plan.copies for plan in bench.plans)
+    bench.late = False
+    bench.settle()
+    for one in (*rounds, AGAIN):
+        assert bench.out[one.id, 0] == bench.right(one)
+
+
+def test_as_many_are_passed_over_as_can_run() -> None:
+    bench = Hosted(evolve(TIGHT, max_num_seqs=2, num_blocks=14))
+    bench.serve(LONG)
+    for i in range(4):
+        bench.serve(ask(f"other{i}", prompt=(40 + i,) * 28, max_tokens=1))
+    bench.late = True
+    twins = [evolve(LONG, id=f"twin{i}") for i in range(4)]
+    bench.turn(*map(Submit, twins))
+    assert bench.state.tiers.loading == {"twin0", "twin1"}
+    assert bench.reasons_of(QueueBlocked)[-1].cause == "loading"
+    bench.late = False
+    bench.settle()
+    assert len(bench.loads) == 1

@@ -70,7 +70,7 @@ def test_memory_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no more\nat all")
 
     monkeypatch.setattr(torch, "empty", refuse)
-    pages.grow()
+    assert not pages.grow()
     with pytest.raises(host_pages.NoHostMemoryError, match=r"page 3: no more$"):
         pages.run(3, 4)
 

@@ -114,7 +114,7 @@ function decisionSentence(about) {
       return item([name, ` computes ${more}, which are in host memory, too`]);
     }
     case "LostBlocks":
-      return item([`${many(a, "block")} did not arrive${and(b)}`], "wrong");
+      return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
     case "Held":
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":
