@@ -43,7 +43,8 @@ LAYERS: Final = (
 )
 # Likewise for the subfolders of each folder, one in each layer.
 SUBFOLDERS: Final = {
-    "minfer": "testing runs routing committing speculate planning lifecycle policies "
+    "minfer": "testing runs routing committing speculate planning tiers lifecycle "
+    "policies "
     "records sampling blocks values",
     "effects/cli": "bench compare verify",
     "effects/serving": "processes input_workers tokens observability openai anthropic "
@@ -51,7 +52,7 @@ SUBFOLDERS: Final = {
     "effects/runs": "load page",
     "effects/live": "input_processing engine link beams constraints journal",
     "effects/text": "tools grammars",
-    "effects/execution": "warming running cuda packing cpu device",
+    "effects/execution": "warming running cuda packing cpu tiers device",
     "effects/models": "fallback formats gguf",
 }
 EXCEPTIONS: Final = (

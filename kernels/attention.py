@@ -64,7 +64,7 @@ from minfer.kernels.attention_tunes import (
     padded,
     prefill_tune,
 )
-from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, restored
+from minfer.kernels.cache_numbers import FP8, INT8, CacheScales, as_bytes, dequantize
 from minfer.kernels.pdl import arrivals, early
 from minfer.kernels.target import capability
 
@@ -106,9 +106,9 @@ def decode_attention(
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
     them, and the first `sink_tokens` of the sequence. Table entries outside are never
-    read. scale > 0 multiplies the scores. sinks [heads] float32: one more logit of each
-    head, whose weight goes to no value. Caches are of the dtype of q or of 8 bits
-    (cache_numbers.py): FP8, or INT8 with its scales.
+    read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
+    sinks): one more logit of each head, whose weight goes to no value. Caches are of the
+    dtype of q or of 8 bits (cache_numbers.py): FP8, or INT8 with its scales.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
@@ -351,10 +351,14 @@ def _check(
     """
     if q.dim() != 3 or k_cache.dim() != 4 or table.dim() != 2:
         raise ValueError(
-            "q is [tokens, heads, dim], a cache 4-dimensional, a table 2-dimensional"
+            f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)} and table "
+            f"{tuple(table.shape)} must have 3, 4 and 2 dimensions"
         )
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
-        raise ValueError("k_cache and v_cache differ in shape or strides")
+        raise ValueError(
+            f"k_cache {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)} must "
+            f"have the same shape and strides"
+        )
     if q.shape[2] != k_cache.shape[3] or q.shape[1] % k_cache.shape[2]:
         raise ValueError(
             f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}"
@@ -362,21 +366,23 @@ def _check(
     out = q if out is None else out
     known = k_cache.dtype in (q.dtype, FP8, INT8) and k_cache.dtype == v_cache.dtype
     if out.shape != q.shape or q.dtype != out.dtype or not known:
-        found = (
-            f"q is {q.dtype}, caches {k_cache.dtype}, {v_cache.dtype}, out {out.dtype}"
+        raise ValueError(
+            f"q is {q.dtype}, caches {k_cache.dtype} and {v_cache.dtype}, out "
+            f"{out.dtype}, {tuple(out.shape)}; all must have one dtype, but for caches "
+            f"in FP8 or INT8, and out must have the shape {tuple(q.shape)}"
         )
-        wanted = f"they have one type, and out has the shape {tuple(q.shape)}"
-        raise ValueError(f"{found}, {tuple(out.shape)}; {wanted}, or caches 8 bits")
     if any(t.stride(-1) != 1 for t in (q, k_cache, table, out)):
         raise ValueError(
             "the last dimension of q, caches, table and out must be contiguous"
         )
     if (scales is not None) != (k_cache.dtype is INT8):
-        raise ValueError(f"caches are {k_cache.dtype}; INT8 has scales, others have none")
+        raise ValueError(
+            f"caches are {k_cache.dtype}; INT8 has scales, other dtypes have none"
+        )
     for one in scales or ():
         if one.shape != k_cache.shape[:3] or not one.is_contiguous():
             raise ValueError(
-                f"scales are {tuple(one.shape)}; they are contiguous, "
+                f"scales of shape {tuple(one.shape)} must be contiguous, and of shape "
                 f"{tuple(k_cache.shape[:3])}"
             )
 
@@ -413,7 +419,7 @@ def attention_reference(
         blocks = table[row, tokens // block_size].long()
         places = blocks, tokens % block_size
         key, value = (
-            restored(
+            dequantize(
                 as_bytes(cache)[places].view(cache.dtype),
                 None if scale_of is None else scale_of[places],
                 torch.float32,

@@ -1,9 +1,8 @@
-"""The Triton kernels of paged attention; attention.py has their theory, and launches
-them.
+"""The Triton kernel of paged attention; attention.py has its theory, and launches it.
 
-`attend` is the entry: it finds its program's range of a context, folds the range's tiles
-into a running softmax (`_scan`), and stores the result; or, if the context is cut, leaves
-it for the last program to merge (`_merge`).
+`attend` is the kernel. Each program finds its range of a context and folds the tiles of
+that range into a running softmax (`_scan`). It stores the result; or, if the context is
+split into several ranges, the program that ends last merges their results (`_merge`).
 """
 
 from typing import NamedTuple
@@ -17,10 +16,8 @@ NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every sc
 
 
 class HeadPages(NamedTuple):
-    """The pages of one key head of a sequence, and the range of keys that may be read."""
+    """The pages of one key head of a sequence."""
 
-    first: tl.tensor  # the first key that may be read
-    last: tl.tensor
     # the last key that every query sees; after it may be rejected drafts
     accepted_until: tl.tensor
     k_head: tl.tensor  # pointers to the head in block 0
@@ -28,11 +25,11 @@ class HeadPages(NamedTuple):
     blocks: tl.tensor  # pointer to the sequence's row of the block table
     stride_block: tl.tensor
     stride_token: tl.tensor
-    # Pointers to the head's scales in block 0, and how many scales a token has; without
-    # scales as those above.
+    # Pointers to the head's scales in block 0; unused copies of those above if there are
+    # no scales.
     k_scale: tl.tensor
     v_scale: tl.tensor
-    heads: tl.tensor
+    heads: tl.tensor  # key heads: scales of a token
 
 
 class Softmax(NamedTuple):
@@ -45,8 +42,8 @@ class Softmax(NamedTuple):
 
 @triton.jit
 def _finite(values, accepted):
-    """Values of drafts, or their scales: what is not accepted may not be finite, and 0
-    times that would be NaN.
+    """Values, or their scales, with 0 for those of drafts that are not finite: a rejected
+    draft has weight 0, and 0 times infinity or NaN would be NaN.
     """
     usable = accepted | (tl.abs(values) < float("inf"))
     return tl.where(usable, values, 0.0)
@@ -54,8 +51,8 @@ def _finite(values, accepted):
 
 @triton.jit
 def _scores(q, unit, key, k_scale):
-    """[rows, tile]: scores of queries in a unit [rows] and keys with scales [tile], each
-    None if there are none.
+    """Scores [rows, tile] of queries, which were divided by `unit` [rows], and keys with
+    scales `k_scale` [tile]; either may be None.
     """
     scores = tl.dot(q, tl.trans(key), input_precision="ieee")
     if k_scale is not None:
@@ -73,6 +70,8 @@ def _scan(
     positions,
     lo,
     hi,
+    first_key,
+    last_key,
     context,
     scale,
     window: tl.constexpr,
@@ -86,17 +85,17 @@ def _scan(
 ):
     """Fold tiles lo .. hi - 1 of one key head into the softmax of q's rows.
 
-    q is [rows, dim_pad], row r is at positions[r]. Only the context's keys from first to
-    last are loaded, and only table entries of those. `masked` False: every row sees every
-    key of every tile. `drafted`: they are drafts to verify. `scaled`: keys and values
-    have scales. Numbers of 8 bits are converted to the dtype of q, which is exact; q may
-    be in a `unit` [rows], or None.
+    q is [rows, dim_pad]; row r is at positions[r]. Only the keys first_key to last_key
+    and their table entries are loaded. Without `masked`, every row sees every key of
+    these tiles. `drafted`: queries are drafts to verify. `scaled`: keys and values have
+    scales. Keys and values of 8 bits are converted to the dtype of q, which is exact. q
+    was divided by `unit` [rows], unless that is None.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
     dims = tl.arange(0, dim_pad)
     tokens = lo * tile + lanes
-    inside = (tokens >= context.first) & (tokens <= context.last)
+    inside = (tokens >= first_key) & (tokens <= last_key)
     ids = tl.load(context.blocks + tokens // block_size, mask=inside, other=0)
     for index in range(lo, hi):
         tokens = index * tile + lanes
@@ -108,16 +107,16 @@ def _scan(
         # they were loaded where they are used, every tile would wait for two loads in
         # sequence.
         after = tokens + tile
-        inside = (after >= context.first) & (after <= context.last)
+        inside = (after >= first_key) & (after <= last_key)
         ids = tl.load(context.blocks + after // block_size, mask=inside, other=0)
         where = at[:, None] + dims[None, :]
         here = (dims < dim)[None, :]
         if masked:
-            here = here & ((tokens >= context.first) & (tokens <= context.last))[:, None]
+            here = here & ((tokens >= first_key) & (tokens <= last_key))[:, None]
         key = tl.load(context.k_head + where, mask=here, other=0.0)
         value = tl.load(context.v_head + where, mask=here, other=0.0)
         if scaled:
-            read = (tokens >= context.first) & (tokens <= context.last)
+            read = (tokens >= first_key) & (tokens <= last_key)
             k_scale = tl.load(
                 context.k_scale + number * context.heads, mask=read, other=0.0
             )
@@ -163,8 +162,8 @@ def _merge(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged with weights sums,
-    `depth` at once.
+    """Merge the results of ranges: for each row, those at at[row] to at[row] + used - 1,
+    weighted by the logarithms in `sums`. Reads `depth` at once; returns [rows, dim_pad].
     """
     dims = tl.arange(0, dim_pad)
     acc = tl.zeros([rows, dim_pad], tl.float32)
@@ -204,7 +203,9 @@ def chunk_of(starts, counts, offsets, chunk):
 
 @triton.jit
 def token_of(offset, query, skip, stride, drafted: tl.constexpr):
-    """The index of a chunk's query in q; those after the first may not be consecutive."""
+    """The index in q of a chunk's query. With `drafted`, the queries after the first are
+    not consecutive.
+    """
     if drafted:
         return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
     return offset + query
@@ -220,6 +221,7 @@ def _scan_whole(
     hi,
     first,
     last,
+    first_key,
     context,
     scale,
     window: tl.constexpr,
@@ -230,8 +232,8 @@ def _scan_whole(
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """Fold the tiles before the causal edge; returns the softmax, and the tile of the
-    edge.
+    """Fold the tiles whose keys are before all rows, which need no causal mask. Returns
+    the softmax, and the first tile that does.
 
     The rows are at positions `first` to `last`.
     """
@@ -246,6 +248,8 @@ def _scan_whole(
             positions,
             lo,
             cut,
+            first_key,
+            last,
             context,
             scale,
             window,
@@ -265,6 +269,8 @@ def _scan_whole(
         positions,
         cut,
         edge,
+        first_key,
+        last,
         context,
         scale,
         window,
@@ -277,6 +283,53 @@ def _scan_whole(
         dim_pad,
     )
     return softmax, edge
+
+
+@triton.jit
+def _scan_sinks(
+    q,
+    unit,
+    softmax,
+    positions,
+    last,
+    part,
+    context,
+    scale,
+    window: tl.constexpr,
+    sink_tokens: tl.constexpr,
+    drafted: tl.constexpr,
+    scaled: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+):
+    """Fold the keys of sink tokens that are before each row's window, in the program of
+    the first range (`part` 0). The last row is at position `last`.
+    """
+    before = tl.minimum(positions - window, sink_tokens - 1)
+    last_key = tl.minimum(last - window, sink_tokens - 1)
+    end = tl.where(part == 0, tl.cdiv(tl.maximum(last_key + 1, 0), tile), 0)
+    return _scan(
+        q,
+        unit,
+        softmax,
+        before,
+        0,
+        end,
+        0,
+        last_key,
+        context,
+        scale,
+        0,
+        True,
+        drafted,
+        scaled,
+        block_size,
+        tile,
+        dim,
+        dim_pad,
+    )
 
 
 @triton.jit
@@ -339,12 +392,14 @@ def attend(
     drafted: tl.constexpr,
     sink_tokens: tl.constexpr,
 ):
-    """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
-    contexts. `drafted`: queries are laid out by skip and stride, and each chunk has
-    `most`, of which those after its count get finite results. `sinks` [heads] float32:
-    one more logit of each head, times log2(e), which belongs to the first range. k_scales
-    and v_scales [blocks, block_size, kv_heads] float32, or None.
-    `sink_tokens`: keys at the beginning of a sequence that are read beside the window.
+    """Grid [tiles of rows * splits, chunks, kv_heads].
+
+    counts: None in decode, where each chunk is one query and `starts` are contexts.
+    drafted: queries are laid out by skip and stride, and each chunk has `most`, of which
+    those after its count get finite results. k_scales, v_scales [blocks, block_size,
+    kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss' attention sinks,
+    one more logit of each head, times log2(e); the first range has it. sink_tokens: how
+    many keys at the beginning of a sequence are read beside the window.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -390,8 +445,6 @@ def attend(
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
     scaled: tl.constexpr = k_scales is not None
     context = HeadPages(
-        first_key,
-        last,
         start,
         k_head,
         v_head,
@@ -403,35 +456,17 @@ def attend(
         tl.num_programs(2),
     )
     if sink_tokens > 0:
-        # Of the first keys those that are before a row's window; they belong to the first
-        # range.
-        before = tl.minimum(positions - window, sink_tokens - 1)
-        last_before = tl.minimum(last - window, sink_tokens - 1)
-        beginning = HeadPages(
-            0,
-            last_before,
-            start,
-            k_head,
-            v_head,
-            blocks,
-            stride_block,
-            stride_token,
-            k_scales + kv_head if scaled else k_head,
-            v_scales + kv_head if scaled else v_head,
-            tl.num_programs(2),
-        )
-        end = tl.where(part == 0, tl.cdiv(tl.maximum(last_before + 1, 0), tile), 0)
-        softmax = _scan(
+        softmax = _scan_sinks(
             queries_tile,
             unit,
             softmax,
-            before,
-            0,
-            end,
-            beginning,
+            positions,
+            last,
+            part,
+            context,
             scale,
-            0,
-            True,
+            window,
+            sink_tokens,
             drafted,
             scaled,
             block_size,
@@ -458,6 +493,7 @@ def attend(
             hi,
             first,
             last,
+            first_key,
             context,
             scale,
             window,
@@ -475,6 +511,8 @@ def attend(
         positions,
         lo,
         hi,
+        first_key,
+        last,
         context,
         scale,
         window,

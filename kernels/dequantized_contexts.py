@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.attention_tunes import padded
-from minfer.kernels.cache_numbers import CacheScales, as_bytes, restored
+from minfer.kernels.cache_numbers import CacheScales, as_bytes, dequantize
 from minfer.kernels.dequantized_work import DequantizedWork
 
 
@@ -158,4 +158,4 @@ def _reference(
         for into, cache, scale in zip(out, caches, scales or (None, None), strict=True):
             numbers = as_bytes(cache)[block].view(cache.dtype)
             of_block = None if scale is None else scale[block]
-            into[place] = restored(numbers, of_block, out.dtype)
+            into[place] = dequantize(numbers, of_block, out.dtype)

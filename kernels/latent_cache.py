@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.cache_number_kernels import saturated
 from minfer.kernels.cache_numbers import write
+from minfer.kernels.eight_bit_kernels import saturated
 from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow

@@ -25,6 +25,7 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.kernels import cpu_int4, cpu_int8, plain
+from minfer.kernels.eight_bits import FP8, LARGEST, divide, to_8_bits
 from minfer.kernels.leaves import (
     FP8_BLOCKS,
     INT8,
@@ -36,8 +37,6 @@ from minfer.kernels.leaves import (
     Scheme,
 )
 
-FP8_MAX: Final = 448.0
-INT8_MAX: Final = 127
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and from 8 on their negatives
 FP4_EXPONENT: Final = 2  # of the largest, 6 = 1.5 * 2^2
 BIAS: Final = 127  # of exponents in 8 bits
@@ -64,7 +63,7 @@ def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
         raise ValueError(f"{inputs} inputs are not divided by groups of {scheme.group}")
     wide = matrix.float().reshape(*matrix.shape[:-1], groups, -1)
     if scheme.bits == 8:
-        weight, scales = _rounded(wide, scheme)
+        weight, scales = _quantize_groups(wide, scheme)
         return Stored(weight.flatten(-2), scales.squeeze(-1), None)
     if scheme.scales == "uint8":
         return _microscaled(wide)
@@ -167,7 +166,7 @@ def round_activations(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor] | None
     size = scheme.group if scheme.activations == "groups" else x.shape[-1]
     padded = F.pad(x.float(), (0, -x.shape[-1] % size))
     pieces = padded.view(len(x), padded.shape[1] // size, size)  # there may be no tokens
-    numbers, scales = _rounded(pieces, scheme)
+    numbers, scales = _quantize_groups(pieces, scheme)
     return numbers.flatten(-2)[..., : x.shape[-1]], scales.squeeze(-1)
 
 
@@ -190,22 +189,17 @@ def _product(x: Tensor, rounded: tuple[Tensor, Tensor] | None, by: Linear) -> Te
     return (total if by.bias is None else total + by.bias.float()).to(x.dtype)
 
 
-def _rounded(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+def _quantize_groups(wide: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Returns numbers of 8 bits and the scales [..., 1] of their last dimension."""
-    most = INT8_MAX if scheme.storage == "int8" else FP8_MAX
-    largest = wide.abs().amax(-1, keepdim=True)
-    scales = _over(largest, most)
-    scales = torch.where(largest > 0, scales, torch.ones_like(scales))
-    scaled = wide / scales
-    if scheme.storage == "int8":
-        return scaled.round().clamp(-most, most).to(torch.int8), scales
-    return scaled.clamp(-most, most).to(torch.float8_e4m3fn), scales
+    dtype: torch.dtype = getattr(torch, scheme.storage)
+    scales = _scales(wide.abs().amax(-1, keepdim=True), dtype)
+    return to_8_bits(wide / scales, dtype), scales
 
 
-def _over(sizes: Tensor, number: float) -> Tensor:
-    """Returns sizes / number, the same on every device."""
-    # By a tensor: by a number, PyTorch on CUDA multiplies with its rounded reciprocal.
-    return sizes / sizes.new_full((), number)
+def _scales(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the scales of numbers whose largest magnitudes are given; 1 for zeros."""
+    scales = divide(largest, LARGEST[dtype])
+    return torch.where(largest > 0, scales, torch.ones_like(scales))
 
 
 def _in_blocks(matrix: Tensor) -> Stored:
@@ -218,10 +212,11 @@ def _in_blocks(matrix: Tensor) -> Stored:
     down, across = padded.shape[-2] // size, padded.shape[-1] // size
     tiles = padded.view(*count, down, size, across, size)
     largest = tiles.abs().amax((-3, -1))  # [..., blocks of outputs, of inputs]
-    scales = torch.where(largest > 0, _over(largest, FP8_MAX), torch.ones_like(largest))
-    by_output = scales.repeat_interleave(size, -2)[..., :outputs, :].contiguous()
+    by_output = (
+        _scales(largest, FP8).repeat_interleave(size, -2)[..., :outputs, :].contiguous()
+    )
     wide = matrix.float() / _spread(by_output, size, inputs)
-    weight = wide.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    weight = to_8_bits(wide, FP8)
     return Stored(weight.view(*count, outputs, inputs), by_output, None)
 
 
@@ -229,12 +224,12 @@ def _integers(wide: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
     """Returns integers of 4 bits of groups [..., groups, group]."""
     if scheme.zeros:
         low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
-        scales = _over(high - low, 15).to(dtype)
+        scales = divide(high - low, 15).to(dtype)
         zeros = (-low / _nonzero(scales)).round().clamp(0, 15)
     else:
         # The number of the largest magnitude is -8 or 7, whichever leaves no clipping.
         high, low = wide.amax(-1), wide.amin(-1)
-        scales = torch.maximum(_over(high, 7), -low / 8).to(dtype)
+        scales = torch.maximum(divide(high, 7), -low / 8).to(dtype)
         zeros = torch.full_like(scales, MIDDLE, dtype=torch.float32)
     steps = wide / _nonzero(scales)[..., None]
     numbers = (steps + zeros[..., None]).round().clamp(0, 15).to(torch.uint8)

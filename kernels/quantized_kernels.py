@@ -10,21 +10,19 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels.activation import rounded_gated_product
+from minfer.kernels.eight_bit_kernels import nearest
+from minfer.kernels.eight_bits import LARGEST
 from minfer.kernels.leaf_tiles import leaf_lines, load_tile, scaled_tile
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.pdl import early, follow
-from minfer.kernels.quantized import FP8_MAX, INT8_MAX
 
 WARP: Final = 256  # elements of a row for each warp at once, in loads of 16 bytes
 WARPS: Final = 8
-MOST_TILES: Final = (
-    12  # of a row in the registers of so many warps; else of twice as many
-)
+# Of a row, in the registers of so many warps; a longer row takes twice as many warps.
+MOST_TILES: Final = 12
 LINES: Final = 8  # of a program that dequantizes
 DEPTH: Final = 512
 DEQUANTIZE_WARPS: Final = 4
-# Added to a float32 of at most 2^22 and taken off, it leaves the nearest integer.
-ROUND = tl.constexpr(1.5 * 2**23)
 
 
 @triton.jit
@@ -108,7 +106,7 @@ def _round_rows(
         scaled = tl.div_rn(wide, tl.zeros_like(wide) + scale)
         scaled = tl.minimum(tl.maximum(scaled, -most), most)
         if out.dtype.element_ty == tl.int8:
-            scaled = scaled + ROUND - ROUND
+            scaled = nearest(scaled)
         place = out + row * size + lane
         tl.store(place, scaled.to(out.dtype.element_ty), mask=lane < size)
     tl.store(scales + row, scale)
@@ -138,7 +136,7 @@ def round_rows(
         scales=scales,
         x_stride=x.stride(0),
         eps=0.0 if norm is None else norm.eps,
-        most=float(INT8_MAX) if dtype is torch.int8 else FP8_MAX,
+        most=LARGEST[dtype],
         size=size,
         tiles=triton.cdiv(size, tile),
         tile=tile,

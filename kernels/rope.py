@@ -1,5 +1,5 @@
-"""All operations between the QKV projection and attention, in one launch: QK-norm,
-rotation, KV write.
+"""All operations between the QKV projection and attention, in one launch: QK-norm, RoPE,
+and the write of keys and values to the cache.
 
 Bound by memory: 4,096 tokens of 36 heads of 128 in 2 bytes are 75 MB in all, 18 us at 4.2
 TB/s.
@@ -11,15 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.cache_number_kernels import in_steps, saturated, step_of
 from minfer.kernels.cache_numbers import CacheScales, write
+from minfer.kernels.eight_bit_kernels import int8_scale, quantize_int8, saturated
 from minfer.kernels.leaves import Norm
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import early, follow
 
-HEADS = (4, 2, 1)  # of a program: with 4 heads of 128 a thread loads 16 bytes
-MANY = 512  # tokens from which on tokens share programs
-SHARED = 8  # so many per program
+HEADS = (4, 2, 1)  # of a program; of 4 heads of 128 dimensions a thread loads 16 bytes
+MANY = 512  # from so many tokens on, a program has several of them
+SHARED = 8  # tokens of a program then
 NO_SLOT = tl.constexpr(1 << 60)  # above all slots
 
 
@@ -47,7 +47,9 @@ def _rope(
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
-    """Rows of a program are `height` heads of each of `shared` tokens."""
+    """Grid [tokens / shared, heads / height], heads of queries, keys and values: the rows
+    of a program are `height` heads of each of `shared` tokens.
+    """
     row = tl.arange(0, height * shared)
     head = tl.program_id(1) * height
     token = (tl.program_id(0) * shared + row // height).to(tl.int64)
@@ -109,13 +111,14 @@ def _rope(
             tl.store(cache, saturated(low, k_cache), mask=kept)
             tl.store(cache + half, saturated(high, k_cache), mask=kept)
         else:
-            step = step_of(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1))[:, None]
+            largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
+            head_scale = int8_scale(largest)[:, None]
             scales = tl.where(value, v_scales, k_scales)
             scales += slot * kv_heads + number + (row % height)[:, None]
             first_slot = tl.where(query, NO_SLOT, 0)
-            tl.store(scales, step, mask=slot >= first_slot)
-            tl.store(cache, in_steps(low, step), mask=kept)
-            tl.store(cache + half, in_steps(high, step), mask=kept)
+            tl.store(scales, head_scale, mask=slot >= first_slot)
+            tl.store(cache, quantize_int8(low, head_scale), mask=kept)
+            tl.store(cache + half, quantize_int8(high, head_scale), mask=kept)
 
 
 def rope_and_cache(
@@ -131,14 +134,14 @@ def rope_and_cache(
     k_norm: Norm | None = None,
     scales: CacheScales | None = None,
 ) -> None:
-    """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, write keys
-    and values.
+    """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, and write
+    rotated keys and the values to the cache.
 
-    `cos_sin` [positions, dim] float32: cosines, then sines. `slots` [tokens] are block *
-    block_size + offset, negative: not written. Caches are [blocks, block_size, kv_heads,
-    dim], of the dtype of qkv or of 8 bits (cache_numbers.py), with `scales` if INT8.
-    `q_norm` and `k_norm` [dim]: both or neither. float32 inside; keys and values in
-    `qkv` stay as they are.
+    `positions` [tokens]. `cos_sin` [positions, dim] float32: cosines, then sines. `slots`
+    [tokens] are block * block_size + offset; a token with a negative one is not written.
+    Caches are [blocks, block_size, kv_heads, dim], of the dtype of qkv or of 8 bits
+    (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm` [dim]: both or
+    neither. Computes in float32; keys and values in `qkv` stay as they are.
     """
     if not on_triton(qkv):
         _reference(
@@ -212,7 +215,7 @@ def _reference(
     query.copy_(turned(query, q_norm))
     written = slots >= 0
     kept = turned(key, k_norm)[written].to(qkv.dtype), value[written]
-    for cache, new, steps in zip(
+    for cache, new, scale in zip(
         (k_cache, v_cache), kept, scales or (None, None), strict=True
     ):
-        write(cache, steps, slots[written], new)
+        write(cache, scale, slots[written], new)

@@ -28,6 +28,8 @@ from minfer.records.messages import (
     Executed,
     Failed,
     Finish,
+    Lost,
+    Moved,
     Pause,
     Propose,
     Submit,
@@ -36,6 +38,8 @@ from minfer.records.messages import (
 from minfer.records.state import EngineState, Transition, ignore
 from minfer.schedule import schedule
 from minfer.speculate.proposing import keep_proposals
+from minfer.tiers.finish import finish_transfer
+from minfer.tiers.store import store_blocks
 from minfer.values.record import evolve
 
 # Consecutive events of a kind cost less when they are folded at once.
@@ -55,6 +59,9 @@ def step(
     parts: list[Transition] = []
     for together in _group_events(events):
         parts.append(_fold(config, state, together))
+        state = parts[-1].state
+    if config.host is not None:
+        parts.append(store_blocks(config, state))
         state = parts[-1].state
     while len(state.inflight) < config.depth:
         before = state.next_step
@@ -91,6 +98,8 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
     match events[0]:
         case Executed() | Failed() as event:
             return commit(config, state, event)
+        case Moved() | Lost() as event:
+            return finish_transfer(state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit():

@@ -28,7 +28,7 @@ from minfer.planning.grow import grow, grow_for_prefill
 from minfer.planning.work import Work, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Execute
+from minfer.records.messages import Command, Execute
 from minfer.records.sequence import is_bound, joined
 from minfer.records.state import EngineState, Transition, head_of_queue
 from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
@@ -53,12 +53,14 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     reasons = work.reasons
     work.state = release_sources(work.state, work.newcomers)
     if len(work.skipped) == len(work.state.running):
-        planned = Transition(work.state, work.wakes, tuple(reasons))
+        beside: tuple[Command, ...] = (*work.moves, *work.wakes)
+        planned = Transition(work.state, beside, tuple(reasons))
         newly = alone is None and isolated_generation(config, work.state) is not None
         return _schedule_again(config, planned) if newly else planned
     plan_drafts(work)
     plan = build_plan(work)
-    return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
+    commands: tuple[Command, ...] = (Execute(plan), *work.moves, *work.wakes)
+    return Transition(work.state, commands, tuple(reasons))
 
 
 def _schedule_again(config: EngineConfig, planned: Transition) -> Transition:

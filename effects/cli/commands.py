@@ -76,7 +76,15 @@ class _CommandParser(CommandLineParser):
             refuse(self, RENAMED, was="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and "--model" in self._option_string_actions:
+            self._hint_at_model(unknown[0])
+        return found, unknown
+
+    def _hint_at_model(self, word: str) -> None:
+        """Refuse a word that looks like a model without its option."""
+        if not word.startswith("-") and (word.endswith(".gguf") or "/" in word):
+            self.error(f"unrecognized argument {word!r}; name a model by --model {word}")
 
     def _show_only(self, common: Collection[str]) -> None:
         """Leave options that are not common out of the help, and add `--help-all`."""

@@ -33,7 +33,7 @@ COMMANDS: Final = (
     ),
     Entry(
         "quantize",
-        "write a checkpoint with rounded matrices",
+        "write a quantized checkpoint",
         "minfer.effects.cli.quantize",
     ),
     Entry(

@@ -1,9 +1,9 @@
 """The driver's interface to executors."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from minfer.records.messages import Executed, Failed
+from minfer.records.messages import Executed, Failed, Lost, Move, Moved
 from minfer.records.plan import Open, Plan, SampleDeferred
 
 if TYPE_CHECKING:  # not loaded by code that only plans
@@ -58,6 +58,12 @@ class Executor(Protocol):
 
         Called once for each plan with such rows, before it is collected; failed and
         unknown steps are ignored.
+        """
+        ...
+
+    def move(self, move: Move, report: Callable[[Moved | Lost], None]) -> None:
+        """Begin a transfer between the device and host memory; `report` is called at its
+        end, from any thread. Called only for engines with a host tier.
         """
         ...
 

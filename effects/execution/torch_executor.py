@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
@@ -35,17 +35,19 @@ from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.tiers.page_copier import PageCopier, Part, ReportEnd
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
-from minfer.effects.execution.warming.step_costs import step_costs
+from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed
+from minfer.records.messages import Executed, Failed, Lost, Move
 from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
+from minfer.records.tiers import HostTier
 
 
 @define(eq=False)
@@ -77,6 +79,10 @@ class Readiness:
     fewer_drafts: bool = False  # whether the number of drafts will vary
 
 
+# Pages that are loaded to measure the rate of loads.
+MEASURED_PAGES: Final = 32
+
+
 def open_backend(
     spec: ModelSpec, config: EngineConfig, device: torch.device, *, kernels: bool
 ) -> Backend:
@@ -96,8 +102,6 @@ def unsupported(plan: Plan, groups: int = 1) -> str:
     tables = [len(one.tables) == groups for one in plan.opens]
     if not all(tables) or any(grow.group >= groups for grow in plan.grows):
         return f"rows of this model have {groups} block table(s), a group of layers each"
-    if plan.moves:
-        return "blocks cannot be moved between tiers yet"
     if any(one.adapter for one in plan.opens):
         return "adapters cannot be loaded yet"
     for one in plan.opens:
@@ -176,9 +180,12 @@ class TorchExecutor:
         self.lock = threading.Lock()
         self.collecting = False
         self.background: Background | None = None
+        self.copier: PageCopier | None = None
         if is_gpu(self.device):
             self._warm_up(spec, readiness)
         self.runner.wait()
+        if config.host is not None:
+            self.copier = PageCopier(self._parts(config.host.pages))
 
     # --- the executor's contract --------------------------------------------------------
 
@@ -215,6 +222,13 @@ class TorchExecutor:
             with self.lock:
                 self._attempt(launched, self._sample)
 
+    def move(self, move: Move, report: ReportEnd) -> None:
+        """Begin to copy pages between the device and host memory."""
+        if self.copier is None:
+            report(Lost(move.number, "there is no host memory for KV pages"))
+            return
+        self.copier.move(move, report)
+
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
@@ -241,6 +255,8 @@ class TorchExecutor:
         """Release the weights and the cache; no call may follow."""
         if self.background is not None:
             self.background.close()
+        if self.copier is not None:
+            self.copier.close()
         self.runner.wait()
         self.launched_plans.clear()
         self.runner.close()
@@ -252,6 +268,30 @@ class TorchExecutor:
             use_one_thread()
         with self.between_steps():
             return step_costs(self.runner, how)
+
+    def _parts(self, pages: int) -> list[Part]:
+        """Returns the tensors of the cache, with so many pages in host memory."""
+        cache = self.runner.cache
+        tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
+        return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
+
+    def tier_costs(self, tier: HostTier) -> HostTier:
+        """Returns the tier with the measured costs of loads, and of computing instead.
+        Before any plan.
+        """
+        if self.copier is None:
+            return tier
+        few = min(tier.pages, self.runner.config.num_blocks, MEASURED_PAGES)
+        one, several = (self.copier.seconds(count) for count in (1, few))
+        page = (several - one) / max(1, few - 1)
+        with self.between_steps():
+            token = token_seconds(self.runner)
+        return evolve(
+            tier,
+            load_seconds=max(0.0, one - page),
+            page_seconds=max(0.0, page),
+            token_seconds=token,
+        )
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
 

@@ -43,6 +43,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.records.policy import Policy
 from minfer.records.request import SamplingParams
+from minfer.records.tiers import BY_COST
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class ServedModel(Renders):
         gpu_memory_utilization: float | None = None,
         kv_cache_memory_bytes: int | None = None,
         num_gpu_blocks_override: int | None = None,
+        kv_host_memory: int | None = None,
+        kv_host_choice: str = BY_COST,
         enable_prefix_caching: bool = True,
         scheduling_policy: str | Policy = "fcfs",
         steps_in_flight: int = 2,
@@ -123,6 +126,8 @@ class ServedModel(Renders):
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_gpu_blocks_override=num_gpu_blocks_override,
+            kv_host_memory=kv_host_memory,
+            kv_host_choice=kv_host_choice,
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             steps_in_flight=steps_in_flight,

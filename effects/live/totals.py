@@ -19,9 +19,12 @@ from minfer.records.messages import (
     Discarded,
     Emit,
     Execute,
+    Loading,
+    LostBlocks,
     PolicyOverride,
     Preempted,
     Reason,
+    Recomputing,
 )
 from minfer.records.plan import Yields
 from minfer.records.sequence import SampleId, SampleIds
@@ -34,6 +37,9 @@ COUNTERS: Final = (
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",
+    "kv_host_loaded_blocks",
+    "kv_host_recomputed_blocks",
+    "kv_host_lost_blocks",
     "failed_steps",
     "overruled_policy_answers",
     "spec_decode_num_drafts",  # steps of a sample in which it had drafts
@@ -181,6 +187,12 @@ class TotalsCounter:
                         counts["prompt_tokens"] += reason.prompt
                 case Preempted():
                     counts["num_preemptions"] += 1
+                case Loading():
+                    counts["kv_host_loaded_blocks"] += reason.blocks - reason.hit
+                case Recomputing():
+                    counts["kv_host_recomputed_blocks"] += reason.blocks - reason.hit
+                case LostBlocks(blocks):
+                    counts["kv_host_lost_blocks"] += blocks
                 case Discarded(plans=plans):
                     counts["failed_steps"] += plans
                     self.failing += plans

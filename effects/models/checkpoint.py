@@ -28,6 +28,7 @@ from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
+from minfer.effects.models.progress import disabled
 from minfer.effects.models.quantization import Files
 from minfer.effects.models.refusals import quantized_objection
 from minfer.effects.models.shapes import weight_bytes
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 # Buffers that old versions of transformers wrote although they are computed, not learned.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 BIAS = ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
-SHOWN = 1 << 30  # bytes from which a progress bar is shown on a terminal
 STACKED = (
     ".experts.gate_up_proj",
     ".experts.gate_up_proj_blocks",
@@ -180,9 +180,7 @@ def _filled(
     del weights
     for part in checkpoint_parts(evolve(spec, layers=()), rest, files):
         part.fill(where[part.name].tensor())
-    hidden = (
-        None if weight_bytes(spec, cuda=False) >= SHOWN else True
-    )  # None: unless a terminal
+    hidden = disabled(weight_bytes(spec, cuda=False))
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         for part in layer_parts(spec.layers[i], layers[i], files):
             named = part.under(layer_prefix(i))

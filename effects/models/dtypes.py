@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a KV cache alone.
-EIGHT_BITS: Final = ("float8_e4m3fn", "int8")
+FP8: Final = "float8_e4m3fn"
+INT8: Final = "int8"
+EIGHT_BITS: Final = (FP8, INT8)
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -37,8 +39,8 @@ def torch_kv_dtype(name: str) -> "torch.dtype":
     """Returns the torch dtype of a KV cache; raises as `torch_dtype`."""
     import torch
 
-    eight = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
-    return eight[name] if name in EIGHT_BITS else torch_dtype(name)
+    eight = {FP8: torch.float8_e4m3fn, INT8: torch.int8}
+    return eight[name] if name in eight else torch_dtype(name)
 
 
 def torch_dtype(name: str) -> "torch.dtype":

@@ -8,14 +8,12 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from minfer.effects.models.dtypes import kv_dtype_bytes
+from minfer.effects.models.dtypes import FP8, INT8, kv_dtype_bytes
 
 KvLayout = Literal["keys and values", "latents"]
 UNSCALED: Final = "none"
-EACH_HEAD: Final = "token and head"
+PER_HEAD: Final = "token and head"
 SCALE_BYTES: Final = 4  # float32
-FP8: Final = "float8_e4m3fn"
-INT8: Final = "int8"
 # Values of --kv-cache-dtype, which are vLLM's, and the dtype of the cache's elements;
 # auto is the model's.
 AUTO: Final = "auto"
@@ -34,16 +32,14 @@ class KvFormat:
     token: tuple[int, ...]  # the shape of what one of them keeps of a token
     dtype: str
     layout: KvLayout
-    scales: str = UNSCALED  # what a scale belongs to
+    scales: str = UNSCALED  # what has a scale of its own
 
     @classmethod
     def of(
         cls, layers: int, token: tuple[int, ...], dtype: str, layout: KvLayout
     ) -> "KvFormat":
-        """Returns the format of a cache of this dtype, with the scales that belong to
-        it.
-        """
-        scales = EACH_HEAD if dtype == INT8 else UNSCALED
+        """Returns the format of a cache of this dtype; INT8 has scales."""
+        scales = PER_HEAD if dtype == INT8 else UNSCALED
         return cls(layers, token, dtype, layout, scales)
 
     @property
@@ -61,5 +57,5 @@ class KvFormat:
     def text(self) -> str:
         """The format as people read it: "bfloat16 latents (576) in 27 layers"."""
         token = " x ".join(map(str, self.token))
-        scales = "" if self.scales == UNSCALED else f", scaled by {self.scales}"
+        scales = "" if self.scales == UNSCALED else f", a scale per {self.scales}"
         return f"{self.dtype} {self.layout} ({token}) in {self.layers} layers{scales}"

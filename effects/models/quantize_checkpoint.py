@@ -1,8 +1,8 @@
-"""Quantizes an unquantized checkpoint into another folder, as the loader does in memory.
+"""Quantizes a checkpoint into another folder, as the loader does in memory.
 
-Which matrices are quantized, the loader's own plan says; how, its own function. One
-tensor at a time is read, rounded and written. The folder is made under another name, and
-has its own when it is complete.
+The plan of the loader decides which matrices are quantized, and its function `quantize`
+quantizes them. One tensor at a time is read, quantized and written. The folder is made
+under a temporary name, and renamed when it is complete.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.checkpoint import (
-    SHOWN,
     CheckpointError,
     planned_parts,
     read_config,
@@ -24,10 +23,11 @@ from minfer.effects.models.checkpoint import (
 from minfer.effects.models.config_reader import UnknownModelError, UnsupportedModelError
 from minfer.effects.models.families import FAMILIES
 from minfer.effects.models.formats.write_compressed_tensors import (
-    config_of,
-    scheme_config,
+    CONFIGS,
+    quantization_config,
     tensors_of,
 )
+from minfer.effects.models.progress import weights_bar
 from minfer.effects.models.quantization import LEVELS, Quantization, requested
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -53,12 +53,16 @@ from minfer.values.checks import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+# The levels of --quantization that compressed-tensors can store.
+WRITABLE: Final[Mapping[str, Scheme]] = {
+    level: scheme for level, scheme in LEVELS.items() if scheme in CONFIGS
+}
 SHARD: Final = 5_000_000_000  # bytes of a file, at most, unless a single tensor has more
 CONFIG: Final = "config.json"
 WEIGHT: Final = ".weight"
-# Never quantized: not linear, or named by `config_of`.
+# Never quantized: not linear, or named by `quantization_config`.
 ENDS: Final = ("embed_tokens.weight", "lm_head.weight")
-# Weights in other forms, which are not copied.
+# Files of weights, in any format: they are not copied.
 WEIGHT_FILES: Final = (
     *(SUFFIX, ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
     ".index.json",
@@ -72,15 +76,15 @@ class OutputError(ConfigError):
 
 @frozen(eq=False)
 class Job:
-    """A tensor of the source, and those that are made of it."""
+    """A tensor of the source, and the tensors that are written for it."""
 
     place: TensorPlace
     scheme: Scheme  # plain: it is copied
-    sizes: tuple[TensorSize, ...]
+    sizes: tuple[TensorSize, ...]  # of those written
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of what is made."""
+        """Returns the bytes of the written tensors."""
         return sum(size.bytes for size in self.sizes)
 
 
@@ -91,14 +95,19 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
     Raises `CheckpointError` for a source that cannot be read or is quantized already,
     ConfigError for a level that cannot be written, and `OutputError`.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"quantization {level!r} must be one of {', '.join(LEVELS)}")
-    scheme_config(LEVELS[level])
+    if level in LEVELS and level not in WRITABLE:
+        raise ConfigError(
+            f"quantization {level!r} cannot be written, as minfer reads no "
+            f"compressed-tensors checkpoints with it; choose one of "
+            f"{', '.join(WRITABLE)}, or load the checkpoint with --quantization {level}"
+        )
+    if level not in WRITABLE:
+        raise ConfigError(f"quantization {level!r} must be one of {', '.join(WRITABLE)}")
     _check_absent(output)
     if source.is_file():
         raise CheckpointError(
-            f"{source}: is a file (GGUF), and a folder in the format of Hugging Face is "
-            "quantized: config.json and safetensors"
+            f"{source}: is a file (GGUF); give the folder of a Hugging Face checkpoint, "
+            "with config.json and safetensors"
         )
     config = read_config(source)
     spec = _spec(config, source, level)
@@ -108,7 +117,7 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
         sides = [*_side_files(source)]
         config = {key: value for key, value in config.items() if key != EXPLICIT}
         ignore = _unquantized(spec, jobs)
-        config["quantization_config"] = config_of(LEVELS[level], ignore)
+        config["quantization_config"] = quantization_config(WRITABLE[level], ignore)
         try:
             _write(source, output, config, jobs, sides)
         except OSError as error:
@@ -136,14 +145,14 @@ def _check_absent(output: Path) -> None:
 
 
 def _spec(config: Mapping[str, Any], source: Path, level: str) -> ModelSpec:
-    """Returns the spec of a source, its matrices quantized as it is loaded."""
+    """Returns the spec of a source that is loaded with `--quantization`."""
     where = str(source / CONFIG)
     try:
         spec = parse_spec(config, where)
     except UnknownModelError as error:
         raise UnsupportedModelError(
-            f"{where}: {config.get('model_type')!r} is no model that can be loaded "
-            f"quantized; {', '.join(FAMILIES)} are"
+            f"{where}: model_type {config.get('model_type')!r} cannot be quantized; "
+            f"{', '.join(FAMILIES)} can be"
         ) from error
     if spec.quantization is not None:
         raise UnsupportedModelError(
@@ -155,7 +164,7 @@ def _spec(config: Mapping[str, Any], source: Path, level: str) -> ModelSpec:
 
 
 def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
-    """Returns what becomes of each tensor of the source, in the order of its files."""
+    """Returns a job for each tensor of the source, in the order of its files."""
     import torch
 
     schemes: dict[str, Scheme] = {}
@@ -166,20 +175,22 @@ def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
             continue
         if len(part.shape) != 2:
             raise UnsupportedModelError(
-                f"{place.path}: tensor {place.name} has the matrices of all experts; "
-                f"compressed-tensors has no such tensors: use --quantization as it is "
-                f"loaded, or a checkpoint with a tensor for each expert"
+                f"{place.path}: tensor {place.name} has the matrices of all experts, "
+                f"which compressed-tensors does not store in one tensor; quantize the "
+                f"checkpoint as it is loaded, with --quantization, or use one with a "
+                f"tensor for each expert"
             )
         schemes[place.name] = spec.quantization.format.scheme
     jobs = []
     for name, place in found.places.items():
         if name not in read and not found.is_listed(name):
-            continue  # of no model: the loader does not read it either
+            continue  # left out by the index: the loader does not read it either
         header, scheme = place.file.get_slice(name), schemes.get(name, PLAIN)
         kind = TORCH_NAMES.get(header.get_dtype())
         if kind is None:
             what = f"{place.path}: tensor {name} has type {header.get_dtype()}"
-            raise UnsupportedModelError(f"{what}; {', '.join(TORCH_NAMES)} can be copied")
+            known = ", ".join(TORCH_NAMES)
+            raise UnsupportedModelError(f"{what}, which cannot be copied; {known} can be")
         blank = torch.empty(header.get_shape(), dtype=getattr(torch, kind), device="meta")
         made = _made(place, scheme, blank)
         sizes = tuple(size_of(*one) for one in made.items())
@@ -188,7 +199,7 @@ def _jobs(spec: ModelSpec, found: FoundTensors, source: Path) -> list[Job]:
 
 
 def _made(place: TensorPlace, scheme: Scheme, tensor: "Tensor") -> "dict[str, Tensor]":
-    """Returns the tensors that are made of one, by their names."""
+    """Returns the tensors that are written for one, by their names."""
     from minfer.kernels.quantized import quantize
 
     if scheme.is_plain:
@@ -198,15 +209,15 @@ def _made(place: TensorPlace, scheme: Scheme, tensor: "Tensor") -> "dict[str, Te
     if not tensor.is_meta and not bool(stored.scales.isfinite().all()):
         raise CheckpointError(
             f"{place.path}: tensor {place.name} has numbers that are NaN or infinite, "
-            f"which cannot be rounded; download it again"
+            f"which cannot be quantized; download the file again"
         )
     made = tensors_of(scheme, stored, tensor.shape)
     return {stem + end: one for end, one in made.items()}
 
 
 def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
-    """Returns the names of modules that may be linear and are not quantized, and
-    expressions of the parts that are not read.
+    """Returns the names of modules that may be linear and are not quantized, and regular
+    expressions of the parts of a model that minfer does not read.
     """
     names = dict[str, None]()
     for job in jobs:
@@ -222,8 +233,8 @@ def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
 
 
 def _side_files(source: Path) -> Iterator[Path]:
-    """Yields the files beside the weights and the config: tokenizer, templates,
-    settings, licence. Relative to the folder.
+    """Yields the paths, relative to the folder, of files that are copied: tokenizer,
+    templates, settings, licence.
     """
     for path in sorted([*source.iterdir(), *(source / TEMPLATES).glob("*")]):
         name = path.name
@@ -268,8 +279,6 @@ def _write(
 
 def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
     """Write the weights in one file, or in several and an index."""
-    from tqdm import tqdm
-
     shards, size = [list[Job]()], 0
     for job in jobs:
         size += job.bytes
@@ -277,11 +286,8 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
             shards.append([])
             size = job.bytes
         shards[-1].append(job)
-    hidden = None if total >= SHOWN else True  # None: unless it is a terminal
     files = dict[str, str]()
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden
-    ) as bar:
+    with weights_bar(total) as bar:
         for i, shard in enumerate(shards, 1):
             name = f"model-{i:05}-of-{len(shards):05}{SUFFIX}"
             name = SINGLE_NAME if len(shards) == 1 else name
@@ -294,7 +300,7 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
 
 
 def _tensors(jobs: Sequence[Job]) -> "Iterator[tuple[str, Tensor]]":
-    """Yields the tensors that jobs make."""
+    """Yields the tensors that jobs write, with their names."""
     for job in jobs:
         yield from _made(job.place, job.scheme, job.place.tensor()).items()
 

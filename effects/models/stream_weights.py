@@ -13,13 +13,12 @@ from typing import Any, Final
 import torch
 from attrs import frozen
 from torch import Tensor
-from tqdm import tqdm
 
 from minfer.effects.models.parts import Part
+from minfer.effects.models.progress import weights_bar
 
 THREADS: Final = 8
 BUFFER: Final = 16 << 20  # bytes
-SHOWN: Final = 1 << 30  # bytes from which a progress bar is shown on a terminal
 _TYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -58,9 +57,7 @@ def stream_weights(jobs: Sequence[TensorJob]) -> None:
     """
     headers = {path: _header(path) for path in dict.fromkeys(job.path for job in jobs)}
     total = sum(_bytes_of(headers[job.path], job.name) for job in jobs)
-    hidden = None if total >= SHOWN else True  # None: unless it is a terminal
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden)
-    with bar, ThreadPoolExecutor(THREADS) as pool:
+    with weights_bar(total) as bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
         order = sorted(jobs, key=lambda job: job.part.place.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]

@@ -1,7 +1,7 @@
-"""Writes safetensors files whose tensors are made one after another.
+"""Writes safetensors files, one tensor at a time.
 
-A file's header has all sizes, so they are known before the first tensor is made; each is
-then written to its place, and no two need be in memory at once.
+A file begins with a header that has the sizes of all tensors. So the sizes are given
+first; each tensor is then written to its place, and only one need be in memory.
 """
 
 import json
@@ -14,8 +14,9 @@ from attrs import frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALIGNMENT: Final = 8  # bytes: where the tensors of a file begin
-# Types of safetensors, by torch's names.
+ALIGNMENT: Final = 8  # bytes: the header ends at a multiple
+LENGTH_BYTES: Final = 8  # of the header's length, with which a file begins
+# Names of types in safetensors, by torch's names.
 TYPES: Final = {
     "float64": "F64",
     "float32": "F32",
@@ -35,12 +36,12 @@ TORCH_NAMES: Final = {name: torch for torch, name in TYPES.items()}
 
 @frozen
 class TensorSize:
-    """A tensor of a file."""
+    """The name, type and size of a tensor in a file."""
 
     name: str
-    type: str  # of safetensors
+    type: str  # its name in safetensors
     shape: tuple[int, ...]
-    element: int  # bytes
+    element: int  # bytes of an element
     bytes: int
 
 
@@ -57,10 +58,11 @@ def write_file(
     tensors: "Iterable[tuple[str, Tensor]]",
     written: Callable[[int], object],
 ) -> None:
-    """Write a file of tensors of these sizes, which come in any order; `written` is told
-    the bytes of each. Raises OSError, and ValueError for a tensor of another size.
+    """Write a file of tensors of these sizes, which `tensors` yields in any order with
+    their names; `written` is called with the bytes of each. Raises OSError, and
+    ValueError for a tensor of another size, or a missing one.
     """
-    # Of the widest elements first, so that each begins at a multiple of its element.
+    # The widest elements first, so that each tensor begins at a multiple of its element.
     order = sorted(sizes, key=lambda one: -one.element)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places, end = dict[str, tuple[TensorSize, int]](), 0
@@ -73,20 +75,20 @@ def write_file(
         places[size.name] = (size, end)
         end += size.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    base = ALIGNMENT + len(text)
+    text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
+    base = LENGTH_BYTES + len(text)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(ALIGNMENT, "little") + text)
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         file.truncate(base + end)
         for name, tensor in tensors:
             size, start = places.pop(name)
-            if size_of(name, tensor) != size:
-                raise ValueError(f"{name}: made {tuple(tensor.shape)}, not {size.shape}")
+            if (given := size_of(name, tensor)) != size:
+                raise ValueError(f"{path}: tensor {name} is {given}, not {size}")
             file.seek(base + start)
             file.write(_bytes(tensor))
             written(size.bytes)
     if places:
-        raise ValueError(f"{path}: {', '.join(places)} were not made")
+        raise ValueError(f"{path}: tensors {', '.join(places)} are missing")
 
 
 def _bytes(tensor: "Tensor") -> memoryview:

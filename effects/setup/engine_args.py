@@ -26,6 +26,7 @@ from minfer.effects.setup.option_values import (
 )
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
+from minfer.records.tiers import BY_COST, CHOICES
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
@@ -60,7 +61,7 @@ class EngineArgs:
     kv_cache_dtype: str = option(
         AUTO,
         "type of the numbers in the KV cache: auto, the model's; fp8 or fp8_e4m3; or "
-        "int8_per_token_head, with a scale for each token and head (default: auto)",
+        "int8_per_token_head, with a scale per token and head (default: auto)",
         one_of((AUTO, *KV_CACHE_DTYPES), "TYPE"),
     )
     quantization: str | None = option(
@@ -121,6 +122,19 @@ class EngineArgs:
         None,
         "size of the KV cache in blocks, on any device, instead of both",
         COUNT,
+    )
+    kv_host_memory: int | None = option(
+        None,
+        "host memory for KV blocks, such as 20G: what the device evicts can be loaded "
+        "from there (default: none)",
+        BYTES,
+    )
+    kv_host_choice: str = option(
+        BY_COST,
+        "whether cached blocks in host memory are loaded: cost, where that is measured "
+        "to be faster than to compute them; load, always; or recompute, never (default: "
+        "cost)",
+        one_of(CHOICES),
     )
     enable_prefix_caching: bool = option(
         True, "keep the KV of prompts for those that begin alike (default: yes)"

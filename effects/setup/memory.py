@@ -62,6 +62,10 @@ from minfer.values.checks import ConfigError
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
 # of a GPU's: vLLM's default, as the GPU should have no other user
 CUDA_SHARE: Final = 0.9
+# Buffers of copies to and from host memory: two for each direction.
+COPY_BUFFERS: Final = 4
+BUFFER: Final = 1 << 24  # bytes of one; or one block, if that is larger
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 # Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
 LIBRARIES: Final = 1 << 30
 # Of a gathered cache of 8 bits: the bytes, and two copies in float32.
@@ -142,9 +146,11 @@ def plan_memory(
     num_blocks: int | None = None,
     cuda: bool = False,
     draft: ModelSpec | None = None,
+    host_tier: bool = False,
 ) -> MemoryPlan:
     """Divide `limit` bytes, of a GPU's memory if `cuda`; raises if that is impossible. A
-    draft model has as many blocks as its target, and computes in turns with it.
+    draft model has as many blocks as its target, and computes in turns with it. With a
+    `host_tier` there are buffers for copies to host memory.
 
     `kv_cache_memory` (bytes) or `num_blocks` set the cache's size: then the limit is
     ignored, and only checked is whether one sequence of full length fits. Raises
@@ -162,6 +168,7 @@ def plan_memory(
         activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
         activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
         activations += dequantized_context_bytes(spec, sizes)
+        activations += COPY_BUFFERS * max(BUFFER, block) if host_tier else 0
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)
@@ -245,13 +252,18 @@ def available_memory() -> int:
     its control group. Raises ConfigError where the system does not report it.
     """
     available = _available_here()
-    group = Path("/sys/fs/cgroup")
-    # There is no cgroup v2, or its limit is "max".
-    with suppress(OSError, ValueError):
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        available = min(available, max(0, limit - used))
+    if (limit := memory_limit()) is not None:
+        with suppress(OSError, ValueError):
+            used = int((CONTROL_GROUP / "memory.current").read_text())
+            available = min(available, max(0, limit - used))
     return available
+
+
+def memory_limit() -> int | None:
+    """Returns the bytes that the control group may have; None: there is no limit."""
+    with suppress(OSError, ValueError):  # no cgroup v2, or its limit is "max"
+        return int((CONTROL_GROUP / "memory.max").read_text())
+    return None
 
 
 def _available_here() -> int:

@@ -1,8 +1,9 @@
-"""Computes an engine's sizes from its settings, before anything is loaded.
+"""Computes an engine's sizes from its settings, before weights are loaded.
 
-`prepare` reads the checkpoint's config.json and turns a user's settings (`EngineArgs`)
-into a device, a memory plan and the core's configuration. It imports no torch, so `minfer
-plan` is instant and an impossible setting fails before gigabytes are read.
+`prepare` reads the checkpoint's config.json, or a GGUF file's metadata, and turns a
+user's settings (`EngineArgs`) into a device, a memory plan and the core's configuration.
+It loads no weights and imports no torch, but where INT8 is made at load and norms are
+read: `minfer plan` is instant, and an impossible setting fails before gigabytes are read.
 """
 
 import sys
@@ -21,8 +22,9 @@ from minfer.effects.models.checkpoint import (
     read_config,
 )
 from minfer.effects.models.config_reader import UnknownModelError
+from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gqa import GQA
-from minfer.effects.models.kv_format import AUTO, FP8, INT8, KV_CACHE_DTYPES
+from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.shapes import parameter_count
@@ -35,7 +37,13 @@ from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_ch
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
+from minfer.effects.setup.memory import (
+    MemoryPlan,
+    memory_limit,
+    plan_memory,
+    size_text,
+    usable_memory,
+)
 from minfer.effects.setup.option_values import policy_of
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
@@ -44,6 +52,7 @@ from minfer.effects.setup.speculation_settings import (
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE
+from minfer.records.tiers import HostTier
 from minfer.values.checks import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -87,10 +96,10 @@ class Setup:
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
-    """Compute an engine's sizes from config.json alone.
+    """Compute an engine's sizes from the model's config, or a GGUF file's metadata.
 
-    Invalid values in generation_config.json, and how a KV cache is quantized, are left
-    out, with a warning if it `warns`.
+    Invalid values in generation_config.json, and a config's `kv_cache_scheme`, are not
+    used; `warns` logs a warning for each.
     `limit` is the memory that may be used, in bytes, on a device that need not exist;
     None: the default share of what is available. Executors that compute nothing have no
     limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
@@ -128,6 +137,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
         draft=None if draft is None else draft.spec,
+        host_tier=args.kv_host_memory is not None,
     )
     blocks = memory.num_blocks
     return Setup(
@@ -138,11 +148,54 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         speculative=speculative,
         draft=draft,
         memory=memory,
-        config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
+        config=evolve(
+            config,
+            num_blocks=blocks,
+            watermark=blocks // ONE_FREE_IN,
+            host=_host_tier(args, memory, on_cpu=device.kind == "cpu"),
+        ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec, folder),
         default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
+
+
+def _host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
+    """Returns the tier of the settings. Raises ConfigError if it is too small, or larger
+    than the control group allows.
+    """
+    if args.kv_host_memory is None:
+        return None
+    if not args.enable_prefix_caching:
+        raise ConfigError(
+            "kv_host_memory is for the prefix cache, which is switched off; leave one of "
+            "the settings out"
+        )
+    if args.journal_redact:
+        raise ConfigError(
+            "--journal-redact does not cover the keys of KV blocks in host memory yet; "
+            "leave it or kv_host_memory out"
+        )
+    if memory.draft is not None:
+        raise ConfigError(
+            "kv_host_memory is not supported beside a draft model, whose KV would be "
+            "missing; speculate by lookups, or leave one of the settings out"
+        )
+    pages = args.kv_host_memory // memory.block_bytes
+    if not pages:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and a KV block has "
+            f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
+        )
+    limit = memory_limit()
+    planned = args.kv_host_memory + (memory.total if on_cpu else 0)
+    if limit is not None and planned > limit:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
+            f"of this process may have {size_text(limit)}, of which the model and its KV "
+            f"cache take {size_text(planned - args.kv_host_memory)}; make it smaller"
+        )
+    return HostTier(pages=pages, choice=args.kv_host_choice)
 
 
 def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:

@@ -1,5 +1,6 @@
-"""Normalizers and pre-tokenizers of byte-level BPE by their names in GGUF files
-(`tokenizer.ggml.pre`): those of the tokenizer.json of the models that the names are of.
+"""Normalizers and pre-tokenizers of byte-level BPE, by their names in GGUF files
+(`tokenizer.ggml.pre`). Each is taken from the tokenizer.json of the model that its name
+means.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,9 @@ from minfer.effects.text.tokenizer_classes import CLASSES, State
 class Pretokenizer:
     """How texts are divided into words before merges."""
 
-    parts: Mapping[str, Any]  # normalizer, pre_tokenizer, decoder
-    ignore_merges: bool = False  # a word that is a token is that token
-    add_bos: bool = False  # where the file does not say
+    parts: Mapping[str, Any]  # of tokenizer.json: normalizer, pre_tokenizer, decoder
+    ignore_merges: bool = False  # a word in the vocabulary is one token
+    add_bos: bool = False  # the default of `tokenizer.ggml.add_bos_token`
 
 
 def _split(pattern: str) -> State:
@@ -25,7 +26,9 @@ def _split(pattern: str) -> State:
 
 
 def _words(*splits: State, gpt2: bool = False) -> State:
-    """Returns parts that divide by each of `splits`, and last by GPT-2's own."""
+    """Returns parts that divide by each of `splits`; then, if `gpt2`, by GPT-2's
+    pattern.
+    """
     flags = {"add_prefix_space": False, "trim_offsets": True}
     level = {"type": "ByteLevel", **flags, "use_regex": gpt2}
     return {

@@ -1,9 +1,9 @@
-"""The tokenizer in the metadata of a GGUF file, built of the `tokenizers` library.
+"""Builds the tokenizer in the metadata of a GGUF file, with the `tokenizers` library.
 
-Two kinds are read, by `tokenizer.ggml.model`. `gpt2` is byte-level BPE, with merges in
-the file, and words that are divided as `tokenizer.ggml.pre` says. `llama` is
-SentencePiece's BPE, with a score for each token: merges follow from scores, as
-transformers makes them, and what is in no token is written in tokens of bytes.
+Two values of `tokenizer.ggml.model` are supported. `gpt2` is byte-level BPE: the file has
+the merges, and `tokenizer.ggml.pre` names the pre-tokenizer. `llama` is SentencePiece's
+BPE with byte fallback: the file has a score for each token, from which merges are made as
+transformers makes them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ _NAMES: Final = {
     "mask_token": "mask_token_id",
 }
 _TEMPLATE: Final = "tokenizer.chat_template"
-LONGEST: Final = 1024  # characters of a token: merges of a longer one are too many
+LONGEST: Final = 1024  # characters of a token; a longer one has too many merges
 _BLANK: Final = "▁"
 
 
@@ -53,7 +53,7 @@ class _Words:
     types: tuple[int, ...]
 
     def vocabulary(self) -> dict[str, int]:
-        """Returns the ids of all tokens but those that only fill the vocabulary."""
+        """Returns the ids of all tokens but unused ones, by their texts."""
         return {
             text: token
             for token, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
@@ -61,7 +61,7 @@ class _Words:
         }
 
     def added(self) -> list[AddedToken]:
-        """Returns the tokens that are found in texts before words are divided."""
+        """Returns the added tokens, which are matched before a text is divided."""
         return [
             AddedToken(text, special=kind == CONTROL, normalized=False)
             for text, kind in zip(self.texts, self.types, strict=True)
@@ -73,44 +73,47 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     """Returns the tokenizer of a file, the special tokens that it names, and its chat
     templates.
 
-    Raises `GgufError` for damaged metadata, and `UnsupportedModelError` for other kinds
-    of tokenizers.
+    Raises `GgufError` for damaged metadata, and `UnsupportedModelError` for tokenizers
+    that are not supported.
     """
     read = Metadata(read_gguf(path))
     kind = read.text(f"{_PREFIX}model")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
-            f"{path}: a tokenizer of model {kind!r:.100} is not supported; gpt2 and "
-            f"llama are: give the Hugging Face checkpoint that the file was made from"
+            f"{path}: metadata {_PREFIX}model = {kind!r:.100} is not supported; gpt2 and "
+            f"llama are. Give the Hugging Face checkpoint that the file was made from"
         )
     words = _read_words(read, gguf_config(path)["vocab_size"], byte_level=kind == "gpt2")
     named = _named(read, words)
     try:
         byte_level = kind == "gpt2"
-        backend = _byte_level(read, words) if byte_level else _fallback(read, words)
+        backend = _byte_level(read, words) if byte_level else _sentencepiece(read, words)
         backend.add_tokens(words.added())
         _add_ends(read, backend, named, bos=_adds_bos(read, byte_level=byte_level))
     except (GgufError, UnsupportedModelError):
         raise
     except Exception as error:  # the library raises bare Exception for any fault
-        what = f"its tokenizer cannot be built ({error}); convert the model again"
+        what = f"the tokenizer cannot be built ({error}); convert the model again"
         raise GgufError(f"{path}: {what}") from error
     tokens = SpecialTokens(added=tuple(words.added()), named=named, extra=())
     return backend, tokens, _templates(read)
 
 
 def _read_words(read: Metadata, rows: int, *, byte_level: bool) -> _Words:
-    """Returns the tokens of a file, for embeddings with so many rows."""
+    """Returns the tokens of a file whose matrix of embeddings has so many rows."""
     texts, types = read.array(TOKENS).texts(), token_types(read)
     if not texts or len(texts) > rows:
-        raise read.error(TOKENS, f"an array of 1 to {rows} tokens, as of the embeddings")
-    if not byte_level:  # converters write Gemma's runs of blanks as blanks
+        raise read.error(
+            TOKENS, f"an array of 1 to {rows} tokens, the rows of embeddings"
+        )
+    if not byte_level:  # files have Gemma's runs of ▁ as runs of blanks
         texts = [text if text.strip(" ") else _BLANK * len(text) for text in texts]
     words = _Words(texts, types)
     if (longest := max(map(len, texts))) > LONGEST:
-        raise read.error(TOKENS, f"texts of at most {LONGEST} characters, not {longest}")
+        what = f"has a string of {longest} characters; at most {LONGEST} are supported"
+        raise read.fault(TOKENS, what)
     if len(words.vocabulary()) != len(texts) - types.count(UNUSED):
-        raise read.error(TOKENS, "texts of which no two are equal")
+        raise read.fault(TOKENS, "has the same string twice")
     return words
 
 
@@ -120,15 +123,16 @@ def _byte_level(read: Metadata, words: _Words) -> Backend:
     if how is None:
         known = ", ".join(PRETOKENIZERS)
         raise UnsupportedModelError(
-            f"{read.file.path}: {_PREFIX}pre {name!r:.100} is not supported; {known} "
-            f"are: convert the model again with a current llama.cpp, or give the Hugging "
-            f"Face checkpoint"
+            f"{read.file.path}: metadata {_PREFIX}pre = {name!r:.100} is not supported; "
+            f"{known} are. Convert the model again with a current llama.cpp, or give the "
+            f"Hugging Face checkpoint"
         )
     merges = []
     for i, text in enumerate(read.array(f"{_PREFIX}merges").texts()):
         left, blank, right = text.partition(" ")
         if not left or not right or not blank:
-            raise read.error(f"{_PREFIX}merges", f"pairs of tokens; {i} is {text!r:.100}")
+            what = f"has {text!r:.100} as element {i}, not two tokens and a blank between"
+            raise read.fault(f"{_PREFIX}merges", what)
         merges.append((left, right))
     vocabulary = words.vocabulary()
     return _built(
@@ -136,12 +140,16 @@ def _byte_level(read: Metadata, words: _Words) -> Backend:
     )
 
 
-def _fallback(read: Metadata, words: _Words) -> Backend:
-    """Returns SentencePiece's BPE. Raises `UnsupportedModelError` for normalizations."""
+def _sentencepiece(read: Metadata, words: _Words) -> Backend:
+    """Returns SentencePiece's BPE with byte fallback. Raises `UnsupportedModelError` if
+    it normalizes white space.
+    """
     key = f"{_PREFIX}remove_extra_whitespaces"
     if read.flag(key, default=False):
-        what = f"a tokenizer with {key} is not supported"
-        raise UnsupportedModelError(f"{read.file.path}: {what}")
+        raise UnsupportedModelError(
+            f"{read.file.path}: metadata {key} = True is not supported; give the Hugging "
+            f"Face checkpoint that the file was made from"
+        )
     blanks = {"String": " "}
     replace = {"type": "Replace", "pattern": blanks, "content": _BLANK}
     prepend: list[State] = []
@@ -168,12 +176,12 @@ def _fallback(read: Metadata, words: _Words) -> Backend:
 
 
 def _merges(read: Metadata, words: _Words) -> list[tuple[str, str]]:
-    """Returns the merges of SentencePiece's scores, in transformers' order."""
+    """Returns the merges that follow from the scores, in transformers' order."""
     key = f"{_PREFIX}scores"
     scores = read.array(key).numbers()
     if len(scores) != len(words.texts):
-        raise read.error(key, f"an array of {len(words.texts)}, as {TOKENS}")
-    if read.arch == "gemma3":  # whose runs of blanks have no scores in files
+        raise read.error(key, f"an array of {len(words.texts)} elements, as {TOKENS} is")
+    if read.arch == "gemma3":  # files have no scores of its runs of blanks
         scores = tuple(range(0, -len(words.texts), -1))
     pieces = {
         text: token
@@ -199,7 +207,7 @@ def _merges(read: Metadata, words: _Words) -> list[tuple[str, str]]:
 
 
 def _built(parts: Mapping[str, Any], model: models.BPE) -> Backend:
-    """Returns a tokenizer of parts as tokenizer.json spells them, and a model."""
+    """Returns a tokenizer of a model and of parts in the form of tokenizer.json."""
     import json
 
     empty = {"type": "BPE", "vocab": {}, "merges": []}
@@ -210,7 +218,7 @@ def _built(parts: Mapping[str, Any], model: models.BPE) -> Backend:
 
 
 def _named(read: Metadata, words: _Words) -> dict[str, str]:
-    """Returns the texts of the special tokens that the metadata name."""
+    """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
         name: words.texts[read.whole(key, low=0, below=len(words.texts))]
         for name, short in _NAMES.items()
@@ -228,7 +236,7 @@ def _adds_bos(read: Metadata, *, byte_level: bool) -> bool:
 def _add_ends(
     read: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
 ) -> None:
-    """Have texts begin with `bos_token` and end with `eos_token` as the metadata say."""
+    """Make the tokenizer add the tokens to texts that the metadata say it adds."""
     eos = read.flag(f"{_PREFIX}add_eos_token", default=False)
     begin = [named["bos_token"]] if bos and "bos_token" in named else []
     end = [named["eos_token"]] if eos and "eos_token" in named else []
@@ -241,7 +249,7 @@ def _add_ends(
 
 
 def _templates(read: Metadata) -> Templates:
-    """Returns the chat templates of a file: the default one, and those with names."""
+    """Returns the chat templates of a file: the default one, and named ones."""
     found = dict(_named_templates(read))
     if read.get(_TEMPLATE) is not None:
         found["default"] = read.text(_TEMPLATE)

@@ -19,9 +19,9 @@ blocks of all groups are in one index: their keys differ (`keys.group_key`).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from attrs import Factory, frozen
 
@@ -64,6 +64,9 @@ class PrefixIndex:
     words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # in `idle`
     # pages of all nodes
     cached: int = Factory(lambda self: pages_in(self.nodes.values()), takes_self=True)
+    # Keys published since they were last taken, parents first, to be stored in another
+    # tier; None: they are not noted.
+    unstored: Keys | None = None
 
     @property
     def idlers(self) -> int:
@@ -80,6 +83,15 @@ class Evicted:
 
 
 Index: TypeAlias = "PrefixIndex | PrefixChange"
+
+
+class Contents(Protocol):
+    """What is cached, of one index or of several."""
+
+    @property
+    def nodes(self) -> Container[Key]:
+        """The keys of all blocks."""
+        ...
 
 
 def node_of(prefix: Index, key: Key) -> Node | None:
@@ -115,7 +127,7 @@ def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
     return {key: Node(*packed) for key, packed in prefix.nodes.items()}
 
 
-def lookup(prefix: Index, keys: Keys, end: int | None = None, group: int = 0) -> int:
+def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0) -> int:
     """How many leading ones of the first `end` keys are cached in a group without a
     window: cached chains have no gaps.
     """
@@ -136,7 +148,7 @@ def live(prefix: Index, key: Key) -> bool:
 class PrefixChange:
     """A change of an index being built: open, change, `done`. Never kept or shared."""
 
-    __slots__ = ("cached", "idle", "live", "next_use", "nodes", "words")
+    __slots__ = ("cached", "idle", "live", "next_use", "nodes", "unstored", "words")
 
     def __init__(self, prefix: PrefixIndex) -> None:
         self.nodes = prefix.nodes.mutate()
@@ -145,6 +157,7 @@ class PrefixChange:
         self.next_use = prefix.next_use
         self.words = prefix.words.mutate()
         self.cached = prefix.cached
+        self.unstored = prefix.unstored
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -155,6 +168,7 @@ class PrefixChange:
             self.next_use,
             self.words.finish(),
             self.cached,
+            self.unstored,
         )
 
     @property
@@ -220,6 +234,8 @@ class PrefixChange:
         for at, (key, pages) in enumerate(zip(keys[twins:], new, strict=True)):
             nodes[key] = (pages, leaf, 1, int(at < last), NONE)
             leaf = key
+        if self.unstored is not None:
+            self.unstored += tuple(keys[twins:])
         count = len(new) * len(pages)
         self.live += count
         self.cached += count
@@ -232,6 +248,8 @@ class PrefixChange:
         if key in self.nodes:
             return False
         self.nodes[key] = (pages, ROOT, 1, 0, NONE)
+        if self.unstored is not None:
+            self.unstored += (key,)
         self.live += len(pages)
         self.cached += len(pages)
         return True

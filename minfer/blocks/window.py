@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from minfer.blocks.keys import Keys, group_key
-from minfer.blocks.prefix import Index
+from minfer.blocks.prefix import Contents
 from minfer.values.log import Log
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def kept(
 
 
 def lookup_window(
-    prefix: Index,
+    prefix: Contents,
     keys: Keys,
     end: int,
     window: int,

@@ -218,13 +218,11 @@ def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
     """The sequences that end with their prompt, whose last input was in this plan: as
     `_endings`.
     """
+    # Who has its last input known and yields nothing is to yield nothing at all.
     silent = [fill.index for fill in plan.fills if not plan.most[fill.index]]
     upto = {plan.gens[at]: plan.starts[at] + plan.counts[at] for at in silent}
-    return {
-        i: (0, "length")
-        for i in positions(run, upto)
-        if run.seqs[i].request.ends_with_prompt and upto[run.gens[i]] == run.base[i]
-    }
+    ends = (i for i in positions(run, upto) if upto[run.gens[i]] == run.base[i])
+    return dict.fromkeys(ends, (0, "length"))
 
 
 def _endings(

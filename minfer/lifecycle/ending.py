@@ -85,4 +85,6 @@ def _count_ended(
         state = evolve(state, paused=state.paused - gone)
     if state.drafting is not NOTHING_DRAFTED:
         state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))
-    return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)
+    tiers = state.tiers.without({name for name, _ in gone}) if gone else state.tiers
+    state = evolve(state, requests=requests.finish(), faults=faults, tiers=tiers)
+    return state, tuple(finished)

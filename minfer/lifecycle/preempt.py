@@ -30,7 +30,8 @@ def preempt(
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
     rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
-    back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
+    place = rank, arrival, sample
+    back = evolve(seq, preempted=seq.preempted + 1, place=place, chosen=False)
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     if rank != seq.place[0]:
         state = evolve(state, requests=_with_rank(state.requests, seq, rank))

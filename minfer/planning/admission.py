@@ -9,13 +9,14 @@ from math import inf
 
 from minfer.lifecycle.pausing import skips_as_suspect
 from minfer.lifecycle.seat import table_blocks
-from minfer.planning.admit import Admission, admit, current_load, preempt_last
+from minfer.planning.admit import Admission, admit, current_load, preempt_last, shortage
+from minfer.planning.load import choose_source
 from minfer.planning.work import Work, row_cost, token_cost
 from minfer.policies import consult
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
 from minfer.records.sequence import Sequence
-from minfer.records.state import BlockedHead
+from minfer.records.state import BlockedHead, pages_coming
 from minfer.values.record import evolve
 
 
@@ -28,7 +29,9 @@ def admit_from_queue(work: Work) -> None:
         seq = _next_admissible(work, deferred)
         if seq is None:
             first = work.state.waiting.first()
-            _report_blocked(work, first, QueueBlocked(*first.id, "share"))
+            loads = bool(work.state.tiers.loading)
+            cause = "loading" if loads else "share"
+            _report_blocked(work, first, QueueBlocked(*first.id, cause))
             break
         if work.room <= 0:
             preempted = _preempt_for_tokens(work, seq)
@@ -36,6 +39,8 @@ def admit_from_queue(work: Work) -> None:
                 _report_blocked(work, seq, QueueBlocked(*seq.id, "budget"))
                 break
             work.reasons.append(preempted)
+            continue
+        if _chooses_source(work, seq):
             continue
         most = 1 + (work.room - 1) // token_cost(work.config, seq.request)
         work.state, got = admit(work.config, work.state, seq, work.newcomers, most)
@@ -52,19 +57,39 @@ def admit_from_queue(work: Work) -> None:
         work.state = evolve(work.state, deferred_clients=frozenset(deferred))
 
 
+def _chooses_source(work: Work, seq: Sequence) -> bool:
+    """Decide whether blocks are loaded for the head of the queue, if there is room to
+    admit it; returns whether that was decided now.
+    """
+    if work.config.host is None or shortage(work.config, work.state, seq, work.newcomers):
+        return False
+    load = choose_source(work.config, work.state, seq)
+    if load is None:
+        return False
+    work.state = load.state
+    if load.reason is not None:
+        work.reasons.append(load.reason)
+    if load.move is not None:
+        work.moves.append(load.move)
+    return True
+
+
 def _next_admissible(work: Work, deferred: set[str]) -> Sequence | None:
-    """The first sequence whose client is not deferred, or None if all are; adds deferred
-    clients to `deferred`.
+    """The first sequence whose client is not deferred, and whose blocks are not on their
+    way, or None if there is none; adds deferred clients to `deferred`. None as well if
+    blocks are on their way for as many requests as can run.
 
     A sequence that ran before is never deferred: it continues on the share that it had.
     If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
     """
-    state = work.state
+    state, loading = work.state, work.state.tiers.loading
+    if len(loading) >= work.config.max_num_seqs:
+        return None
     runs = len(state.running) or work.newcomers
     if not runs or not consult.may_hold_back(work.config):
         deferred.clear()
-        return state.waiting.first()
-    while seq := work.state.waiting.first_but(deferred):
+        return state.waiting.first_but((), loading)
+    while seq := work.state.waiting.first_but(deferred, loading):
         if seq.ran_before:
             return seq
         client = seq.request.client
@@ -131,7 +156,7 @@ def _preempt_for_blocks(work: Work, seq: Sequence, why: QueueBlocked) -> Reason 
     """Preempt the last running sequence for its blocks or its row, if the policy agrees
     and no blocks are about to be freed; returns the reason, if it did.
     """
-    if why.cause not in ("blocks", "rows") or work.state.fences:
+    if why.cause not in ("blocks", "rows") or pages_coming(work.state):
         return None
     work.state, preempted = preempt_last(work.config, work.state, seq)
     return preempted
@@ -142,7 +167,7 @@ def _preempt_for_tokens(work: Work, seq: Sequence) -> Reason | None:
     and the policy agrees; returns the reason, if it did.
     """
     run = work.state.running
-    if work.state.fences or not len(run) or run.gens[-1] in work.skipped:
+    if pages_coming(work.state) or not len(run) or run.gens[-1] in work.skipped:
         return None
     tokens = row_cost(work.config, run.seqs[-1].request, work.shares.get(run.gens[-1], 1))
     if work.room + tokens <= 0:

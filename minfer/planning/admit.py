@@ -103,6 +103,17 @@ def admit(
     return _allocate(config, state, seq, sibling, len(others), most)
 
 
+def shortage(
+    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Admission]
+) -> QueueBlocked | None:
+    """Why there is no row for `seq`, the head of the queue, or not enough pages, if so;
+    this plan has admitted `others` already.
+    """
+    if not state.free_rows:
+        return QueueBlocked(*seq.id, "rows")
+    return _shortage(config, state, seq, alone=not len(state.running) and not others)
+
+
 def preempt_last(
     config: EngineConfig, state: EngineState, seq: Sequence
 ) -> tuple[EngineState, Reason | None]:

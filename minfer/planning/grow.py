@@ -20,7 +20,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Reason
 from minfer.records.plan import Grow
 from minfer.records.sequence import Running, Tables, edited
-from minfer.records.state import EngineState
+from minfer.records.state import EngineState, pages_coming
 from minfer.values import thresholds
 from minfer.values.record import evolve
 
@@ -186,7 +186,7 @@ def _grow_or_preempt(
         grown.update(some)
         run = state.running
         if upto and (
-            state.fences or len(run) == 1 or window_blocks_coming(config, state)
+            pages_coming(state) or len(run) == 1 or window_blocks_coming(config, state)
         ):
             # Blocks become free when a plan in flight ends.
             skipped.update(run.gens[i] for i in upto)

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, Index, Pages, live, lookup, pages_of
+from minfer.blocks.prefix import ROOT, Contents, Index, Pages, live, lookup, pages_of
 from minfer.blocks.window import GONE, kept, lookup_window, outside
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
@@ -38,7 +38,7 @@ class Hit:
         return self.found.blocks
 
 
-def find_hit(config: EngineConfig, prefix: Index, keys: Keys, full: int) -> Found:
+def find_hit(config: EngineConfig, prefix: Contents, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
     cached in every group: shortened by one group after the other until it is stable.
     """
@@ -75,7 +75,7 @@ def take_hit(
             for key in own:
                 change.prefix.hold(key)
             found_pages = pages_of(prefix, own)
-            first = sinks * group.pages if low > sinks else 0
+            first = sinks * group.pages
             gone = (GONE,) * (max(low - sinks, 0) * group.pages)
             table = found_pages[:first] + gone + found_pages[first:]
         else:

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.tiers import HostTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
@@ -84,6 +85,7 @@ class EngineConfig:
     scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
+    host: HostTier | None = None  # KV blocks are on the device alone
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
@@ -105,6 +107,7 @@ class EngineConfig:
                 f"token a step"
             )
         self._check_groups()
+        self._check_host()
         if self.watermark >= self.num_blocks:
             what = (
                 f"watermark ({self.watermark}) must be below num_blocks "
@@ -119,6 +122,17 @@ class EngineConfig:
         size = self.block_size
         each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
         return sum(most * pages for most, pages in each)
+
+    def _check_host(self) -> None:
+        """Check that the host tier holds a block at least."""
+        host = self.host
+        if not isinstance(host, HostTier | None):
+            raise ConfigError(f"host must be HostTier or none, not {host!r:.80}")
+        block = max(group.pages for group in self.groups)
+        if host is not None and host.pages < block:
+            raise ConfigError(
+                f"host has {host.pages} pages, and a block has {block}: none would fit"
+            )
 
     def _check_groups(self) -> None:
         """Check the groups, and note whether any has a window."""

@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
+from minfer.blocks.prefix import Pages
 from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId, SampleIds
@@ -159,7 +160,26 @@ class Failed:
     error: str = ""
 
 
-Event = Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed
+@frozen
+class Moved:
+    """A transfer between tiers is done: all its pages are written."""
+
+    number: int
+
+
+@frozen
+class Lost:
+    """A transfer between tiers failed: what is in the pages that it writes is
+    undefined, and it will write no more.
+    """
+
+    number: int
+    error: str = ""
+
+
+Event = (
+    Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed | Moved | Lost
+)
 # A subclass of one is not an event: it could not be written to a journal and read again.
 EVENTS: Final = frozenset(get_args(Event))
 
@@ -197,13 +217,28 @@ class Emit:
 
 
 @frozen
+class Move:
+    """Copy pages between the device and the host tier, beside the steps, and report
+    `Moved` or `Lost`. Page i of `sources` is copied to page i of `targets`.
+
+    No step in flight or to come reads the targets or writes the sources before the
+    report, so no step has to wait for it, and it for none.
+    """
+
+    number: int
+    loads: bool  # from the host tier to the device; else the other way
+    sources: Pages
+    targets: Pages
+
+
+@frozen
 class WakeAt:
     """No step can be planned now, but one can at `time` (seconds): send a Tick then."""
 
     time: float
 
 
-Command = Execute | Emit | WakeAt
+Command = Execute | Move | Emit | WakeAt
 
 
 @frozen
@@ -228,7 +263,8 @@ class Admitted(OfSample):
 class QueueBlocked(OfSample):
     """The head of the queue has to wait; reported once until the cause changes."""
 
-    # "blocks", "rows", "budget", "sibling", "policy" or "share": all waiting clients are
+    # "blocks", "rows", "budget", "sibling", "policy", "loading" (its cached blocks are on
+    # their way, and so are those of all others) or "share": all waiting clients are
     # deferred, as each has its share of seats or joins
     cause: str
     needs: int = 0  # blocks, if that is the cause
@@ -266,6 +302,38 @@ class WindowMissed(OfSample):
     group: int
     block: int
     cached: int
+
+
+@frozen
+class Loading(OfSample):
+    """A waiting sample has cached blocks in the host tier, from which they are loaded:
+    expected to take `seconds`, where computing their KV takes `recompute`.
+    """
+
+    blocks: int  # of its prefix that a hit is to have
+    hit: int  # of these, blocks that the device has already
+    seconds: float
+    recompute: float
+
+
+@frozen
+class Recomputing(OfSample):
+    """A waiting sample has cached blocks in the host tier, but computing their KV again
+    is expected to be faster. Fields are as in `Loading`.
+    """
+
+    blocks: int
+    hit: int
+    seconds: float
+    recompute: float
+
+
+@frozen
+class LostBlocks:
+    """A transfer failed: its blocks could not be copied."""
+
+    blocks: int
+    error: str
 
 
 @frozen
@@ -313,6 +381,9 @@ Reason = (
     | Preempted
     | Missed
     | WindowMissed
+    | Loading
+    | Recomputing
+    | LostBlocks
     | Ended
     | Discarded
     | Ignored

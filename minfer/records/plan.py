@@ -10,8 +10,8 @@ in other processes.
 
 Contract of an executor:
 
-- Plans are executed in order. Within a plan: `moves`, then `opens`, then `grows`, then
-  `copies`, then the rows.
+- Plans are executed in order. Within a plan: `opens`, then `grows`, then `copies`, then
+  the rows.
 - A row that is not in `fills` is a decode row: its input is the last token it sampled, at
   the position after its last input; `starts` is the latest position that is possible, and
   exact unless a plan in flight may yield less than its most.
@@ -52,7 +52,6 @@ from minfer.records.sequence import SampleId
 from minfer.sampling.reference_sampler import RowSampling
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
-DEVICE: Final = "device"  # the tier of the blocks that rows read and write
 
 
 def tokens_of(yields: Any) -> tuple[int, ...] | None:
@@ -154,16 +153,6 @@ class Copy:
 
 
 @frozen
-class Move:
-    """A whole block is copied between tiers: from the device, or to it."""
-
-    source: int  # its number in the tier it comes from
-    target: int  # and in the tier it goes to
-    origin: str = DEVICE  # names of tiers
-    tier: str = DEVICE
-
-
-@frozen
 class Plan:
     """One step. The columns have one entry for each row that takes part, in batch
     order.
@@ -180,7 +169,6 @@ class Plan:
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
     drafts: tuple[Draft, ...] = ()
-    moves: tuple[Move, ...] = ()
     deferred: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
 
 

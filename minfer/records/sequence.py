@@ -72,6 +72,9 @@ class Sequence:
     keys: Keys = ()  # of history's full blocks, as far as computed
     preempted: int = 0  # times
     cached: int = 0  # prompt tokens from the prefix cache at its first admission
+    # Whether blocks were loaded for it from another tier, or it was decided against it,
+    # since it entered the queue: it then computes what is not cached.
+    chosen: bool = False
 
     @property
     def id(self) -> SampleId:

@@ -7,6 +7,7 @@ from attrs import frozen
 from minfer.blocks.keys import Keys
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
+from minfer.blocks.prefix import PrefixIndex
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting
 from minfer.records.messages import (
@@ -22,6 +23,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.policy import Rank
 from minfer.records.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.records.tiers import NO_TIERS, Tiers
 from minfer.records.token_logprobs import Logprobs
 from minfer.records.waiting import WaitingQueue
 from minfer.values.checks import ConfigError
@@ -89,6 +91,7 @@ class EngineState:
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
     paused: frozenset[SampleId] = frozenset()  # those for which the host is not ready
     drafting: Drafting = NOTHING_DRAFTED
+    tiers: Tiers = NO_TIERS
     blocked: BlockedHead | None = None  # the last one that was reported
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
@@ -96,14 +99,18 @@ class EngineState:
 
 def head_of_queue(state: EngineState) -> Sequence:
     """The head of the queue for the last plan: the first sequence whose client was not
-    deferred, or if all were, the first of all. The queue must not be empty.
+    deferred, and whose blocks are not on their way; or if there is none, the first of
+    all. The queue must not be empty.
     """
-    found = (
-        state.waiting.first_but(state.deferred_clients)
-        if state.deferred_clients
-        else None
-    )
-    return found or state.waiting.first()
+    deferred, loading = state.deferred_clients, state.tiers.loading
+    return state.waiting.first_but(deferred, loading) or state.waiting.first()
+
+
+def pages_coming(state: EngineState) -> bool:
+    """Whether pages are about to be available, though nothing ends or is preempted: those
+    behind a fence, or written by a load.
+    """
+    return bool(state.fences) or any(one.loads for one in state.tiers.transfers)
 
 
 @frozen
@@ -154,7 +161,8 @@ def initial(config: EngineConfig) -> EngineState:
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))
-    blocks = Blocks(Pool(config.num_blocks, config.freed_run))
+    index = PrefixIndex(unstored=None if config.host is None else ())
+    blocks = Blocks(Pool(config.num_blocks, config.freed_run), index)
     try:
         policy = config.policy.start()
     except Exception as error:
@@ -162,4 +170,4 @@ def initial(config: EngineConfig) -> EngineState:
         raise ConfigError(
             f"scheduling policy {kind}: start() raised {error!r}"
         ) from error
-    return EngineState(blocks, rows, policy)
+    return EngineState(blocks, rows, policy, tiers=Tiers.under(config.host))

@@ -40,16 +40,19 @@ class WaitingQueue:
         """The head of the queue, which must not be empty."""
         return self.buckets[0][0]
 
-    def first_but(self, deferred: Collection[str]) -> Sequence | None:
-        """The first sequence whose client is not in `deferred`, or that ran before and so
-        is never deferred.
+    def first_but(
+        self, deferred: Collection[str], loading: Collection[str] = ()
+    ) -> Sequence | None:
+        """The first sequence whose request is not in `loading`, and whose client is not
+        in `deferred`, or that ran before and so is never deferred.
         """
-        if not deferred:
+        if not deferred and not loading:
             return self.first() if self.size else None
         if sum(self.counts.get(client, 0) for client in deferred) == self.size:
             return None
         for seq in self:
-            if seq.ran_before or seq.request.client not in deferred:
+            free = seq.ran_before or seq.request.client not in deferred
+            if free and seq.request.id not in loading:
                 return seq
         return None
 

@@ -38,6 +38,7 @@ from minfer.records import (
     sequence,
     speculation,
     state,
+    tiers,
     waiting,
 )
 from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
@@ -68,6 +69,7 @@ _MODULES: Final = (
     speculation,
     state,
     structured,
+    tiers,
     waiting,
 )
 

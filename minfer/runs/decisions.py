@@ -16,7 +16,7 @@ from itertools import compress, groupby, repeat
 from operator import ne
 from typing import Any, Final
 
-from minfer.records.messages import Emit, Ended, Execute, WakeAt
+from minfer.records.messages import Emit, Ended, Execute, Move, WakeAt
 from minfer.records.plan import Plan
 from minfer.records.sequence import less
 from minfer.records.state import EngineState, Transition
@@ -28,6 +28,7 @@ _WORDS: Final = {
     "Voided": ("error",),
     "Ignored": ("detail",),
     "Overruled": ("error", "line"),
+    "LostBlocks": ("error",),
 }
 
 
@@ -44,7 +45,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
-    `fills`, `opens`, `grows`, `copies`. `finished`, `wake` and `reasons` are the rest.
+    `fills`, `opens`, `grows`, `copies`. `moves`, `finished`, `wake` and `reasons` are the
+    rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -57,6 +59,9 @@ def facts(before: EngineState, transition: Transition) -> Facts:
             case Emit(finished=finished) if finished:
                 ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
                 changes.setdefault("finished", []).extend(ends)
+            case Move(number, loads, sources, targets):
+                moved = [number, loads, _runs(sources), _runs(targets)]
+                changes.setdefault("moves", []).append(moved)
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:
@@ -113,10 +118,6 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.drafts:
         changes["drafts"] = [
             [draft.index, plan.counts[draft.index] - 1] for draft in plan.drafts
-        ]
-    if plan.moves:
-        changes["moves"] = [
-            [move.origin, move.source, move.tier, move.target] for move in plan.moves
         ]
     if plan.deferred:
         changes["apart"] = list(plan.deferred)

@@ -159,5 +159,18 @@ def wakes(then: Facts, now: Facts) -> Iterator[Difference]:
         yield Difference("asked to be woken", old, new, words)
 
 
+def moves(then: Facts, now: Facts) -> Iterator[Difference]:
+    """Differences of the transfers that began."""
+    old, new = then.get("moves", []), now.get("moves", [])
+    if old != new:
+        words = f"then began {_transfers(old)}, now {_transfers(new)}"
+        yield Difference("began transfers", old, new, words)
+
+
+def _transfers(some: list[Any]) -> str:
+    kinds = {True: "load", False: "store"}
+    return listed([f"{kinds[loads]} {number}" for number, loads, *_ in some], "none")
+
+
 def _when(time: float | None) -> str:
     return "not at all" if time is None else f"at {time} s"

@@ -17,10 +17,11 @@ from attrs import frozen
 
 from minfer.records.state import EngineState
 from minfer.runs.decisions import Facts, columns_of
-from minfer.runs.differences import REASONS, Difference, ends, reasons, wakes
+from minfer.runs.differences import REASONS, Difference, ends, moves, reasons, wakes
 from minfer.runs.plan_differences import plans
 
-_ORDER: Final = ("reasons", "finished", "wake", "plans")  # in which facts are compared
+# in which facts are compared
+_ORDER: Final = ("reasons", "finished", "wake", "moves", "plans")
 _SHORT: Final = 300  # characters of a fact in a message
 _DIGEST_ONLY: Final = "positions or rows of a plan (known by digest)"
 
@@ -38,7 +39,7 @@ LEGEND: Final = {
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
     "drafts": "[place in the batch, tokens to verify]",
-    "moves": "[tier, block, to tier, to block]",
+    "moves": "[number, whether to the device, from pages as [first page, how many], to]",
     "apart": "places in the batch of rows that are sampled apart",
 }
 
@@ -97,6 +98,7 @@ def _differences(before: EngineState, then: Facts, now: Facts) -> tuple[Differen
             *reasons(then, now),
             *ends(then, now),
             *wakes(then, now),
+            *moves(then, now),
             *plans(before, then, now),
         )
     except (AttributeError, LookupError, TypeError, ValueError):

@@ -12,16 +12,15 @@ Python does not randomise: the same in every process.
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 
 from attrs import define, evolve
 
 from minfer.blocks.window import kept, outside
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Executed, Failed
+from minfer.records.messages import Executed, Failed, Lost, Move, Moved
 from minfer.records.plan import (
-    DEVICE,
     MEAN,
     Draft,
     Open,
@@ -102,7 +101,8 @@ class Oracle:
         self.block_size, self.vocab, self.groups = block_size, vocab, groups
         self.windowed = any(group.window for group in groups)
         self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
-        self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
+        self.host: dict[int, list[int]] = {}  # likewise, of the host tier
+        self.moves: deque[Move] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}
         self.plans: deque[Plan] = deque()
         self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
@@ -144,9 +144,37 @@ class Oracle:
         self.apart.clear()
         return Failed(plan.step, error)
 
+    def move(
+        self, move: Move, report: Callable[[Moved | Lost], None] | None = None
+    ) -> None:
+        """Begin a transfer: what it writes is undefined until its end. With `report`, it
+        ends at once.
+        """
+        self._write_pages(move, [[]] * len(move.targets))
+        self.moves.append(move)
+        if report is not None:
+            report(self.finish_move(len(self.moves) - 1))
+
+    def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
+        """End a transfer that has begun; with an error, its pages stay undefined."""
+        move = self.moves[at]
+        del self.moves[at]
+        if error:
+            self._write_pages(move, [[]] * len(move.targets))
+            return Lost(move.number, error)
+        read = self.host if move.loads else self.memory
+        self._write_pages(move, [read.get(page, []) for page in move.sources])
+        return Moved(move.number)
+
+    def _write_pages(self, move: Move, contents: Sequence[list[int]]) -> None:
+        written = self.memory if move.loads else self.host
+        for page, content in zip(move.targets, contents, strict=True):
+            written[page] = [*content]
+
     def close(self) -> None:
         """Drop all plans and rows."""
-        self.tiers = {DEVICE: self.memory}
+        self.moves.clear()
+        self.host.clear()
         self.memory.clear()
         self.rows.clear()
         self.plans.clear()
@@ -175,9 +203,6 @@ class Oracle:
         return tokens
 
     def _run(self, plan: Plan) -> Iterator[tuple[int, ...]]:
-        for move in plan.moves:
-            content = self.tiers.setdefault(move.origin, {}).get(move.source, [])
-            self.tiers.setdefault(move.tier, {})[move.target] = list(content)
         for opened in plan.opens:
             index = plan.rows[opened.index]
             self.rows[index] = OracleRow.of(opened)

@@ -6,14 +6,16 @@ alternate, as on a CPU, it begins when its results are collected.
 
 import math
 from collections import deque
+from heapq import heappop, heappush
 
 from attrs import Factory, define, field
 
 from minfer.engine import step
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Execute, Tick, WakeAt
+from minfer.records.messages import Event, Execute, Move, Moved, Tick, WakeAt
 from minfer.records.plan import Plan
 from minfer.records.state import EngineState, Turn, initial
+from minfer.records.tiers import HostTier, Transfer
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
@@ -50,6 +52,42 @@ class _SimulatedDevice:
 
 
 @define
+class _SimulatedTransfers:
+    """The times of transfers between tiers: one after the other in each direction, by the
+    costs in the configuration.
+    """
+
+    tier: HostTier | None
+    busy: dict[bool, float] = Factory(dict)  # by direction: until when
+    due: list[tuple[float, Moved]] = Factory(list)  # a heap
+
+    def begin(self, transfer: Transfer | Move, now: float) -> None:
+        """Begin a transfer."""
+        if self.tier is None:
+            return
+        seconds = self.tier.load_seconds + len(transfer.targets) * self.tier.page_seconds
+        end = max(now, self.busy.get(transfer.loads, now)) + seconds
+        self.busy[transfer.loads] = end
+        heappush(self.due, (end, Moved(transfer.number)))
+
+    @property
+    def next(self) -> float:
+        """When the next one ends."""
+        return self.due[0][0] if self.due else math.inf
+
+    def ended(self, now: float) -> list[Moved]:
+        """Those that have ended, in order."""
+        found = list[Moved]()
+        while self.next <= now:
+            found.append(heappop(self.due)[1])
+        return found
+
+
+def _without_report(_: object) -> None:
+    """The simulation reports the ends of transfers itself."""
+
+
+@define
 class SimulatedEngine:
     """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again."""
 
@@ -64,6 +102,7 @@ class SimulatedEngine:
     idle: int = field(init=False, default=0)  # turns in a row without event and plan
     _wake: float = field(init=False)
     _device: _SimulatedDevice = field(init=False)
+    _transfers: _SimulatedTransfers = field(init=False)
     # when the results of the first step in flight are collected, once that is known
     _collects: float | None = field(init=False, default=None)
 
@@ -71,6 +110,9 @@ class SimulatedEngine:
         self._device = _SimulatedDevice(self.cost, self.free)
         for plan in self.state.inflight:
             self._device.launch(plan, self.free)
+        self._transfers = _SimulatedTransfers(self.config.host)
+        for transfer in self.state.tiers.transfers:
+            self._transfers.begin(transfer, self.free)
         self._wake = self.free if self.state.requests else math.inf
 
     def due(self, arrival: float) -> float:
@@ -81,7 +123,7 @@ class SimulatedEngine:
             self._collects = max(self.free, self._device.end(self.free))
         if self._collects is not None:
             return self._collects
-        return max(self.free, min(self._wake, arrival))
+        return max(self.free, min(self._wake, arrival, self._transfers.next))
 
     def take(self, now: float, arrived: list[Event]) -> Turn:
         """Take the turn that is due `now`, with all that has arrived."""
@@ -91,6 +133,7 @@ class SimulatedEngine:
             events += results
             events += proposals(self.config, self.state, results, self.guesses)
             self._collects = None
+        events += self._transfers.ended(now)
         events += arrived
         self.free = now
         with blamed(self.number, self.state):
@@ -109,5 +152,9 @@ class SimulatedEngine:
         for plan in plans:
             self.executor.launch(plan)
             self.free = self._device.launch(plan, self.free)
+        for command in transition.commands:
+            if isinstance(command, Move):
+                self.executor.move(command, _without_report)
+                self._transfers.begin(command, self.free)
         wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
         self._wake = min(wakes, default=math.inf)

@@ -36,7 +36,6 @@ from minfer.records.plan import (
     Fill,
     Grow,
     Mask,
-    Move,
     Open,
     Plan,
     SampleDeferred,
@@ -153,8 +152,6 @@ def _beside(plan: Plan) -> dict[str, Any]:
             [one.name, one.adapter, one.pooling, _sampling_to(one.sampling)]
             for one in plan.opens
         ]
-    if plan.moves:
-        fields["moves"] = [[m.source, m.target, m.origin, m.tier] for m in plan.moves]
     return fields
 
 
@@ -169,7 +166,6 @@ def plan_from(data: bytes) -> Plan:
         grows = tuple(_grow_from(words) for _ in range(words.one()))
         opens = tuple(_opens_from(words, more.get("opens", ())))
         copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
-        moves = tuple(Move(*fields) for fields in more.get("moves", ()))
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this is no plan: {error!r}") from error
     return Plan(
@@ -184,7 +180,6 @@ def plan_from(data: bytes) -> Plan:
         grows=grows,
         copies=copies,
         drafts=drafts,
-        moves=moves,
         deferred=apart,
     )
 

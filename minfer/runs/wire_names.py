@@ -116,7 +116,10 @@ REMOVED: Final[dict[str, dict[str, Removed]]] = {
         "scores": _only([], "scores of tokens"),
     },
     "Line": {"full": Removed()},
-    "Plan": {"repeat": _only(1, "max_repeat above 1")},
+    "Plan": {
+        "moves": _only([], "blocks moved by plans"),
+        "repeat": _only(1, "max_repeat above 1"),
+    },
     "PrefixIndex": {"nodes": Removed(instead=_nodes)},
     "Request": {"beams": _only(None, "beam search")},
     "RowSampling": {

@@ -176,8 +176,6 @@ def _kept(
     done: tuple[Hypothesis, ...], new: list[Hypothesis], width: int
 ) -> tuple[Hypothesis, ...]:
     """The best hypotheses; of equals the earlier ones."""
-    if not new:
-        return done
     return tuple(sorted((*done, *new), key=attrgetter("score"), reverse=True)[:width])
 
 

@@ -82,6 +82,7 @@ class TurnReport:
     finished: list[Finished] = field(factory=list)  # without errors
     ignored: list[str] = field(factory=list)  # kinds of events
     discarded: list[Discarded] = field(factory=list)  # without errors
+    lost: int = 0  # transfers that failed
     progress: bool = False  # a running sample has the results of a good step
 
 

@@ -58,6 +58,7 @@ class Books:
     left: list[Seat] = field(factory=list)  # seats that were left in this turn
     # generation -> how far its prompt was computed by a step that ended in this turn
     filled: dict[int, int] = field(factory=dict)
+    transfers: set[int] = field(factory=set)  # numbers of those in flight
     # how often each move was made
     moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)
 
@@ -91,6 +92,7 @@ class Books:
                 opened=run.scheduled[i] > run.starts[i],
             )
             books.seats[gen] = one.seat
+        books.transfers = {one.number for one in state.tiers.transfers}
         for plan in state.inflight:
             books.flights.append(books.flight(plan))
         books.leaving = [

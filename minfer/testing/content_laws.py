@@ -32,6 +32,8 @@ class Contents:
 
     whole: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
+    # What was computed, of blocks that are in any tier or on their way.
+    computed: dict[Key, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
         """Learn the tokens of newly published blocks; compare those of blocks that are
@@ -55,12 +57,27 @@ class Contents:
             computed = not new or not self.whole
             require(computed, "publish after write", f"{new} was not computed")
         self._compare(books, after)
+        self._forget(after)
+
+    def _forget(self, after: EngineState) -> None:
+        """Forget what no tier has any more."""
+        host = after.tiers.host
+        kept = {key for one in after.tiers.transfers for key in one.keys}
+        kept.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
+        self.computed = {key: one for key, one in self.computed.items() if key in kept}
 
     def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
         """Find the tokens of new blocks; removes those it found from `new`."""
         running = [one.seat for one in books.accounts.values() if one.seat is not None]
         for seat in (*running, *books.left):
             self._written(books, seat, new)
+        self.computed.update({one.key: one for one in self.blocks.values()})
+        # The rest was loaded: it was computed before, and is the same under its key.
+        loaded = books.config.host is not None
+        for pages, key in [*new.items()]:
+            if loaded and key in self.computed:
+                self.blocks[pages] = self.computed[key]
+                del new[pages]
 
     def _written(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
         """Learn what a sequence has computed into new blocks."""

@@ -23,6 +23,8 @@ from minfer.records.messages import (
     Finish,
     Finished,
     Ignored,
+    Lost,
+    Moved,
     Pause,
     Propose,
     Submit,
@@ -75,8 +77,19 @@ def fold(books: Books, event: Event, report: TurnReport) -> None:
             _step(books, event, report)
         case Propose():
             _propose(books, event, report)
+        case Moved() | Lost():
+            _transfer(books, event, report)
         case _:  # a turn may hold anything
             report.ignored.append("event")  # type: ignore[unreachable]
+
+
+def _transfer(books: Books, event: Moved | Lost, report: TurnReport) -> None:
+    if type(event.number) is not int or event.number not in books.transfers:
+        report.ignored.append("transfer")
+        return
+    books.transfers.remove(event.number)
+    if isinstance(event, Lost):
+        report.lost += 1
 
 
 def _submit(books: Books, request: Request, report: TurnReport) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import chain
 
 from minfer.blocks.keys import Key, extend_keys, group_key
-from minfer.blocks.prefix import ROOT, every_node, node_of
+from minfer.blocks.prefix import ROOT, PrefixIndex, every_node, node_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.publish import held_keys
@@ -43,7 +43,8 @@ def holds(config: EngineConfig) -> bool:
 def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
     _partition(config, state)
-    _forest(config, state)
+    _forest(state.blocks.prefix, _holders(config, state))
+    check_tiers(config, state)
     _columns(config, state)
     for i in range(len(state.running)):
         _sequence(config, state, i)
@@ -80,7 +81,8 @@ def _quiescence(state: EngineState) -> None:
     errors sooner; it states their sum in one place.
     """
     idle = not (len(state.running) or state.waiting or state.fences or state.faults)
-    require(idle and not state.blocks.live, "quiescence", "something is left over")
+    held = state.blocks.live and not state.tiers.transfers
+    require(idle and not held, "quiescence", "something is left over")
 
 
 def _partition(config: EngineConfig, state: EngineState) -> None:
@@ -92,6 +94,7 @@ def _partition(config: EngineConfig, state: EngineState) -> None:
     free = free_pages(state)
     private = [private_pages(config, run, i) for i in range(len(run))]
     private += [[*fence.private] for fence in state.fences]
+    private += [[*one.targets] for one in state.tiers.transfers if one.loads]
     published = [node.pages for node in every_node(state.blocks.prefix).values()]
     places = Counter([*free, *chain(*private), *chain(*published)])
     require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
@@ -103,18 +106,27 @@ def _partition(config: EngineConfig, state: EngineState) -> None:
     require(len(free) == pool.free, "partition", f"{len(free)} free, counted {pool.free}")
 
 
-def _forest(config: EngineConfig, state: EngineState) -> None:
+def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
+    """The published blocks of the device that something holds."""
+    run, groups = state.running, range(len(config.groups))
+    found = [held_keys(config, own, g) for own in run.chains for g in groups]
+    found += [fence.published for fence in state.fences]
+    found += [
+        one.held_parents if one.loads else one.held_leaves
+        for one in state.tiers.transfers
+    ]
+    return [*chain(*found)]
+
+
+def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     """Check that published blocks form a forest with true counts, whose idle leaves can
     be evicted.
     """
-    prefix = state.blocks.prefix
     nodes = every_node(prefix)
     parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
-    users, run = Counter[Key](), state.running
-    groups = range(len(config.groups))
-    stands = [held_keys(config, own, g) for own in run.chains for g in groups]
-    for key in chain(*stands, *(fence.published for fence in state.fences)):
+    users = Counter[Key]()
+    for key in holders:
         while key != ROOT:
             require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
             users[key] += 1
@@ -141,6 +153,46 @@ def _forest(config: EngineConfig, state: EngineState) -> None:
     require(len(prefix.idle) == leaves, "evictable", "more is listed than is idle")
     for last_use in prefix.idle:
         require(0 <= last_use < prefix.next_use, "evictable", "a ticket is out of range")
+
+
+def check_tiers(config: EngineConfig, state: EngineState) -> None:
+    """Raise InvariantError unless every page of the host tier is in one place, its index
+    is a forest, and what is on its way is known.
+    """
+    tiers, host = state.tiers, state.tiers.host
+    known = host is None or config.host is not None
+    require(known, "tiers", "a tier that the configuration lacks")
+    numbers = [one.number for one in tiers.transfers]
+    ordered = numbers == sorted({*numbers}) and all(
+        n < tiers.next_number for n in numbers
+    )
+    require(ordered, "tiers", f"transfers {numbers}, the next is {tiers.next_number}")
+    require(
+        tiers.loading <= set(state.requests),
+        "tiers",
+        "blocks for a request that has ended",
+    )
+    if host is None or config.host is None:
+        require(not tiers.transfers, "tiers", "transfers without a tier")
+        return
+    stores = [one for one in tiers.transfers if not one.loads]
+    moving = sum(len(one.targets) for one in stores)
+    require(moving <= config.host.storing, "tiers", f"{moving} pages are being stored")
+    twice = Counter(key for one in stores for key in one.keys)
+    require(max(twice.values(), default=1) == 1, "tiers", "a block is stored twice")
+    pool, published = host.pool, every_node(host.prefix).values()
+    free = [*range(pool.fresh, pool.total), *pool.spare, *chain(*pool.freed.values())]
+    written = chain(*(one.targets for one in stores))
+    places = Counter([*free, *written, *chain(*(node.pages for node in published))])
+    one_place = max(places.values(), default=1) == 1
+    require(one_place, "partition", "a page of the host tier is in two places")
+    whole = set(places) == set(range(config.host.pages))
+    require(whole, "partition", "a page of the host tier is lost")
+    require(len(free) == pool.free, "partition", "free pages of the host tier")
+    holders = [
+        one.held_leaves if one.loads else one.held_parents for one in tiers.transfers
+    ]
+    _forest(host.prefix, [*chain(*holders)])
 
 
 def _columns(config: EngineConfig, state: EngineState) -> None:

@@ -47,6 +47,7 @@ from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.queue_laws import check_evictions, check_free_order, check_queue
 from minfer.testing.size_laws import check_sizes
 from minfer.testing.state_laws import check_publication, check_state
+from minfer.testing.tier_laws import check_losses, check_transfers
 
 # events that change from outside how much work is left
 _OUTSIDE: Final = (Submit, Cancel, Finish, Pause, Failed)
@@ -138,6 +139,8 @@ class Ledger:
         for event in events:
             fold(self.books, event, report)
         check_report(report, turn)
+        check_transfers(self.books, before, events, turn)
+        check_losses(events, report.lost, turn)
         planning = read_decisions(self.books, before, turn, budgets, held_back)
         check_state(self.books, turn.state)
         check_publication(self.books, before, turn.state)
@@ -145,6 +148,8 @@ class Ledger:
         if not planning.preempted:  # else blocks may be taken and released again
             check_free_order(before.blocks.pool, turn.state.blocks.pool)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
+        # Samples whose blocks have come are counted again.
+        outside |= before.tiers.loading - turn.state.tiers.loading != frozenset()
         self._progress(turn.state, planning, due=report.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
             check_evictions(before.blocks.prefix, turn.state.blocks.prefix)

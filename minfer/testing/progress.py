@@ -19,8 +19,10 @@ another choice of victims progress is up to that policy, except that the first i
 never preempted (`minfer.testing.queue_laws`). Under a policy that defers clients, samples
 that have not run yet are passed by others: then only samples that have run are counted,
 and the measure starts anew in a turn in which a new sample is admitted, which happens
-once to each, or preempts another. Arrivals, failures of steps, cancels, stop strings and
-pauses come from outside: the measure starts anew in turns that have them.
+once to each, or preempts another. Samples whose blocks are on their way are passed, too,
+and not counted meanwhile: that happens once while a sample is in the queue. Arrivals,
+failures of steps, cancels, stop strings and pauses come from outside: the measure starts
+anew in turns that have them.
 """
 
 from collections.abc import Container, Mapping
@@ -43,14 +45,16 @@ def measure(
     *,
     passed: bool = False,
 ) -> Measure:
-    """The work left of all open samples; if newcomers may be `passed`, of all that have
-    run.
+    """The work left of all open samples but those whose blocks are on their way; if
+    newcomers may be `passed`, of all that have run.
     """
     found, behind = list[tuple[SampleId, Left]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
     for seq in reversed(seqs):
         one = accounts[seq.id]
         if passed and one.stage is Stage.WAITING:
+            continue
+        if seq.request.id in state.tiers.loading and one.seat is None:
             continue
         tokens, known, seat = one.last + 1 - len(one.known), len(one.known), one.seat
         if seat is None:

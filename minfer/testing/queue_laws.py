@@ -29,7 +29,7 @@ from minfer.testing.plan_laws import Planning
 from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
 
-_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
+_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share", "loading")
 
 
 def check_queue(
@@ -70,7 +70,14 @@ def _waits(config: EngineConfig, turn: Transition) -> None:
         require(right, "wake", f"at {waits[-1].time}; the policy said {due}")
     # Paused samples keep their blocks and rows, for which others may have to wait.
     busy = waits or after.inflight or not after.requests or after.paused
+    if after.tiers.transfers:
+        return
     require(busy, "work conservation", "requests, but nothing in flight")
+
+
+def _are_loads(state: EngineState) -> bool:
+    """Whether pages are written by a load, which are available after it."""
+    return any(one.loads for one in state.tiers.transfers)
 
 
 def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
@@ -98,6 +105,8 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
     freed.
     """
     coming = any(fence in before.fences for fence in after.fences)
+    loads = {one.number for one in before.tiers.transfers if one.loads}
+    coming = coming or any(one.number in loads for one in after.tiers.transfers)
     right = not (planning.preempted and coming)
     require(right, "preemption", "though blocks were coming")
 
@@ -113,7 +122,12 @@ def _order(
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
-    line = [seq for seq in after.waiting if seq.id not in back]
+    loading = after.tiers.loading
+    line = [
+        seq
+        for seq in after.waiting
+        if seq.id not in back and seq.request.id not in loading
+    ]
     inside = [seq for seq in after.running.seqs if seq.id in admitted]
     if line and inside and max(one.place for one in inside) > line[0].place:
         passed = [(one, by) for one in line for by in inside if by.place > one.place]
@@ -149,12 +163,16 @@ def _may_pass(
     return held and not one.ran_before and (other or by.ran_before)
 
 
-def _next(after: EngineState) -> Sequence | None:
-    """The head of the queue: the first sample whose client is not deferred; None: all
-    are.
+def _next(after: EngineState, most: int) -> Sequence | None:
+    """The head of the queue: the first sample whose client is not deferred, and whose
+    blocks are not on their way; None: all are.
     """
+    loading = after.tiers.loading
+    if len(loading) >= most:
+        return None
     for seq in after.waiting:
-        if seq.ran_before or seq.request.client not in after.deferred_clients:
+        free = seq.ran_before or seq.request.client not in after.deferred_clients
+        if free and seq.request.id not in loading:
             return seq
     return None
 
@@ -211,6 +229,7 @@ def _starved(config: EngineConfig, after: EngineState, planning: Planning) -> No
         # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
         coming = after.fences or alone or results or _leave_windows(config, after)
+        coming = coming or _are_loads(after)
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
@@ -240,7 +259,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
         planning.launched(None)
-    found, said = _next(after), after.blocked
+    found, said = _next(after, config.max_num_seqs), after.blocked
     seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
@@ -249,7 +268,9 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
         return  # that is up to the policy: see its promises
     if after.deferred_clients:
         _shares(books, turn, planning)
-    require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
+    loads = bool(after.tiers.loading)
+    none = claim == ("loading" if loads else "share")
+    require(none == (found is None), "held", f"{seq.id} for {claim}")
     if found is None:
         return
     if claim == "budget":
@@ -318,7 +339,7 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
 def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
     """Check that the head of the queue may not preempt the last running sample."""
     after = turn.state
-    if after.fences or not after.running.seqs:
+    if after.fences or _are_loads(after) or not after.running.seqs:
         return
     last = after.running.seqs[-1]
     overruled = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)

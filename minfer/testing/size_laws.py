@@ -47,6 +47,8 @@ def bounds(
         "drafting.learnt": samples,
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
+        "tiers.transfers": config.num_blocks + (config.host.pages if config.host else 0),
+        "tiers.unstored": config.num_blocks,
         **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
     }
 

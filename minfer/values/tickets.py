@@ -45,16 +45,11 @@ def drop(words: Any, ticket: int) -> None:
 
 def pop_least(words: Any) -> int:
     """Remove the least number of a draft of words, which is not empty, and return it."""
-    ticket = place = word = 0
+    ticket = 0
     for level in reversed(range(_LEVELS)):
-        place = ticket * _LEVELS + level
-        word = words[place]
+        word = words[ticket * _LEVELS + level]
         ticket = ticket << _BITS | (word & -word).bit_length() - 1
-    rest = word & word - 1
-    if rest:
-        words[place] = rest
-    else:
-        drop(words, ticket)
+    drop(words, ticket)
     return ticket
 
 

@@ -23,6 +23,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting) -> "
         "queue_is_full(request.n, len(state.waiting) + coming, config.max_waiting)"
     ): "The two numbers are only added, and a sum has no order.",
+    "lifecycle/arrive.py | _Arrivals._kept | slice | at:at + 1 -> at:": (
+        "Places are in order and each is there once: none behind that one is equal."
+    ),
     "schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
@@ -142,6 +145,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: chains have no gaps, so that where the first key is not cached, the "
         "search ends with none; nor does anybody ask for more keys than there are."
     ),
+    "records/messages.py | Tick.__attrs_post_init__ | negation | -inf -> inf": (
+        "A shortcut: every time then goes through the whole check, which says the same."
+    ),
     "records/request.py | Request._check_types | offset | 0 -> 1 | 1": (
         "A deadline below 1 then goes through the whole check, which says the same."
     ),
@@ -189,6 +195,15 @@ EQUIVALENT: Final[dict[str, str]] = {
     "zip_longest(other, one, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
+    "speculate/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
+        "A shortcut: the columns of all that are chosen are equal."
+    ),
+    "speculate/plan_drafts.py | _assign | condition | if not drafters -> if False": (
+        "A shortcut: without drafts each row yields one token, which is what none means."
+    ),
+    "speculate/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
+        "A shortcut: nobody has more than how.drafts drafts."
+    ),
     (
         "speculate/plan_drafts.py | waits_for_results | condition | not "
         "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
@@ -201,8 +216,48 @@ EQUIVALENT: Final[dict[str, str]] = {
         "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
     ): "Those of a client are counted at once for speed: one by one they are as many.",
+    (
+        "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
+        "len(clients) > 1 else [(c, 1) for c in clients] -> Counter(clients).items()"
+    ): "A shortcut: one client is counted either way.",
     "records/waiting.py | WaitingQueue._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
         "A shortcut: of one client, one is counted either way."
+    ),
+    "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
+        "Of fresh pages none is taken where none is short."
+    ),
+    "committing/commit.py | _advance | condition | if sizes != plan.most -> if True": (
+        "A shortcut: where no row yielded fewer, nothing is subtracted."
+    ),
+    (
+        "lifecycle/committed.py | all_committed | condition | copied and "
+        "run.tables[i][0][block * pages] in copied -> run.tables[i][0][block * pages] in "
+        "copied"
+    ): "A shortcut: no page is among none.",
+    (
+        "lifecycle/publish.py | publish_blocks | condition | _publish(config, state, upto) "
+        "if upto else state -> _publish(config, state, upto)"
+    ): "A shortcut: where nobody has a block to publish, the state is equal.",
+    "lifecycle/publish.py | _publish | offset | 0 -> -1": (
+        "Where the number is not computed no group has a window, and nobody looks at it."
+    ),
+    "schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
+        "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
+    ),
+    (
+        "speculate/plan_drafts.py | _candidates | condition | if state.lockstep or "
+        "state.filling -> if True"
+    ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
+    "speculate/learn.py | _update_samples | condition | if plan.gens == run.gens -> if False": (
+        "A shortcut: looked up by generation, the names are the same."
+    ),
+    (
+        "sampling/logits.py | hidden | condition | begun <= len(output) and "
+        "tuple(output[len(output) - begun:]) == word[:-1] -> "
+        "tuple(output[len(output) - begun:]) == word[:-1]"
+    ): "No part of a shorter output is equal to a longer word.",
+    "values/tickets.py | add | condition | if word -> if False": (
+        "A shortcut: above a word that has bits, the bits are there."
     ),
     "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer.policies.builtin import Priority
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
@@ -80,6 +81,33 @@ def test_when_all_is_planned_nothing_more_is() -> None:
     bench.give(Submit(ask("a", 4, 2)))
     assert len(bench.plans) == 2
     assert bench.state.next_step == 2
+    bench.drain()
+
+
+def test_when_none_in_lockstep_runs_they_are_no_longer_looked_for() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("bound", max_tokens=2, lockstep=True)), Submit(ask("free")))
+    looked_for = []
+    for _ in range(3):
+        bench.turn()
+        looked_for.append((bench.state.lockstep, len(bench.state.running)))
+    assert looked_for == [(True, 2), (False, 1), (False, 1)]
+
+
+def test_when_no_row_is_in_prefill_none_is_looked_for_until_one_comes() -> None:
+    bench, filling = Bench(), []
+    for events in ((Submit(ask("a", 20, 9)),), (), (), (Submit(ask("b")),), ()):
+        bench.turn(*events)
+        filling.append(bench.state.filling)
+    assert filling == [True, True, False, True, False]
+
+
+def test_a_prompt_runs_a_budget_and_a_quarter_ahead_of_its_window() -> None:
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),), depth=4))
+    bench.give(Submit(ask("a", 60, 1)))
+    assert [plan.counts for plan in bench.state.inflight] == [(16,), (4,)]
+    bench.turn()
+    assert [plan.counts for plan in bench.state.inflight] == [(4,), (16,)]
     bench.drain()
 
 

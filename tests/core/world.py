@@ -30,6 +30,9 @@ from minfer.records.messages import (
     Failed,
     Finish,
     Finished,
+    Lost,
+    Move,
+    Moved,
     Pause,
     Preempted,
     Propose,
@@ -41,17 +44,20 @@ from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
+from minfer.records.tiers import CHOICES, LOAD, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.runs.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
-from tests.core.executing import Busy, Habits, Mover
+from tests.core.executing import Busy, Habits
 from tests.core.paths import taken
 from tests.core.tuned import tiny, tuned
 
 VOCAB = 40
 BIG_SHARE = 0.01  # of worlds
-CROWD_TOKENS = 48  # of a request where more than 64 run at once
+CROWD = 64  # where more run at once, a turn takes long to check: worlds are kept short
+CROWD_TOKENS = 48  # of a request there
+CROWD_REQUESTS = 70  # that arrive at once there, at most
 
 
 @frozen
@@ -276,7 +282,7 @@ def big_config(rng: Random) -> EngineConfig:
     seqs = rng.choice((8, 24, 72))
     return EngineConfig(
         num_blocks=rng.randint(200, 600)
-        * (6 if seqs > 64 else 1),  # they shall run at once
+        * (6 if seqs > CROWD else 1),  # they shall run at once
         block_size=rng.choice((1, 2)),
         max_model_len=160,
         max_num_seqs=seqs,
@@ -319,6 +325,23 @@ def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
     return evolve(config, speculation=how, max_num_batched_tokens=budget)
 
 
+def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with host memory under the pool: smaller, or larger."""
+    if rng.random() < 0.6:
+        return config
+    many = 4 * config.num_blocks
+    pages = rng.choice((config.block_pages, config.num_blocks, many, many))
+    host = HostTier(
+        pages=pages,
+        storing=rng.choice((1, 3, 512)),
+        choice=rng.choice((*CHOICES, LOAD)),
+        load_seconds=rng.choice((0.0, 3.0)),
+        page_seconds=0.1,
+        token_seconds=rng.choice((0.1, 1.0)),
+    )
+    return evolve(config, host=host)
+
+
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
@@ -330,6 +353,8 @@ class World:
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
     proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
+    moving: float = 0.5  # how often a transfer ends in a turn
+    losing: float = 0.0  # share of transfers that are lost
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -399,7 +424,7 @@ class World:
         request = Request(
             id=name,
             prompt=prompt,
-            max_tokens=CROWD_TOKENS if self.config.max_num_seqs > 64 else most,
+            max_tokens=CROWD_TOKENS if self.config.max_num_seqs > CROWD else most,
             stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
             n=n,
             seed=rng.randrange(4),
@@ -474,7 +499,7 @@ class World:
         blocks = rng.randint(0, 4)
         if self.big and self.hungry:  # else there are many
             crowd = (
-                self.config.max_num_seqs > 64
+                self.config.max_num_seqs > CROWD
             )  # they run at once if their prompts are short
             blocks = rng.choice((0, 0, 3) if crowd else (0, 3, 20, 40, 60))
         prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
@@ -559,6 +584,21 @@ class World:
                 if emitted and rng.random() < 0.02:
                     emitted[-1] = self.config.vocab_size
                 found.append(Propose(*name, count, tuple(emitted)))
+        return found
+
+    def finish_moves(self) -> list[Event]:
+        """Ends of transfers: late, in any order, some of them lost, some told twice, and
+        some of none. Draws of its own: seeds keep their worlds.
+        """
+        rng, found = Random(f"moves {self.turns}"), list[Event]()
+        while self.oracle.moves and rng.random() < self.moving:
+            at = rng.randrange(len(self.oracle.moves))
+            error = "boom" if rng.random() < self.losing else ""
+            self.oracle.seen["lost" if error else "moved"] += 1
+            found.append(self.oracle.finish_move(at, error))
+        if self.config.host is not None and rng.random() < 0.05:
+            odd: tuple[Any, ...] = (*found[:1], Moved(10**6), Lost(-1), Moved("x"))  # type: ignore[arg-type]
+            found.append(rng.choice(odd))
         return found
 
     def _ended_one(self) -> list[tuple[SampleId, int]]:
@@ -682,7 +722,10 @@ class World:
         work += sum(5 * self.requests[name].n for name in self.poison)
         bound = self.turns + 50 + 4 * work
         self.pausing = 0.0  # every mask comes
-        while self.state.requests or self.state.inflight or self.inbox:
+        self.moving = 1.0
+        while (
+            self.state.requests or self.state.inflight or self.inbox or self.oracle.moves
+        ):
             reported = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
             for name in sorted(self.state.paused | reported):
                 self.inbox.append(Pause(*name, paused=False))
@@ -709,6 +752,7 @@ class World:
         if self.shuffled:
             self.rng.shuffle(reported)
             self.shuffled = False
+        reported += self.finish_moves()
         events = (Tick(self.clock), *reported)
         self.inbox.clear()
         self.budgets.clear()
@@ -725,6 +769,9 @@ class World:
         for command in turn.commands:
             if isinstance(command, Execute):
                 self.oracle.launch(command.plan)
+            elif isinstance(command, Move):
+                self.oracle.move(command)
+                self.oracle.seen["loads" if command.loads else "stores"] += 1
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -813,12 +860,12 @@ def run_world(seed: int, turns: int) -> World:
     config = big_config(rng) if big else tiny_config(rng)
     config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
+    config = with_host(config, Random(f"host {seed}"))
     world = World(config, rng)
     separate = Random(
         seed
     )  # what executors do besides changes nothing of the world itself
     world.oracle.habits = Habits(
-        mover=Mover(Random(seed)) if separate.random() < 0.3 else None,
         wire=separate.random() < 0.2,
     )
     world.bound = 0.3 if separate.random() < 0.15 else 0.0
@@ -826,12 +873,17 @@ def run_world(seed: int, turns: int) -> World:
         world.bound = 0.4
     if world.bound:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
+    own = Random(f"moving {seed}")
+    world.moving, world.losing = own.choice((0.1, 0.5, 0.9)), own.choice((0.0, 0.0, 0.2))
     world.pooled = 0.4 if separate.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,
         rng.choice((0.0, 0.1)),
     )
+    crowd = config.max_num_seqs > CROWD
+    if crowd:  # each step that fails has all of them run alone, one after the other
+        world.poisonous = 0.0
     # Swarm testing: each run leaves out some kinds of trouble, so that others get
     # further.
     trouble = [
@@ -851,7 +903,8 @@ def run_world(seed: int, turns: int) -> World:
     rate, often = rng.choice((0.05, 0.2, 0.5)), rng.choice((0.05, 0.15, 0.3))
     ends = world.turns + (turns // 3 if big else turns)
     if big:
-        world.burst(rng.choice((20, 90, 150)))
+        count = rng.choice((20, 90, 150))
+        world.burst(min(count, CROWD_REQUESTS) if crowd else count)
     while world.turns < ends:
         if rng.random() < rate and len(world.state.waiting) < 12:
             world.burst(rng.choice((1, 1, 2, 5)))

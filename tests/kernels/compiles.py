@@ -141,8 +141,8 @@ def eight_bits(few: bool) -> None:
     at, table = ints(4), ints(9, 32)
     for dtype in (FP8, INT8):
         keys, values = (one.to(dtype) for one in cache())
-        steps = torch.zeros(keys.shape[:3])
-        scales = CacheScales(steps, steps) if dtype is INT8 else None
+        scale = torch.zeros(keys.shape[:3])
+        scales = CacheScales(scale, scale) if dtype is INT8 else None
         for tokens in (4, 999):
             qkv, turns, many = half(tokens, QKV), torch.empty(9, DIM), ints(tokens)
             rope.rope_and_cache(

@@ -344,6 +344,17 @@ def test_decode_of_large_scores_stays_finite() -> None:
 CHUNKS = [(0, 37), (63, 1), (17, 20), (3, 0)]
 
 
+def chunk_tensors(
+    chunks: list[tuple[int, int]], offsets: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The starts, counts and offsets of chunks (start, count)."""
+    starts, counts, places = (
+        torch.tensor(part, dtype=torch.int32, device=DEVICE)
+        for part in (*zip(*chunks, strict=True), offsets)
+    )
+    return starts, counts, places
+
+
 def prefill(
     case: Case,
     q: Tensor,
@@ -353,19 +364,13 @@ def prefill(
 ) -> Tensor:
     """`prefill_attention` of these chunks into poisoned memory."""
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
-    starts, counts, places = (
-        torch.tensor(part, dtype=torch.int32, device=DEVICE)
-        for part in (*zip(*chunks, strict=True), offsets)
-    )
     result = prefill_attention(
         q,
         case.k_cache,
         case.v_cache,
         case.table,
         case.rows,
-        starts,
-        counts,
-        places,
+        *chunk_tensors(chunks, offsets),
         q.shape[2] ** -0.5,
         out=out,
         **options,  # type: ignore[arg-type]  # checked by its callee
@@ -690,11 +695,11 @@ def test_what_does_not_fit_is_refused() -> None:
         decode_attention(q[:, :3], *args)
     with pytest.raises(ValueError, match="strides"):
         decode_attention(q, case.k_cache, case.v_cache.transpose(0, 1), *args[2:])
-    with pytest.raises(ValueError, match="out has the shape"):
+    with pytest.raises(ValueError, match="out must have the shape"):
         decode_attention(q, *args, out=torch.empty(2, 4, 64, device=DEVICE))
     with pytest.raises(ValueError, match="last dimension"):
         decode_attention(q.transpose(0, 2).contiguous().transpose(0, 2), *args)
-    with pytest.raises(ValueError, match="4-dimensional"):
+    with pytest.raises(ValueError, match="3, 4 and 2 dimensions"):
         decode_attention(q[0], *args)
 
 

@@ -1,6 +1,7 @@
 """KV caches in 8 bits: what is stored, and the kernels that write and read them."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from minfer.kernels.cache_numbers import (
     INT8,
     CacheScales,
     as_bytes,
-    restored,
-    rounded,
+    dequantize,
+    quantize,
 )
 from minfer.kernels.latent_cache import _write_reference, write_latent
 from minfer.kernels.leaves import Norm
@@ -40,42 +41,58 @@ def e4m3() -> Tensor:
 def test_fp8_is_the_nearest_number_and_saturates() -> None:
     table = e4m3()
     x = torch.cat((torch.linspace(-500, 500, 20_001), torch.randn(5000) * 0.02))
-    numbers, scales = rounded(x, FP8)
+    numbers, scales = quantize(x, FP8)
     assert scales is None
-    found = restored(numbers, None, torch.float64)
+    found = dequantize(numbers, None, torch.float64)
     wide = x.double().abs().clamp(max=448)
     best = (wide[:, None] - table).abs().min(1).values
     assert torch.equal((found.abs() - wide).abs(), best)
     assert torch.equal(found.sign(), x.double().sign() * (found != 0))
     middle = (table[1:] + table[:-1]) / 2  # halfway: the number whose last bit is 0
-    halfway = rounded(middle.float(), FP8)[0].view(torch.uint8)
+    halfway = quantize(middle.float(), FP8)[0].view(torch.uint8)
     assert not (halfway & 1).any()
-    odd = rounded(torch.tensor([math.nan, math.inf, -math.inf]), FP8)[0].float()
+    odd = quantize(torch.tensor([math.nan, math.inf, -math.inf]), FP8)[0].float()
     assert odd[0].isnan()
     assert odd[1:].tolist() == [448, -448]
 
 
-def test_all_numbers_of_fp8_are_restored() -> None:
+@pytest.fixture
+def flushing() -> Iterator[None]:
+    """The processor treats subnormal numbers of float32 as 0."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+def test_all_numbers_of_fp8_are_dequantized() -> None:
     every = torch.arange(256, dtype=torch.uint8).view(FP8)
-    found = restored(every, None, torch.float32)
+    found = dequantize(every, None, torch.float32)
     assert found.isnan().equal(every.float().isnan())
     assert found.nan_to_num(0.0).equal(every.float().nan_to_num(0.0))
     assert found.isnan().sum() == 2
 
 
+@pytest.mark.usefixtures("flushing")
+def test_small_numbers_of_fp8_are_kept_where_float32_flushes_subnormal_ones() -> None:
+    table = e4m3()
+    found = dequantize(table.to(FP8), None, torch.float32)
+    assert found.double().equal(table)
+
+
 def test_int8_is_within_half_a_step_of_each_head() -> None:
     x = torch.randn(50, 3, 64) * torch.logspace(-6, 4, 50)[:, None, None]
     x[7] = 0
-    numbers, scales = rounded(x, INT8)
+    numbers, scales = quantize(x, INT8)
     assert scales is not None
     assert scales.shape == (50, 3)
     step = x.double().abs().amax(-1, keepdim=True) / 127
-    found = restored(numbers, scales, torch.float64)
+    found = dequantize(numbers, scales, torch.float64)
     assert ((found - x.double()).abs() <= step * (0.5 + 1e-5)).all()
     assert (numbers.abs().amax(-1) == 127)[[*range(7), *range(8, 50)]].all()
     assert not numbers[7].any()
-    broken = rounded(torch.tensor([1.0, math.nan]), INT8)
-    assert restored(*broken, torch.float32).isnan().all()
+    broken = quantize(torch.tensor([1.0, math.nan]), INT8)
+    assert dequantize(*broken, torch.float32).isnan().all()
 
 
 def differing(ours: Tensor, theirs: Tensor) -> float:
@@ -94,11 +111,11 @@ def in_8_bits(
     """A case's cache, and what its sequences then hold; the rest stays NaN."""
     caches, scales = [], []
     for cache in (case.k_cache, case.v_cache):
-        numbers, steps = rounded(cache, dtype)
+        numbers, of_cache = quantize(cache, dtype)
         caches.append(numbers)
-        scales.append(steps)
+        scales.append(of_cache)
     for kept in (case.keys, case.values):
-        kept[:] = [restored(*rounded(one, dtype), torch.float64) for one in kept]
+        kept[:] = [dequantize(*quantize(one, dtype), torch.float64) for one in kept]
     keys, values = scales
     both = None if keys is None or values is None else CacheScales(keys, values)
     return caches[0], caches[1], both
@@ -177,14 +194,14 @@ def test_keys_and_values_are_written_in_8_bits(
     for write in kernels:
         shape = 2, blocks, block, kv_heads, dim
         data = torch.zeros(shape, device=DEVICE, dtype=torch.uint8).view(dtype)
-        steps = torch.zeros(shape[:-1], device=DEVICE)
-        scales = CacheScales(*steps) if dtype is INT8 else None
+        kept = torch.zeros(shape[:-1], device=DEVICE)
+        scales = CacheScales(*kept) if dtype is INT8 else None
         mine = qkv.clone()
         write(mine, angles, at, slots, *data, heads, kv_heads, norm, norm, scales)
-        found.append((mine, data, steps))
-    (ours, data, steps), (theirs, wanted, scale) = found
+        found.append((mine, data, kept))
+    (ours, data, scale), (theirs, wanted, wanted_scale) = found
     torch.testing.assert_close(ours, theirs, atol=LIMIT[HALF], rtol=LIMIT[HALF])
-    torch.testing.assert_close(steps, scale, atol=0, rtol=LIMIT[HALF])
+    torch.testing.assert_close(scale, wanted_scale, atol=0, rtol=LIMIT[HALF])
     assert differing(data, wanted) < 0.02
     untouched = torch.ones(blocks * block, dtype=torch.bool, device=DEVICE)
     untouched[slots[slots >= 0]] = False

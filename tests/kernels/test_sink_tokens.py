@@ -3,16 +3,15 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from minfer.kernels.attention import DraftLayout, attention_reference
 from minfer.kernels.attention_tunes import DecodeTune
 from tests.circles import long
 from tests.kernels.test_attention import (
-    DEVICE,
     SMALL,
     Case,
+    chunk_tensors,
     close,
     decode,
     make,
@@ -82,19 +81,13 @@ def test_reference_and_drafts_agree() -> None:
     out = prefill(
         case, q, chunks, offsets, max_count=4, draft_layout=layout, tune=SMALL, **reads
     )
-    starts, counts, places = (
-        torch.tensor(part, device=DEVICE)
-        for part in (*zip(*chunks, strict=True), offsets)
-    )
     wanted = attention_reference(
         q,
         case.k_cache,
         case.v_cache,
         case.table,
         case.rows,
-        starts,
-        counts,
-        places,
+        *chunk_tensors(chunks, offsets),
         q.shape[2] ** -0.5,
         draft_layout=layout,
         most=4,

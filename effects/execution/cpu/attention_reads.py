@@ -67,8 +67,8 @@ class Reads:
 def plan_reads(
     batch: Batch, block_size: int, kinds: Sequence[Kind]
 ) -> Mapping[Kind, Reads]:
-    """Returns what layers read, by block table and window; a window longer than every
-    context limits nothing.
+    """Returns what layers read, by block table, window and sink tokens; a window longer
+    than every context limits nothing.
     """
     contexts = batch.contexts.numpy().astype(np.int64)
     spans = []
@@ -85,10 +85,8 @@ def plan_reads(
         whole = batch.table[which].numpy()
         table = whole[batch.rows.numpy()]
         groups: tuple[DecodeGroup, ...] = ()
-        if len(contexts) and sinks:
-            groups = _groups_with_sinks(table, contexts, block_size, limit, sinks)
-        elif len(contexts):
-            groups = _groups(table, contexts, block_size, limit)
+        if len(contexts):
+            groups = _groups(table, contexts, block_size, limit, sinks)
         chunks = tuple(
             _chunk(whole[row], start, offset, offset + count, block_size, limit, sinks)
             for row, start, count, offset in spans
@@ -98,24 +96,30 @@ def plan_reads(
 
 
 def _groups(
-    table: Table, contexts: Ints, block_size: int, window: int
+    table: Table, contexts: Ints, block_size: int, window: int, sinks: int
 ) -> tuple[DecodeGroup, ...]:
     """Split decode rows so that one long context does not pad all the short ones."""
     count, longest, skips = len(contexts), int(contexts.max()), np.zeros_like(contexts)
     if window < longest:
-        # Tables from the window on, and the range of tokens in them.
+        # Tables of the blocks with sink tokens, then of those from the window on; and the
+        # ranges of tokens in them.
+        before = -(-sinks // block_size)
         starts = np.maximum(contexts - window, 0)
-        first = starts // block_size
-        span = int(((contexts - 1) // block_size - first).max()) + 1
+        first = np.maximum(starts // block_size, before)
+        span = max(int(((contexts - 1) // block_size - first).max()) + 1, 0)
         columns = np.minimum(first[:, None] + np.arange(span), table.shape[1] - 1)
+        if sinks:
+            ahead = np.broadcast_to(np.arange(before), (count, before))
+            columns = np.concatenate((ahead, columns), 1)
         table = np.take_along_axis(table, columns, 1)
-        skips, contexts = starts - first * block_size, contexts - first * block_size
+        left_out = (first - before) * block_size
+        skips, contexts = starts - left_out, contexts - left_out
         longest = int(contexts.max())
     padded = count * longest
     if count == 1 or (
         padded <= GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST
     ):
-        return (_group(None, table, skips, contexts, block_size),)
+        return (_group(None, table, skips, contexts, block_size, sinks),)
     order = np.argsort(-contexts, kind="stable")
     bounds, widest = [0], longest
     for at, context in enumerate(contexts[order].tolist()):
@@ -127,56 +131,41 @@ def _groups(
             widest = context
     return tuple(
         _group(
-            torch.from_numpy(part), table[part], skips[part], contexts[part], block_size
+            torch.from_numpy(part),
+            table[part],
+            skips[part],
+            contexts[part],
+            block_size,
+            sinks,
         )
         for part in np.split(order, bounds[1:])
     )
 
 
-def _groups_with_sinks(
-    table: Table, contexts: Ints, block_size: int, window: int, sinks: int
-) -> tuple[DecodeGroup, ...]:
-    """Decode rows whose columns are the blocks of sink tokens, then those of the window;
-    few rows at once, as in `_groups`.
-    """
-    before, last = -(-sinks // block_size), contexts - 1
-    first = np.maximum(np.maximum(contexts - window, 0) // block_size, before)
-    span = max(int((last // block_size - first).max()) + 1, 0)
-    ahead = np.broadcast_to(np.arange(before), (len(first), before))
-    columns = np.concatenate((ahead, first[:, None] + np.arange(span)), 1)
-    # Padding reads the row's own first block.
-    used = columns * block_size <= last[:, None]
-    table = np.take_along_axis(table, np.where(used, columns, 0), 1)
-    at = columns[:, :, None] * block_size + np.arange(block_size)
-    at = at.reshape(len(first), -1)
-    beyond = at > last[:, None]
-    beyond |= (at <= last[:, None] - window) & (at >= sinks)
-    few = max(1, GROUP_TOKENS // at.shape[1])
-    return tuple(
-        DecodeGroup(
-            None if few >= len(first) else torch.from_numpy(part),
-            torch.from_numpy(np.ascontiguousarray(table[part]).reshape(-1)),
-            0,
-            at.shape[1],
-            None if (mask := _mask(beyond[part])) is None else mask[:, None, None],
-        )
-        for part in np.split(np.arange(len(first)), range(few, len(first), few))
-    )
-
-
 def _group(
-    rows: Tensor | None, table: Table, skips: Ints, contexts: Ints, block_size: int
+    rows: Tensor | None,
+    table: Table,
+    skips: Ints,
+    contexts: Ints,
+    block_size: int,
+    sinks: int,
 ) -> DecodeGroup:
+    """Returns the reads of rows whose table has tokens up to `contexts`, of which they do
+    not attend to those from `sinks` to `skips`.
+    """
     # quicker than numpy for few
-    skip, longest = min(skips.tolist()), max(contexts.tolist())
+    skip, longest = 0 if sinks else min(skips.tolist()), max(contexts.tolist())
     table = table[:, : -(-longest // block_size)]
-    if len(contexts) == 1:
+    if len(contexts) == 1 and not sinks:
         return DecodeGroup(rows, _blocks(table[0]), skip, longest, None)
     # Padding reads the row's own first block: entries after its last one may be anything.
     used = np.arange(table.shape[1]) * block_size < contexts[:, None]
     ids = torch.from_numpy(np.where(used, table, table[:, :1]).reshape(-1))
     at = np.arange(skip, longest)
-    mask = _mask((at >= contexts[:, None]) | (at < skips[:, None]))
+    skipped = at < skips[:, None]
+    if sinks:
+        skipped &= at >= sinks
+    mask = _mask((at >= contexts[:, None]) | skipped)
     return DecodeGroup(
         rows, ids, skip, longest, None if mask is None else mask[:, None, None]
     )
@@ -194,44 +183,26 @@ def _chunk(
     """Returns the reads of packed tokens [first, last), the first of them at position
     `at` of the table's sequence.
     """
-    if sinks:
-        return _chunk_with_sinks(table, at, first, last, block_size, window, sinks)
-    context = at + last - first
-    # The window of the first input begins at `start`, in block number `block`.
-    start = max(0, at + 1 - window)
-    block, before = start // block_size, start // block_size * block_size
-    blocks = mask = None
-    if at:
-        blocks = _blocks(table[block : -(-context // block_size)])
-    if at or context > window:
-        key, query = np.arange(start, context), np.arange(at, context)[:, None]
-        mask = _mask((key > query) | (key <= query - window))
-    return ChunkReads(first, last, blocks, start - before, context - before, mask)
-
-
-def _chunk_with_sinks(
-    table: Table,
-    at: int,
-    first: int,
-    last: int,
-    block_size: int,
-    window: int,
-    sinks: int,
-) -> ChunkReads:
-    """As `_chunk`: of the blocks of sink tokens, then of those from the window of the
-    first input on.
-    """
     context, before = at + last - first, -(-sinks // block_size)
-    block = max((at + 1 - window) // block_size, before)
-    here = np.arange(block * block_size, context)
-    key = np.concatenate((np.arange(min(before * block_size, context)), here))
-    query = np.arange(at, context)[:, None]
-    mask = _mask((key > query) | ((key <= query - window) & (key >= sinks)))
-    blocks = None
-    if at:
-        behind = table[block : -(-context // block_size)]
-        blocks = _blocks(np.concatenate((table[:before], behind)))
-    return ChunkReads(first, last, blocks, 0, len(key), mask)
+    # The window of the first input begins at `start`. The blocks read are those of sink
+    # tokens, then those from number `block` on.
+    start = max(0, at + 1 - window)
+    block = max(start // block_size, before)
+    skip = 0 if sinks else start - block * block_size
+    key = np.arange(block * block_size + skip, context)
+    used = table[: -(-context // block_size)]
+    read = used[block:]
+    if sinks:
+        key = np.concatenate((np.arange(min(before * block_size, context)), key))
+        read = np.concatenate((used[:before], read))
+    mask, blocks = None, _blocks(read) if at else None
+    if at or context > window:
+        query = np.arange(at, context)[:, None]
+        skipped = key <= query - window
+        if sinks:
+            skipped &= key >= sinks
+        mask = _mask((key > query) | skipped)
+    return ChunkReads(first, last, blocks, skip, skip + len(key), mask)
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:

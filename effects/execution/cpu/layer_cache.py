@@ -4,12 +4,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.kernels.cache_numbers import as_bytes, restored, rounded
+from minfer.kernels.cache_numbers import as_bytes, dequantize, write
 
 
 @frozen(eq=False)
 class LayerCache:
-    """Blocks of one layer. Numbers of 8 bits are restored as they are read."""
+    """Blocks of one layer. Numbers of 8 bits are dequantized as they are read."""
 
     stored: Tensor  # [pages, block_size, *token]
     scales: Tensor | None  # of INT8: [pages, block_size, *token but the last]
@@ -35,11 +35,8 @@ class LayerCache:
         if self.stored.itemsize > 1:
             self.slots.index_copy_(0, slots, new.flatten(1))
             return
-        numbers, scales = rounded(new, self.stored.dtype)
-        self.slots.index_copy_(0, slots, as_bytes(numbers).flatten(1))
-        if self.scales is not None and scales is not None:
-            self.scales.flatten(0, 1).index_copy_(0, slots, scales)
-        new.copy_(restored(numbers, scales, new.dtype))
+        numbers, scales = write(self.stored, self.scales, slots, new)
+        new.copy_(dequantize(numbers, scales, new.dtype))
 
     def read(self, which: Tensor | slice) -> Tensor:
         """Returns some blocks [blocks, a block's elements]."""
@@ -48,7 +45,7 @@ class LayerCache:
             return found
         numbers = found.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
         scales = None if self.scales is None else _some(self.scales, which)
-        return restored(numbers, scales, self.dtype).flatten(1)
+        return dequantize(numbers, scales, self.dtype).flatten(1)
 
 
 def _some(blocks: Tensor, which: Tensor | slice) -> Tensor:

@@ -142,6 +142,11 @@ class KVCache:
             self.step[:] = batch, reads, angles
         return self.step
 
+    @property
+    def page_dim(self) -> int:
+        """The dimension of `data` and `scales` that is pages."""
+        return 1
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         for data in self._tensors():

@@ -163,10 +163,10 @@ class CudaCache:
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
         slots = batch.slots[self.layout.places[index].table]
         scales = self.layer_scales[index] or (None, None)
-        for cache, steps, new in zip(
+        for cache, kept, new in zip(
             self.layers[index], scales, new_keys_values, strict=True
         ):
-            write(cache, steps, slots, new)
+            write(cache, kept, slots, new)
         return self._read(batch, index, qkv, gqa.scale if scale is None else scale)
 
     def _read(
@@ -240,6 +240,11 @@ class CudaCache:
             sink_tokens=gqa.sink_tokens,
         )
         return _Pages(keys, values, work.table, None)
+
+    @property
+    def page_dim(self) -> int:
+        """The dimension of `data` and `scales` that is pages."""
+        return 2
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are

@@ -18,7 +18,7 @@ from minfer.effects.execution.cuda.step_parts import (
 )
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.mla import MLA
-from minfer.kernels.cache_numbers import as_bytes, restored
+from minfer.kernels.cache_numbers import as_bytes, dequantize
 from minfer.kernels.expanded_latents import merge_piece, piece_attention
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import flash_piece
@@ -131,7 +131,7 @@ class LatentLayer:
         mla, history = self.mla, work.slots[self.table]
         flat = as_bytes(self.cache).view(-1, mla.latent_dim)
         pieces = mla.pieces(len(query), query.element_size())
-        own = self._restored(flat.index_select(0, slots), query.dtype)
+        own = self._dequantize(flat.index_select(0, slots), query.dtype)
         for first in range(0, mla.heads, pieces.heads):
             some = slice(first, first + pieces.heads)
             q, found = query[:, some], out[:, some]
@@ -146,7 +146,7 @@ class LatentLayer:
                 # A piece's latents have no name here: they are freed before the next's.
                 more = self._attend_piece(
                     work,
-                    self._restored(flat.index_select(0, slots), query.dtype),
+                    self._dequantize(flat.index_select(0, slots), query.dtype),
                     q,
                     some,
                     bounds,
@@ -155,9 +155,9 @@ class LatentLayer:
                 merge_piece(total, sums, part, more)
             found.copy_(total)
 
-    def _restored(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns gathered latents, which may be bytes of FP8, in a dtype."""
-        return restored(gathered.view(self.cache.dtype), None, dtype)
+    def _dequantize(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns gathered latents in a dtype; those of FP8 are given as bytes."""
+        return dequantize(gathered.view(self.cache.dtype), None, dtype)
 
     def _attend_piece(
         self,

@@ -38,6 +38,11 @@ class Cache(PagedCache, Protocol):
         """Scales of what is stored in INT8."""
         ...
 
+    @property
+    def page_dim(self) -> int:
+        """The dimension of `data` and `scales` that is pages."""
+        ...
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         ...

@@ -25,6 +25,8 @@ REPEATS: Final = 5
 # factor between two numbers of rows that a draft model is measured for
 ROWS_STEP: Final = 4
 LARGEST: Final = 512  # inputs: there are no drafts in larger steps
+# Prefill tokens that are measured.
+PREFILL: Final = {"cuda": 8192, "cpu": 256}
 # Seconds in which a GPU is idle before a step that could not be planned ahead: a turn of
 # the engine's loop, with proposals. The CPU computes when results are requested, so it
 # waits for the proposals only.
@@ -53,6 +55,17 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     longer = [each - draft for each in took]
     draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
     return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
+
+
+def token_seconds(runner: ModelRunner) -> float:
+    """Returns the seconds to compute the KV of a token, among as many as a step has at
+    most; no step may be in flight.
+    """
+    config = runner.config
+    most = PREFILL[runner.backend.device.type]
+    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, most)
+    shape = StepShape(decode_rows=0, draws=1, tokens=tokens, chunks=1, longest=tokens)
+    return _seconds(runner, shape) / tokens
 
 
 def _drafting(

@@ -26,6 +26,7 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
+    Move,
     Submit,
     Tick,
     WakeAt,
@@ -73,6 +74,8 @@ class Driver:
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.policy_warnings = PolicyWarnings(config.policy)
+        # Takes the ends of transfers, from any thread.
+        self.report: Callable[[Event], None] = self.post
         self.turns = 0  # turns taken so far
         self.last_events: tuple[Event, ...] = ()  # of the last turn
         # When a turn is due even without events, on the clock.
@@ -140,6 +143,8 @@ class Driver:
             match command:
                 case Execute(plan):
                     self.deferred.launch(plan)
+                case Move():
+                    self.executor.move(command, self.report)
                 case WakeAt(moment):
                     self.wake = moment
                 case Emit(finished=finished):

@@ -47,6 +47,7 @@ class EngineWorker:
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
+        driver.report = self._post_event
         self.live = LiveRequests()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
@@ -167,9 +168,9 @@ class EngineWorker:
         if self.thread is not None:
             self.thread.join()
         with self.posted:
-            if not self.closed:
-                self.driver.close()
-            self.closed = True
+            closing, self.closed = not self.closed, True
+        if closing:  # without the lock: the ends of transfers are posted meanwhile
+            self.driver.close()
 
     # --- the thread ---------------------------------------------------------------------
 
@@ -258,8 +259,9 @@ class EngineWorker:
             while driver.busy and threading.main_thread().is_alive():
                 idle = not driver.state.inflight and not driver.inbox
                 left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
-                if idle and driver.wake is None and driver.state.paused:
-                    left = POLL  # until an event reports that a mask is ready
+                waits = driver.state.paused or driver.state.tiers.transfers
+                if idle and driver.wake is None and waits:
+                    left = POLL  # until an event reports a mask, or moved blocks
                 if left <= 0:
                     return True
                 self.posted.wait(min(left, 1.0))

@@ -65,6 +65,7 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     """Returns the setup with the measured costs of steps on its device, if the number of
     drafts is adaptive. An executor that computes nothing has no costs.
     """
+    setup = _with_tier_costs(setup, executor)
     speculative, how = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
     if speculative is None or how is None or not speculative.adaptive or measure is None:
@@ -75,6 +76,25 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
         _log.warning("how many drafts pay cannot be found out: %r", error)
         return setup  # with the most drafts
     return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
+
+
+def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
+    """Returns the setup with the measured costs of loads from host memory. Raises
+    NotEnoughMemoryError.
+    """
+    tier, measure = setup.config.host, getattr(executor, "tier_costs", None)
+    if tier is None or measure is None:
+        return setup
+    try:
+        config = attrs.evolve(setup.config, host=measure(tier))
+    except (MemoryError, RuntimeError) as error:
+        executor.close()
+        size = size_text(tier.pages * setup.memory.block_bytes)
+        raise NotEnoughMemoryError(
+            f"{size} of host memory for KV blocks cannot be had: {_line(error)}; make "
+            f"--kv-host-memory smaller"
+        ) from error
+    return attrs.evolve(setup, config=config)
 
 
 def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:

@@ -1,7 +1,7 @@
-"""GGUF's Q4_0, which is minfer's 4-bit integers in groups of 32: (number - 8) * scale.
+"""GGUF's Q4_0: 4-bit integers in groups of 32, (number - 8) * scale, as minfer's `int4`.
 
-gguf/shown.py shows such matrices as two tensors. Scales are float16 in files; under
-activations in float16 or float32 nothing is lost.
+gguf/hf_tensors.py maps such a matrix to two tensors. Scales are float16 in files and have
+the dtype of activations in memory: float16 and float32 keep them exactly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from attrs import frozen
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.gguf.block_types import Q4_0
-from minfer.effects.models.gguf.shown import NUMBERS, SCALES
+from minfer.effects.models.gguf.hf_tensors import NUMBERS, SCALES
 from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import Linear, Scheme, int4
 
@@ -21,7 +21,7 @@ METHOD: Final = "gguf"
 
 @frozen
 class Gguf(OneByOne):
-    """Two tensors a matrix."""
+    """A matrix is two tensors: numbers and scales."""
 
     method: str = METHOD
     text: str = "GGUF Q4_0"
@@ -40,6 +40,6 @@ class Gguf(OneByOne):
 
 
 def read_gguf_format(read: ConfigReader, how: Mapping[str, Any]) -> Gguf:
-    """Returns the format of a GGUF file with matrices of type Q4_0."""
+    """Returns the format of GGUF files that have matrices of type Q4_0."""
     del read, how
     return Gguf()

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are read, and the names of their tensors."""
+"""The supported architectures of GGUF files, and the names of their tensors."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,22 +15,23 @@ SLIDING_WINDOW: Final = ".attention.sliding_window"
 
 @frozen(kw_only=True)
 class Architecture:
-    """One `general.architecture`."""
+    """A value of `general.architecture`."""
 
     name: str
-    model_type: str  # of the family table's row
-    # Queries and keys are stored for rotation of neighbouring dimensions, not of halves.
+    model_type: str  # in the checkpoint's config.json
+    # Queries and keys are stored for RoPE that turns neighbouring dimensions (GPT-J's),
+    # not halves of a head (GPT-NeoX's).
     interleaved: bool = False
-    norms_plus_one: bool = False  # factors of norms are stored whole, not less 1
+    norms_plus_one: bool = False  # norms' weights are stored with 1 added (Gemma)
 
     @property
     def family(self) -> Family:
-        """The row of the family table."""
+        """The row of the table of families (families.py)."""
         return OF_TYPE[self.model_type]
 
     @property
     def layer_names(self) -> Mapping[str, str]:
-        """Names of a layer's tensors in a checkpoint by those in the file."""
+        """Names of a layer's tensors in the checkpoint, by their names in the file."""
         after = _NORMS_AFTER if self.family.norm_after else {}
         found = {**_LAYER, **after}
         if (keys := self.family.experts) is not None:
@@ -43,7 +44,9 @@ class Architecture:
 
     @property
     def expert_names(self) -> Mapping[str, str]:
-        """Names of an expert's matrices by those of the tensors of all experts."""
+        """Names of an expert's matrices in the checkpoint, by the names of the tensors in
+        the file that hold those of all experts.
+        """
         keys = self.family.experts
         names = () if keys is None else zip(_MATRICES, keys.matrices, strict=True)
         return {f"{name}_exps": matrix for name, matrix in names}
@@ -54,7 +57,7 @@ GLOBAL_NAMES: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-# In this order also `ExpertKeys.matrices`.
+# In the order of `ExpertKeys.matrices`.
 _MATRICES: Final = {
     "ffn_gate": "gate_proj",
     "ffn_up": "up_proj",
@@ -88,13 +91,15 @@ ARCHITECTURES: Final = {row.name: row for row in _ROWS}
 
 
 def architecture_of(read: Metadata) -> Architecture:
-    """Returns a file's architecture. Raises `UnsupportedModelError` for others."""
+    """Returns a file's architecture. Raises `UnsupportedModelError` if it is not
+    supported.
+    """
     found = ARCHITECTURES.get(read.arch)
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(
             f"{read.file.path}: GGUF files of architecture {read.arch!r:.100} are not "
-            f"supported; {known} are: give the Hugging Face checkpoint that the file was "
+            f"supported; {known} are. Give the Hugging Face checkpoint that the file was "
             f"made from"
         )
     if found.name == "llama" and read.whole(EXPERT_COUNT, 0, low=0):

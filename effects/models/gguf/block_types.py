@@ -1,4 +1,4 @@
-"""The types of tensors in GGUF files: their numbers, and the sizes of their blocks."""
+"""The types of tensors in GGUF files: their ids, and the sizes of their blocks."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,11 +8,11 @@ from attrs import frozen
 
 @frozen
 class BlockType:
-    """A type that is read. A row of a tensor is cut into blocks."""
+    """A supported type. Each row of a tensor is divided into blocks."""
 
     name: str
-    elements: int  # of a block
-    size: int  # of a block, in bytes
+    elements: int  # numbers in a block
+    size: int  # bytes of a block
 
     @property
     def is_float(self) -> bool:
@@ -24,7 +24,7 @@ F32: Final = BlockType("F32", 1, 4)
 F16: Final = BlockType("F16", 1, 2)
 BF16: Final = BlockType("BF16", 1, 2)
 Q4_0: Final = BlockType("Q4_0", 32, 18)
-# By their numbers in files.
+# By their ids in files (`ggml_type`).
 TYPES: Final[Mapping[int, BlockType]] = {
     0: F32,
     1: F16,
@@ -38,7 +38,7 @@ TYPES: Final[Mapping[int, BlockType]] = {
     14: BlockType("Q6_K", 256, 210),
     30: BF16,
 }
-# Types that errors name; they are not read.
+# Types that are not supported, which errors name.
 _NAMES: Final[Mapping[int, str]] = {
     9: "Q8_1",
     10: "Q2_K",
@@ -66,5 +66,5 @@ _NAMES: Final[Mapping[int, str]] = {
 
 
 def type_name(number: int) -> str:
-    """Returns the name of a type that is not read, or its number."""
-    return _NAMES.get(number, f"number {number}")
+    """Returns the name of a type that is not supported, or its id."""
+    return _NAMES.get(number, f"with the unknown id {number}")

@@ -14,22 +14,25 @@ from minfer.effects.models.gguf.architectures import (
     architecture_of,
 )
 from minfer.effects.models.gguf.block_types import BF16, F16, F32
-from minfer.effects.models.gguf.container import GgufFile, read_gguf
+from minfer.effects.models.gguf.container import GgufError, GgufFile, read_gguf
+from minfer.effects.models.gguf.hf_tensors import keeps_int4
 from minfer.effects.models.gguf.metadata import Metadata
-from minfer.effects.models.gguf.shown import keeps_int4
 from minfer.effects.models.gguf.token_lists import stop_ids
 
-MOST_EXPERTS: Final = 1 << 12  # of a layer
+MOST_EXPERTS: Final = 1 << 12  # in a layer
+EMBEDDINGS: Final = "token_embd.weight"
 ROPE_FACTORS: Final = "rope_freqs.weight"
-FACTOR_ERROR: Final = 1e-3  # relative, of stored float32 factors
-# Llama 3's scaling of rotations: the file has its result, not these numbers.
+FACTOR_ERROR: Final = 1e-3  # relative tolerance of stored factors
+# Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
+# numbers.
 _LLAMA3: Final = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# Keys with the values that ask for nothing: what changes logits and is not computed.
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+# Keys of features that change logits and are not supported, each with the values that
+# turn the feature off. Any other value is refused.
+_UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     ".attention.causal": (True,),
     ".attention.clamp_kqv": (0.0,),
     ".attention.max_alibi_bias": (0.0,),
@@ -53,21 +56,24 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     ".use_parallel_residual": (False,),
     "split.count": (0, 1),
 }
-_GEMMA_27B_LAYERS: Final = 62  # its queries are scaled by hidden size / heads
+_GEMMA_27B_LAYERS: Final = 62  # only it scales queries by (hidden size / heads) ** -0.5
 
 
 def gguf_config(path: str | Path) -> dict[str, Any]:
-    """Returns what a config.json would say of a file's model.
+    """Returns the config.json of the checkpoint that a file was made from.
 
     Raises `GgufError` for damaged files and metadata, and `UnsupportedModelError`.
     """
     file = read_gguf(path)
     read = Metadata(file)
     arch = architecture_of(read)
-    for key, neutral in _NEUTRAL.items():
-        _refuse_unless(read, key, neutral)
-    if (embeddings := file.tensors.get("token_embd.weight")) is None:
-        raise read.error("token_embd.weight", "a tensor of the file")
+    for key, allowed in _UNSUPPORTED.items():
+        _refuse_unless(read, key, allowed)
+    if (embeddings := file.tensors.get(EMBEDDINGS)) is None:
+        raise GgufError(
+            f"{file.path}: tensor {EMBEDDINGS} is missing; download the file again, or "
+            f"convert the model again"
+        )
     heads, hidden = read.same_in_all_layers(".attention.head_count"), _hidden(read)
     head_dim = read.whole(".attention.key_length", hidden // heads)
     if read.whole(".attention.value_length", head_dim) != head_dim:
@@ -103,18 +109,16 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_unless(read: Metadata, key: str, neutral: tuple[Any, ...]) -> None:
+def _refuse_unless(read: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
     value = read.get(key)
-    if value is None or any(value == one for one in neutral):
+    if value is None or any(value == one for one in allowed):
         return
-    what = f"{read.full(key)} = {value!r:.100}"
+    what = f"metadata {read.full(key)} = {value!r:.100} is not supported"
+    remedy = "give the Hugging Face checkpoint that the file was made from"
     if key == "split.count":
-        what, remedy = f"one of {value!r:.100} parts", "join them with llama-gguf-split"
-    else:
-        remedy = "give the Hugging Face checkpoint that the file was made from"
-    raise UnsupportedModelError(
-        f"{read.file.path}: a file with {what} is not supported; {remedy}"
-    )
+        what = f"the file is one of the {value!r:.100} parts of a split file"
+        remedy = "join them with `llama-gguf-split --merge`"
+    raise UnsupportedModelError(f"{read.file.path}: {what}; {remedy}")
 
 
 def _hidden(read: Metadata) -> int:
@@ -122,17 +126,18 @@ def _hidden(read: Metadata) -> int:
 
 
 def _layers(read: Metadata) -> int:
-    """Returns the number of layers, each of which has tensors in the file: it bounds the
-    work of all that follows.
+    """Returns the number of layers. Each has tensors in the file, so a number above that
+    of tensors is refused: it would make what follows slow.
     """
     return read.whole(".block_count", below=len(read.file.tensors) + 1)
 
 
 def _dtype(file: GgufFile, arch: Architecture) -> str:
-    """Returns the activations' dtype: the file does not say which one the model had.
+    """Returns the dtype of activations, which follows from the types of the matrices, as
+    the file does not give the model's dtype.
 
-    Of quantized files it is bfloat16, whose range holds all activations. So it is of
-    Gemma, whose activations are too large for float16.
+    Quantized files run in bfloat16, which does not overflow; so does Gemma, whose
+    activations overflow float16.
     """
     matrices = {one.type for one in file.tensors.values() if len(one.shape) > 1}
     if matrices == {F32}:
@@ -151,7 +156,7 @@ def _experts(read: Metadata, arch: Architecture) -> dict[str, Any]:
         "num_experts_per_tok": read.whole(".expert_used_count"),
     }
     if isinstance(keys.normalise, str):
-        # No key says so: it is as in the models that were published.
+        # Files without the key are read as the published models of the architecture.
         default = arch.model_type != "qwen2_moe"
         found[keys.normalise] = read.flag(".expert_weights_norm", default=default)
     if keys.inter != "intermediate_size":
@@ -163,7 +168,9 @@ def _experts(read: Metadata, arch: Architecture) -> dict[str, Any]:
 
 
 def _width(read: Metadata, key: str, matrix: str) -> int:
-    """Returns the width of a feed-forward; older files have it in its matrix alone."""
+    """Returns the width of a feed-forward: from the shape of its matrix, as older files
+    lack the key, else from the key.
+    """
     stored = read.file.tensors.get(f"blk.0.{matrix}.weight")
     if stored is None or len(stored.shape) == 1:
         return read.whole(key)
@@ -191,29 +198,31 @@ def _windows(read: Metadata, heads: int, head_dim: int, hidden: int) -> dict[str
 
 
 def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
-    """Returns how rotations are scaled to a longer context; None: they are not."""
+    """Returns the config's `rope_scaling`; None: RoPE is not scaled."""
     if ROPE_FACTORS in read.file.tensors:
         return _llama3(read, head_dim)
     kind = read.text(".rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        what = f"rope.scaling.type {kind!r:.100} is not supported; linear and yarn are"
-        raise UnsupportedModelError(f"{read.file.path}: {what}")
+        key = read.full(".rope.scaling.type")
+        raise UnsupportedModelError(
+            f"{read.file.path}: metadata {key} = {kind!r:.100} is not supported; linear "
+            f"and yarn are. Give the Hugging Face checkpoint that the file was made from"
+        )
     factor = read.number(".rope.scaling.factor")
     found: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        key, length = (
-            ".rope.scaling.original_context_length",
-            read.whole(".context_length"),
-        )
+        key = ".rope.scaling.original_context_length"
+        length = read.whole(".context_length")
         found["original_max_position_embeddings"] = read.whole(key, length)
     return found
 
 
 def _llama3(read: Metadata, head_dim: int) -> dict[str, Any]:
-    """Returns Llama 3's scaling whose result is in the file: what frequencies are divided
-    by. Raises `UnsupportedModelError` for others.
+    """Returns Llama 3's `rope_scaling`. The file holds the factors that frequencies are
+    divided by, one a pair of dimensions. Raises `UnsupportedModelError` if they are not
+    Llama 3's.
     """
     stored = read.file.tensors[ROPE_FACTORS]
     theta = read.number(".rope.freq_base", 10000.0)
@@ -229,14 +238,14 @@ def _llama3(read: Metadata, head_dim: int) -> dict[str, Any]:
         if all(math.isclose(one, two, rel_tol=FACTOR_ERROR) for one, two in pairs):
             return scaling
     raise UnsupportedModelError(
-        f"{read.file.path}: tensor {ROPE_FACTORS} holds other factors of rotations than "
-        f"Llama 3's, which are not supported; give the Hugging Face checkpoint that the "
-        f"file was made from"
+        f"{read.file.path}: tensor {ROPE_FACTORS} holds RoPE factors other than Llama "
+        f"3's, which are not supported; give the Hugging Face checkpoint that the file "
+        f"was made from"
     )
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
-    """Returns what Llama 3 divides each frequency by."""
+    """Returns the factor that Llama 3 divides each frequency by."""
     slow, fast, context = _LLAMA3.values()
     found = []
     for i in range(0, head_dim, 2):

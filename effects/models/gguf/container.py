@@ -1,9 +1,9 @@
-"""The container: header, metadata and places of tensors of a GGUF file, versions 2 and 3.
+"""Parses a GGUF file of version 2 or 3: header, metadata, and where its tensors are.
 
-A file is not trusted. Every length and count is compared with the bytes that are left
-before anything is allocated or skipped by it, and every tensor's place with the file's
+A file is not trusted. Before memory is allocated or bytes are skipped, each length and
+count is compared with the bytes that are left, and each tensor's place with the file's
 size, so that nothing outside the file is read. The file is mapped into memory; arrays of
-the metadata are decoded when they are asked for.
+the metadata are decoded when they are used.
 """
 
 import math
@@ -27,10 +27,10 @@ ALIGNMENT: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
 LARGEST_ALIGNMENT: Final = 1 << 20
 DIMENSIONS: Final = 4  # of a tensor, at most
-# Bounds of work, far above those of published models.
+# Limits of what a damaged file can cost, far above what published models have.
 MOST_KEYS: Final = 1 << 14
 MOST_TENSORS: Final = 1 << 16
-MOST_TEXTS: Final = 1 << 22  # in all arrays of a file
+MOST_TEXTS: Final = 1 << 22  # strings in all arrays of a file
 TEXT, ARRAY, BOOL = 8, 9, 7  # types of values
 _SCALARS: Final = {
     0: Struct("<B"),
@@ -47,16 +47,16 @@ _SCALARS: Final = {
 }
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _SHORTEST_PAIR: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
-_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
+_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
 
 
 class GgufError(CorruptFileError):
-    """A GGUF file is damaged or inconsistent. The message names the place in it."""
+    """A GGUF file is damaged or inconsistent. The message names the place in the file."""
 
 
 @frozen(eq=False)
 class Array:
-    """An array of the metadata, in the file."""
+    """An array of the metadata, decoded on demand."""
 
     path: Path
     data: mmap.mmap
@@ -66,7 +66,7 @@ class Array:
     start: int  # byte of its first element
 
     def numbers(self) -> tuple[Any, ...]:
-        """Returns its elements. Raises `GgufError` for texts."""
+        """Returns its elements. Raises `GgufError` for strings."""
         if self.kind == TEXT:
             raise _error(self.path, self.start, f"{self.key} must hold numbers")
         code = _SCALARS[self.kind].format.removeprefix("<")
@@ -75,7 +75,7 @@ class Array:
     def texts(self) -> list[str]:
         """Returns its elements. Raises `GgufError` for numbers and invalid UTF-8."""
         if self.kind != TEXT:
-            raise _error(self.path, self.start, f"{self.key} must hold texts")
+            raise _error(self.path, self.start, f"{self.key} must hold strings")
         found, at, length = [], self.start, _U64.unpack_from
         for i in range(self.count):
             end = at + 8 + length(self.data, at)[0]
@@ -93,7 +93,7 @@ Value = int | float | bool | str | Array
 
 @frozen
 class StoredTensor:
-    """A tensor's place in the file."""
+    """Where a tensor is in the file, and its type."""
 
     name: str
     shape: tuple[int, ...]  # the last dimension is contiguous
@@ -104,7 +104,7 @@ class StoredTensor:
 
 @frozen(eq=False)
 class GgufFile:
-    """The contents of a file but the values of its tensors."""
+    """The metadata of a file, and where its tensors are."""
 
     path: Path
     data: mmap.mmap  # the whole file; copied on write, so that torch can view it
@@ -113,14 +113,15 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a model's path is that of a GGUF file, by its name."""
+    """Returns whether a path ends as those of GGUF files do; the file may be missing."""
     return path.suffix.lower() == SUFFIX
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Returns the contents of a file; the last one that was read is kept.
+    """Returns a parsed file. The last two files are cached.
 
-    Raises `GgufError`, and `UnsupportedModelError` for what is valid but not read.
+    Raises `GgufError`, and `UnsupportedModelError` for valid files of a version, or with
+    types, that are not supported.
     """
     path = Path(path)
     try:
@@ -153,7 +154,7 @@ def _read(path: Path, size: int, *_identity: int) -> GgufFile:
 
 
 class _Cursor:
-    """A position in a file; reads behind its end are refused."""
+    """A position in a file. Reads past the end raise `GgufError`."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size = path, data, size
@@ -168,7 +169,7 @@ class _Cursor:
         return _error(self.path, self.at, what)
 
     def take(self, size: int, what: str) -> int:
-        """Returns the position, and moves behind so many bytes."""
+        """Moves past so many bytes, and returns the position before them."""
         if size > self.left:
             raise self.error(f"{what} takes {size} bytes, but {self.left} are left")
         start, self.at = self.at, self.at + size
@@ -178,10 +179,12 @@ class _Cursor:
         return how.unpack_from(self.data, self.take(how.size, what))[0]
 
     def count(self, what: str, shortest: int, most: int, follows: int = 0) -> int:
-        """Returns a number of things of at least `shortest` bytes."""
+        """Reads how many things of at least `shortest` bytes follow; `follows` bytes come
+        before them.
+        """
         start, found = self.at, int(self.number(_U64, f"the number of {what}"))
         if found > min(most, (self.left - follows) // shortest):
-            fits = f"{self.left} bytes are left, and {most} are the most that are read"
+            fits = f"{self.left} bytes are left, and at most {most} {what} are read"
             raise _error(self.path, start, f"the number of {what} is {found}; {fits}")
         return found
 
@@ -197,11 +200,13 @@ class _Cursor:
 
 def _read_metadata(cursor: _Cursor, pairs: int) -> dict[str, Value]:
     found: dict[str, Value] = {}
+    what = "metadata key 0"
     for i in range(pairs):
-        start, key = cursor.at, cursor.text(f"metadata key {i}")
+        start, key = cursor.at, cursor.text(what)
         if key in found:
             raise _error(cursor.path, start, f"metadata key {key!r} is there twice")
         found[key] = _read_value(cursor, key)
+        what = f"metadata key {i + 1}, after {key!r:.100},"
     return found
 
 
@@ -223,10 +228,14 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
 
 def _read_array(cursor: _Cursor, key: str) -> Array:
     kind = cursor.number(_U32, f"the type of the elements of {key}")
+    if kind == ARRAY:
+        raise UnsupportedModelError(
+            f"{cursor.path}: metadata {key} is an array of arrays, which is not "
+            f"supported; give the Hugging Face checkpoint that the file was made from"
+        )
     if kind != TEXT and kind not in _SCALARS:
-        what = "an array of arrays" if kind == ARRAY else f"of the unknown type {kind}"
-        raise cursor.error(f"{key} is {what}, which is not read")
-    # A text takes at least its length.
+        raise cursor.error(f"the elements of {key} have the unknown type {kind}")
+    # A string takes at least the bytes of its length.
     each = 8 if kind == TEXT else _SCALARS[kind].size
     most = MOST_TEXTS - cursor.texts if kind == TEXT else cursor.size
     count = cursor.count(f"elements of {key}", each, most)
@@ -255,36 +264,43 @@ def _alignment(cursor: _Cursor, value: Value) -> int:
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
-    """Returns the places of tensors, which must lie apart within the file."""
+    """Returns where tensors are. They must be within the file and not overlap."""
     found: dict[str, StoredTensor] = {}
+    described: dict[str, int] = {}  # the bytes where their descriptions begin
+    what = "the name of tensor 0"
     for i in range(count):
         start = cursor.at
-        tensor = _read_tensor(cursor, i)
+        tensor = _read_tensor(cursor, what)
         if tensor.name in found:
             raise _error(cursor.path, start, f"tensor {tensor.name!r} is there twice")
         if tensor.start % alignment:
             what = f"offset {tensor.start} of tensor {tensor.name} is no multiple of"
             raise _error(cursor.path, start, f"{what} {alignment}")
-        found[tensor.name] = tensor
+        found[tensor.name], described[tensor.name] = tensor, start
+        what = f"the name of tensor {i + 1}, after {tensor.name!r:.100},"
     base = -(-cursor.at // alignment) * alignment
     end, before = 0, ""
     for tensor in sorted(found.values(), key=lambda one: one.start):
         where = f"tensor {tensor.name} (offset {tensor.start}, {tensor.size} bytes)"
+        at = described[tensor.name]
         if tensor.start < end:
-            raise cursor.error(f"{where} overlaps tensor {before}")
+            raise _error(cursor.path, at, f"{where} overlaps tensor {before}")
         end, before = tensor.start + tensor.size, tensor.name
         if end > cursor.size - base:
             ends = f"extends past the end of the file, which has {cursor.size} bytes"
-            raise cursor.error(f"{where} {ends}; tensors begin at byte {base}")
+            begin = f"tensors begin at byte {base}"
+            raise _error(cursor.path, at, f"{where} {ends}; {begin}")
     return {
         name: StoredTensor(name, one.shape, one.type, base + one.start, one.size)
         for name, one in found.items()
     }
 
 
-def _read_tensor(cursor: _Cursor, index: int) -> StoredTensor:
-    """Returns a tensor's place, counted from where tensors begin."""
-    name = cursor.text(f"the name of tensor {index}")
+def _read_tensor(cursor: _Cursor, what: str) -> StoredTensor:
+    """Returns a tensor, whose `start` is its offset from the byte where tensors begin.
+    Errors about its name call the name `what`.
+    """
+    name = cursor.text(what)
     what = f"tensor {name}"
     dimensions = cursor.number(_U32, f"the number of dimensions of {what}")
     if not 1 <= dimensions <= DIMENSIONS:
@@ -296,7 +312,7 @@ def _read_tensor(cursor: _Cursor, index: int) -> StoredTensor:
         known = ", ".join(one.name for one in TYPES.values())
         raise UnsupportedModelError(
             f"{cursor.path}: {what} has type {type_name(kind)}, which is not supported; "
-            f"{known} are: use a file in which all tensors have one of these types"
+            f"{known} are. Use a file in which all tensors have one of these types"
         )
     if sizes[0] % type_.elements or 0 in sizes:
         raise cursor.error(
@@ -315,7 +331,7 @@ def _check_version(path: Path, version: int) -> None:
         what = "big-endian files are not supported"
     known = " and ".join(map(str, VERSIONS))
     raise UnsupportedModelError(
-        f"{path}: {what}; little-endian files of versions {known} are: convert the model "
+        f"{path}: {what}; little-endian files of versions {known} are. Convert the model "
         f"again with a current llama.cpp"
     )
 

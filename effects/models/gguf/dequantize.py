@@ -1,10 +1,10 @@
 """Dequantizes the block types of GGUF files.
 
-Blocks of the older types (`Q4_0` to `Q8_0`) have 32 numbers with one scale, and in `_1`
-also a least value. Blocks of the K types have 256 numbers in 8 or 16 groups, whose scales
-(and in Q4_K and Q5_K least values) are in few bits themselves, with scales of the block.
-Operations and their order are those of llama.cpp's reference, in float32, so that results
-are equal bit by bit.
+A block of the older types (`Q4_0` to `Q8_0`) has 32 numbers and one scale; of `Q4_1` and
+`Q5_1` also a minimum, which is added. A block of the K types has 256 numbers in 8 or 16
+groups. Each group has a scale, and in Q4_K and Q5_K a minimum, of 6 or 8 bits; the block
+has float16 scales of these. Operations and their order are those of llama.cpp's
+reference, in float32, so that results are bit-identical.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from torch import Tensor
 
 _HALF: Final = 2  # bytes of a float16
 _HIGH_BITS: Final = 4  # bytes of the fifth bits of 32 numbers
-_K_SCALES: Final = 12  # bytes of the scales and least values of 8 groups
+_K_SCALES: Final = 12  # bytes of the scales and minimums of 8 groups
 
 
 def dequantized(name: str, blocks: Tensor) -> Tensor:
-    """Returns the numbers [blocks, numbers of a block], in float32, of uint8 [blocks,
-    bytes of a block] of the type `name`.
+    """Dequantizes blocks of the type `name`: uint8 [blocks, bytes of a block] to float32
+    [blocks, numbers of a block].
     """
     return _TYPES[name](blocks).flatten(1)
 
@@ -43,15 +43,15 @@ def _scale(blocks: Tensor, at: int = 0) -> Tensor:
 
 
 def _nibbles(packed: Tensor, group: int = 16) -> Tensor:
-    """Returns of each `group` bytes the low, then the high halves [blocks, groups, 2,
-    bytes of a group].
+    """Unpacks 4-bit numbers: of each `group` bytes the low halves, then the high ones.
+    Returns [blocks, groups, 2, bytes of a group].
     """
     groups = packed.reshape(len(packed), -1, 1, group)
     return torch.cat([groups & 15, groups >> 4], dim=2)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """Returns [blocks, 32] of 4 bytes, as bits of value 16."""
+    """Returns the fifth bits of 32 numbers, each 0 or 16 [blocks, 32], from 4 bytes."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed[:, :, None] >> shifts & 1) << 4).flatten(1)
 
@@ -83,32 +83,32 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _k_groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the scales and the least values of 8 groups [blocks, 8, 1], which begin a
-    block of Q4_K or Q5_K: six bits each.
+    """Returns the scales and the minimums of 8 groups, each [blocks, 8, 1], from the
+    first bytes of a block of Q4_K or Q5_K, which has 6 bits of each.
     """
     packed = blocks[:, 2 * _HALF : 2 * _HALF + _K_SCALES]
     first, second, rest = packed.split_with_sizes([4, 4, 4], 1)
     scales = torch.cat([first & 63, rest & 15 | first >> 2 & 48], dim=1)
-    least = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=1)
+    minimums = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=1)
     scales = _scale(blocks) * scales.float()
-    return scales[..., None], (_scale(blocks, _HALF) * least.float())[..., None]
+    return scales[..., None], (_scale(blocks, _HALF) * minimums.float())[..., None]
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    scales, least = _k_groups(blocks)
+    scales, minimums = _k_groups(blocks)
     packed = blocks[:, 2 * _HALF + _K_SCALES :]
     numbers = _nibbles(packed, 32).reshape(len(blocks), 8, 32)
-    return scales * numbers.float() - least
+    return scales * numbers.float() - minimums
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    scales, least = _k_groups(blocks)
+    scales, minimums = _k_groups(blocks)
     high, packed = blocks[:, 2 * _HALF + _K_SCALES :].split_with_sizes([32, 128], 1)
     # Bit i of a byte belongs to group i.
     groups = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     fifth = (high[:, None] >> groups & 1) << 4
     numbers = _nibbles(packed, 32).reshape(len(blocks), 8, 32) | fifth
-    return scales * numbers.float() - least
+    return scales * numbers.float() - minimums
 
 
 def _q6_k(blocks: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Typed reads of a GGUF file's metadata; errors name the key and what is wrong."""
+"""Typed access to a GGUF file's metadata; errors name the key and what is wrong."""
 
 import math
 from typing import Any, TypeVar
@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 from minfer.effects.models.gguf.container import Array, GgufError, GgufFile, Value
 
 Default = TypeVar("Default")
-LARGEST = 1 << 40  # of sizes
+LARGEST = 1 << 40  # above all sizes
 
 
 class Metadata:
-    """Reads of one file. `arch` is put before keys that begin with a dot. All raise
-    `GgufError`.
+    """Reads values of one file's metadata by their keys; a key that begins with a dot
+    means `arch`, the file's architecture, before it. All reads raise `GgufError` for a
+    value of another type, and for a missing one without `default`.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -22,15 +23,20 @@ class Metadata:
     def error(self, key: str, expected: str) -> GgufError:
         """Returns the error about a value that is not as `expected`."""
         value = self.get(key)
-        shown = f"an array of {value.count}" if isinstance(value, Array) else repr(value)
-        found = "nothing" if value is None else f"{shown:.100}"
+        found = repr(value)
+        if isinstance(value, Array):
+            found = f"an array of {value.count} elements"
+        return self.fault(key, f"must be {expected}, found {found:.100}")
+
+    def fault(self, key: str, what: str) -> GgufError:
+        """Returns an error about a key, of which `what` says what is wrong."""
         return GgufError(
-            f"{self.file.path}: metadata {self.full(key)} must be {expected}, found "
-            f"{found}; download the file again, or convert the model again"
+            f"{self.file.path}: metadata {self.full(key)} {what}; download the file "
+            f"again, or convert the model again"
         )
 
     def full(self, key: str) -> str:
-        """Returns the key as the file has it."""
+        """Returns the key with the architecture before it, as in the file."""
         return self.arch + key if key.startswith(".") else key
 
     def get(self, key: str) -> Value | None:
@@ -38,16 +44,16 @@ class Metadata:
         return self.file.metadata.get(self.full(key))
 
     def text(self, key: str, default: Any = ...) -> str:
-        """Returns a text."""
+        """Returns a string."""
         value = self._or_default(key, default)
         if not isinstance(value, str) and value is not default:
-            raise self.error(key, "a text")
+            raise self.error(key, "a string")
         return str(value)
 
     def whole(
         self, key: str, default: Any = ..., low: int = 1, below: int = LARGEST
     ) -> int:
-        """Returns an integer from `low` on, below `below`."""
+        """Returns an integer that is at least `low` and less than `below`."""
         value = self._or_default(key, default)
         if value is not default and (type(value) is not int or not low <= value < below):
             raise self.error(key, f"an integer from {low} to {below - 1}")
@@ -70,23 +76,25 @@ class Metadata:
 
     def array(self, key: str) -> Array:
         """Returns an array."""
-        value = self.get(key)
+        value = self._or_default(key, ...)
         if not isinstance(value, Array):
             raise self.error(key, "an array")
         return value
 
     def same_in_all_layers(self, key: str, default: Any = ..., low: int = 1) -> int:
-        """Returns an integer that may be given for each layer, if all are equal."""
+        """Returns an integer that may be given once or for each layer; all have to be
+        equal.
+        """
         value = self.get(key)
         if not isinstance(value, Array):
             return self.whole(key, default, low)
         found = set(value.numbers())
         if len(found) != 1 or type(one := found.pop()) is not int or one < low:
-            raise self.error(key, f"the same integer from {low} on in all layers")
+            raise self.error(key, f"the same integer, at least {low}, in all layers")
         return one
 
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.get(key)
         if value is None and default is ...:
-            raise self.error(key, "there")
+            raise self.fault(key, "is missing")
         return default if value is None else value

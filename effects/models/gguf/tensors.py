@@ -1,39 +1,39 @@
-"""Reads the tensors of a GGUF file as those of an open safetensors file."""
+"""Reads the tensors of a GGUF file through the interface of an open safetensors file."""
 
 from typing import TYPE_CHECKING, Any
 
 from minfer.effects.models.gguf.container import GgufFile
-from minfer.effects.models.gguf.shown import ShownTensor, shown_tensors
+from minfer.effects.models.gguf.hf_tensors import HfTensor, hf_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class GgufTensors:
-    """The tensors of a file, with the methods of an open safetensors file."""
+    """The tensors of a file by the methods of an open safetensors file."""
 
     def __init__(self, file: GgufFile, dtype: str = "float32", device: str = "cpu"):
         """Matrices are dequantized to `dtype`, on `device`."""
         self._file, self._dtype, self._device = file, dtype, device
-        self._shown = shown_tensors(file)
+        self._tensors = hf_tensors(file)
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors."""
-        return [*self._shown]
+        return [*self._tensors]
 
-    def get_slice(self, name: str) -> ShownTensor:
-        """Returns what tells a tensor's shape and type."""
-        return self._shown[name]
+    def get_slice(self, name: str) -> HfTensor:
+        """Returns a tensor's description, which has its shape and type."""
+        return self._tensors[name]
 
     def get_tensor(self, name: str) -> "Tensor":
         """Returns a tensor."""
         from minfer.effects.models.gguf.values import read_values
 
-        return read_values(self._file, self._shown[name], self._dtype, self._device)
+        return read_values(self._file, self._tensors[name], self._dtype, self._device)
 
 
 def opened(file: GgufFile, dtype: str, device: str) -> Any:
-    """Returns the tensors of a file in the place of an open safetensors file, which has
-    no type.
+    """Returns the tensors of a file, to use as an open safetensors file, which has no
+    static type.
     """
     return GgufTensors(file, dtype, device)

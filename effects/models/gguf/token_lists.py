@@ -7,10 +7,11 @@ from minfer.effects.models.gguf.metadata import Metadata
 
 TOKENS: Final = "tokenizer.ggml.tokens"
 TOKEN_TYPES: Final = "tokenizer.ggml.token_type"  # noqa: S105 - a key, no password
-# Types of tokens. Control tokens are special; unused ones only fill the vocabulary.
+# Types of tokens (llama.cpp's). Control tokens are special; unused ones are padding of
+# the vocabulary.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 _KEYS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-# Ends of a turn by their texts: older files have no key for those besides `eos`.
+# Control tokens that end a turn, by their texts: older files name only `eos` by a key.
 _TEXTS: Final = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -23,7 +24,7 @@ _TEXTS: Final = (
 
 
 def token_types(read: Metadata) -> tuple[int, ...]:
-    """Returns the types of all tokens: normal, where the file has none. Raises
+    """Returns the types of all tokens; without types in the file, all are normal. Raises
     `GgufError`.
     """
     count = read.array(TOKENS).count
@@ -31,19 +32,23 @@ def token_types(read: Metadata) -> tuple[int, ...]:
         return (NORMAL,) * count
     found = read.array(TOKEN_TYPES).numbers()
     if len(found) != count:
-        raise read.error(TOKEN_TYPES, f"an array of {count}, as {TOKENS}")
+        raise read.error(TOKEN_TYPES, f"an array of {count} elements, as {TOKENS} is")
     return found
 
 
 def token_texts(read: Metadata) -> dict[int, str]:
-    """Returns the texts of the tokens that are used, by their ids. Raises `GgufError`."""
+    """Returns the texts of tokens that are not unused, by their ids. Raises
+    `GgufError`.
+    """
     texts = read.array(TOKENS).texts()
     kinds = enumerate(token_types(read))
     return {token: texts[token] for token, kind in kinds if kind != UNUSED}
 
 
 def stop_ids(read: Metadata) -> tuple[int, ...]:
-    """Returns the ids that end a sequence. Raises `GgufError` for ids without a token."""
+    """Returns the ids of tokens that end a sequence. Raises `GgufError` for ids outside
+    the vocabulary.
+    """
     return tuple(dict.fromkeys(_ids(read)))
 
 

@@ -1,4 +1,6 @@
-"""Values of tensors of a GGUF file: read, dequantized, and in a checkpoint's order."""
+"""Reads the values of tensors of a GGUF file, as the Hugging Face checkpoint has them:
+dequantized, and in its order.
+"""
 
 from typing import Final
 
@@ -8,9 +10,9 @@ from torch import Tensor
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.gguf.container import GgufFile, StoredTensor
 from minfer.effects.models.gguf.dequantize import dequantized, split_q4_0
-from minfer.effects.models.gguf.shown import ShownTensor
+from minfer.effects.models.gguf.hf_tensors import HfTensor
 
-PIECE: Final = 1 << 24  # numbers that are dequantized at once
+PIECE: Final = 1 << 24  # most numbers that are dequantized at once
 _FLOATS: Final = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -18,29 +20,29 @@ _FLOATS: Final = {
 }
 
 
-def read_values(file: GgufFile, shown: ShownTensor, dtype: str, device: str) -> Tensor:
-    """Returns a tensor as the checkpoint has it; where it is dequantized, in `dtype`, on
-    `device`.
+def read_values(file: GgufFile, tensor: HfTensor, dtype: str, device: str) -> Tensor:
+    """Returns a tensor as the checkpoint has it. A quantized one is dequantized to
+    `dtype`, on `device`; others keep their type.
     """
-    blocks = _blocks(file, shown.stored, shown.expert)
-    if shown.form != "whole":
+    blocks = _blocks(file, tensor.stored, tensor.expert)
+    if tensor.form != "whole":
         numbers, scales = split_q4_0(blocks.to(device))
-        found = numbers if shown.form == "numbers" else scales
-    elif (kind := _FLOATS.get(shown.stored.type.name)) is not None:
+        found = numbers if tensor.form == "numbers" else scales
+    elif (kind := _FLOATS.get(tensor.stored.type.name)) is not None:
         found = blocks.view(kind)
     else:
-        found = _pieces(shown.stored, blocks, torch_dtype(dtype), device)
-    found = found.reshape(shown.shape)
-    if shown.heads:
-        # [heads, dimension of a half, half] to halves one behind the other.
-        halves = found.reshape(shown.heads, -1, 2, *found.shape[1:])
+        found = _pieces(tensor.stored, blocks, torch_dtype(dtype), device)
+    found = found.reshape(tensor.shape)
+    if tensor.heads:
+        # Neighbouring dimensions [heads, pairs, 2] to halves [heads, 2, pairs].
+        halves = found.reshape(tensor.heads, -1, 2, *found.shape[1:])
         found = halves.transpose(1, 2).reshape(found.shape)
-    return found.float() - 1 if shown.less_one else found
+    return found.float() - 1 if tensor.less_one else found
 
 
 def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
-    """Returns the bytes [blocks, bytes of a block] of a tensor, or of an expert of it; a
-    view of the file.
+    """Returns the bytes of a tensor, or of one expert's part of it [blocks, bytes of a
+    block]: a view of the mapped file.
     """
     start, size = stored.start, stored.size
     if expert is not None:
@@ -53,7 +55,7 @@ def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
 def _pieces(
     stored: StoredTensor, blocks: Tensor, dtype: torch.dtype, device: str
 ) -> Tensor:
-    """Returns dequantized numbers, of which few at a time are in float32."""
+    """Dequantizes blocks in pieces, so that at most `PIECE` numbers are in float32."""
     name, each = stored.type.name, stored.type.elements
     found = torch.empty((len(blocks), each), dtype=dtype, device=device)
     rows = max(1, PIECE // each)

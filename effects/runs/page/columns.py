@@ -47,6 +47,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Admitted": ("hit", "known", "copied"),
     "Missed": ("block", "blocks"),
     "WindowMissed": ("group", "block", "cached"),
+    "Loading": ("blocks", "hit"),
+    "Recomputing": ("blocks", "hit"),
+    "LostBlocks": ("blocks", "error"),
     "Held": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"),
@@ -56,9 +59,11 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     # Planned prefill tokens; after the last chunk, a token.
     "Chunk": ("step", "tokens", "last"),
 }
-# Events without an entry: times and results of drafts are in other tables, and
-# `entered_requests` finds the arrivals.
-_NOT_LOGGED: Final = messages.Tick | messages.Submit | messages.Propose
+# Events without an entry: times and results of drafts are in other tables,
+# `entered_requests` finds the arrivals, and lost blocks have a reason.
+_NOT_LOGGED: Final = (
+    messages.Tick | messages.Submit | messages.Propose | messages.Moved | messages.Lost
+)
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
 

@@ -15,7 +15,8 @@ HELP: Final[Mapping[str, str]] = {
         "Samples in the waiting queue now, by what they wait for: blocks (the KV cache "
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
-        "of rows while others run), policy, sibling, step, fault."
+        "of rows while others run), loading (their KV blocks are on their way from host "
+        "memory), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
@@ -45,6 +46,13 @@ HELP: Final[Mapping[str, str]] = {
         "How often a running sample was preempted: its KV blocks went to another one, "
         "and are recomputed; if this grows, the KV cache is too small for the load."
     ),
+    "kv_host_loaded_blocks": (
+        "KV blocks whose loading from host memory has begun, for a waiting sample."
+    ),
+    "kv_host_recomputed_blocks": (
+        "KV blocks in host memory that a waiting sample computes, as that is faster."
+    ),
+    "kv_host_lost_blocks": ("KV blocks whose copy to or from host memory failed."),
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."

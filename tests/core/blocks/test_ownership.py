@@ -46,6 +46,13 @@ def test_nothing_is_evicted_while_blocks_are_free() -> None:
     assert (change.pool.free, change.available) == (0, 1)
 
 
+def test_taking_free_blocks_leaves_the_index_unopened() -> None:
+    before = Blocks(Pool(4))
+    change = Transaction(before)
+    change.take(4)
+    assert change.done().prefix is before.prefix
+
+
 def test_blocks_for_a_length_leave_out_the_last_token() -> None:
     assert [blocks_for(tokens, 4) for tokens in (0, 1, 2, 5, 6, 9, 10)] == [
         1,

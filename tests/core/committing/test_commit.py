@@ -9,7 +9,15 @@ from hypothesis import given
 
 from minfer.blocks.keys import block_keys
 from minfer.committing.commit import align_yields
-from minfer.records.messages import Cancel, Discarded, Emit, Executed, Ignored, Submit
+from minfer.records.messages import (
+    Cancel,
+    Discarded,
+    Emit,
+    Ended,
+    Executed,
+    Ignored,
+    Submit,
+)
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.values import thresholds
@@ -168,6 +176,14 @@ def test_tokens_after_the_last_one_and_after_a_stop_are_taken_back() -> None:
         assert bench.out["a", 0] == kept
         assert bench.ended["a", 0].length == len(kept)
         assert bench.ended["a", 0].reason == ("length" if keep else "stop")
+
+
+def test_those_that_end_in_a_step_end_in_rank_order_whyever_they_end() -> None:
+    """The first ends with its prompt, the second with its last token."""
+    bench = Bench()
+    bench.give(Submit(ask("prompt", 4, 0)), Submit(ask("token", 4, 1)))
+    bench.turn()
+    assert [one.id for one in bench.reasons_of(Ended)] == ["prompt", "token"]
 
 
 def test_an_emit_names_all_running_samples_and_ends_no_other() -> None:

@@ -32,11 +32,19 @@ def test_a_good_step_of_one_sample_leaves_the_others_their_faults() -> None:
     assert {done.reason for done in bench.ended.values()} == {"length"}
 
 
-def test_a_good_step_leaves_their_faults_to_those_in_the_steps_behind_it() -> None:
+def one_row_and_two() -> Bench:
+    """Two requests, of which one has a row in the first step in flight, both in the
+    second.
+    """
     bench = Bench(evolve(CONFIG, depth=2))
     bench.give(Submit(ask("a", 5, 9, lockstep=True)), Submit(ask("bb", 5, 9)))
-    while list(map(len, [plan.gens for plan in bench.state.inflight])) != [1, 2]:
+    while [len(plan.gens) for plan in bench.state.inflight] != [1, 2]:
         bench.turn()
+    return bench
+
+
+def test_a_good_step_leaves_their_faults_to_those_in_the_steps_behind_it() -> None:
+    bench = one_row_and_two()
     faults = ((("a", 0), 1), (("bb", 0), 1))
     bench.state = evolve(bench.state, faults=faults)
     bench.turn()
@@ -59,6 +67,12 @@ def test_a_failed_step_names_itself_its_plans_and_its_rows() -> None:
     bench.give(Failed(1, "boom"))
     (voided,) = bench.reasons_of(Discarded)
     assert voided == Discarded(1, "boom", 2, 2)
+
+
+def test_a_later_step_that_fails_is_blamed_on_its_own_rows() -> None:
+    bench = one_row_and_two()
+    bench.give(Failed(bench.state.inflight[1].step, "boom"))
+    assert dict(bench.state.faults) == {("a", 0): 1, ("bb", 0): 1}
 
 
 def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() -> None:

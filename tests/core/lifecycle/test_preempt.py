@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.lifecycle.preempt import _with_rank
 from minfer.policies.builtin import Ageing, Priority, Shortest
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
 from minfer.records.request import Request
@@ -75,6 +76,20 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
     bench.drain()
     for name in ("a", "bb"):
         assert bench.out[name, 0] == bench.right(ask(name, 9, 20))
+
+
+def test_who_begins_anew_after_a_failed_step_has_nothing_left_of_its_windows() -> None:
+    """What pools the mean of its prompt computes all of it."""
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(8), CacheGroup(12)), num_blocks=64))
+    asked = ask("a", 40, 0, pooling="mean", reads_cache=False)
+    bench.give(Submit(asked))
+    bench.turn()
+    bench.give(bench.oracle.fail("boom", halfway=True))
+    (chain,) = only(bench).chains
+    assert (chain.sealed, chain.low) == ((0, 0), (0, 0))
+    assert only(bench).starts == (0,)
+    bench.drain()
+    assert bench.ended["a", 0].reason == "length"
 
 
 def test_a_place_is_kept_by_who_is_displaced() -> None:

@@ -2,8 +2,16 @@
 
 from attrs import evolve
 
+from minfer.blocks.ownership import Transaction
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
+from minfer.lifecycle.publish import (
+    _publish_window,
+    compute_keys,
+    publish_blocks,
+    release_windows,
+    window_blocks_coming,
+)
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Submit
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -59,3 +67,75 @@ def test_a_window_lets_go_of_all_that_is_outside_of_what_is_computed() -> None:
         assert chain.low == (outside(done, 6, 4),)
         lows += chain.low
     assert lows == [1, 4, 6]
+
+
+def test_fewer_keys_than_there_are_leave_keys_and_tail_as_they_are() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 8, 9)))
+    bench.turn()
+    run = bench.state.running
+    (chain,), fresh = run.chains, (*range(6),)
+    run = evolve(run, tails=((),), fresh=(fresh,))
+    assert len(chain.keys) == 2
+    for upto in (1, 2):
+        found = compute_keys(bench.config, run, 0, upto)
+        assert found == (chain.keys, chain.chunks, fresh)
+
+
+def test_a_group_that_lags_behind_another_is_published_without_a_new_block() -> None:
+    """Its blocks had twins, which are evicted by now."""
+    bench = Bench(evolve(CONFIG, groups=(CacheGroup(), CacheGroup(8)), num_blocks=64))
+    bench.give(Submit(ask("a", 8, 9)))
+    (chain,) = bench.state.running.chains
+    lagging = evolve(bench.state.running, chains=(evolve(chain, sealed=(0, 2)),))
+    state = publish_blocks(bench.config, evolve(bench.state, running=lagging), {0: 2})
+    assert state.running.chains[0].sealed == (2, 2)
+
+
+def test_blocks_are_coming_while_steps_in_flight_move_a_window_and_it_gives_any() -> None:
+    """A prompt of 40 is computed in chunks of 16, behind a window of 8 tokens."""
+    for reserve in (False, True):
+        config = evolve(CONFIG, groups=(CacheGroup(8),), reserve_windows=reserve)
+        bench = Bench(config)
+        bench.give(Submit(ask("a", 40, 3)))
+        coming = [window_blocks_coming(config, bench.state)]
+        landed = evolve(bench.state, inflight=())
+        coming.append(window_blocks_coming(config, landed))
+        assert coming == [not reserve, False]
+
+
+def test_no_block_is_coming_from_sinks_nor_before_a_window_is_full() -> None:
+    for sinks, length, more in (
+        (0, 11, True),
+        (0, 10, False),
+        (8, 19, True),
+        (8, 18, False),
+    ):
+        group = CacheGroup(8, sink_tokens=sinks)
+        config = evolve(CONFIG, groups=(group,), max_num_batched_tokens=32)
+        bench = Bench(config)
+        bench.give(Submit(ask("a", length, 3)))
+        assert window_blocks_coming(config, bench.state) == more, (sinks, length)
+
+
+def test_what_left_a_window_counts_as_published_if_all_sinks_are() -> None:
+    """Of four blocks, the first has sinks, and two are behind the window."""
+    group = CacheGroup(8, sink_tokens=4)
+    bench = Bench(evolve(CONFIG, groups=(group,)))
+    bench.give(Submit(ask("a", 16, 9)))
+    run, change = bench.state.running, Transaction(bench.state.blocks)
+    ((table,),), (chain,) = run.tables, run.chains
+    for sealed, then in ((0, 0), (1, 3)):
+        chain = evolve(chain, sealed=(sealed,))
+        about = (change, chain, chain.keys, 0, group, table)
+        assert _publish_window(*about, count=sealed, gone=3, sinks=1) == (then, 3)
+
+
+def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:
+    for pooling, published in (("mean", 0), ("", 4)):
+        bench = Bench(evolve(CONFIG, groups=(CacheGroup(8),)))
+        more = {"pooling": pooling, "reads_cache": False} if pooling else {}
+        bench.give(Submit(ask("a", 40, 0, **more)))
+        state = evolve(bench.state, inflight=())
+        after = release_windows(bench.config, state)
+        assert len(after.blocks.prefix.nodes) == published

@@ -3,6 +3,7 @@
 import pytest
 from attrs import evolve
 
+from minfer.blocks.keys import block_keys, is_tail, tail_keys
 from minfer.blocks.prefix import lookup, pages_of
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Cancel, Submit
@@ -86,3 +87,16 @@ def test_cancelled_samples_leave_nothing_behind(window: int) -> None:
         bench.turn()
     assert bench.state.blocks.available == CONFIG.num_blocks
     assert bench.state.running == Running()
+
+
+def test_who_leaves_before_its_prompt_is_computed_leaves_no_tail_of_it() -> None:
+    """Of 22 tokens a step computes 16; the last 2 are in a block that is not full."""
+    bench, asked = Bench(), ask("a", 22, 1)
+    keys = block_keys(asked.root, asked.prompt, 4)
+    tails = tail_keys(asked.root, keys, asked.prompt, 4)
+    bench.give(Submit(evolve(asked, tails=tails)))
+    bench.turn(Cancel("a"))
+    bench.drain()
+    found = bench.state.blocks.prefix.nodes
+    assert set(found) == set(keys[:4])
+    assert not any(map(is_tail, found))

@@ -226,3 +226,13 @@ def test_a_tail_that_two_have_computed_is_published_once() -> None:
     blocks = bench.state.blocks
     assert blocks.available == CONFIG.num_blocks
     assert blocks.idle == 1
+
+
+def test_a_tail_that_is_cached_and_computed_again_is_as_old_as_before() -> None:
+    bench, prompts = Bench(), {"a": (1, 2, 3), "b": (4, 5, 6)}
+    served(bench, node("a", prompts["a"]))
+    served(bench, node("b", prompts["b"]))
+    served(bench, node("again", prompts["a"], reads_cache=False))
+    idle = bench.state.blocks.prefix.idle
+    tails = [tail_key(ROOT, prompt) for prompt in prompts.values()]
+    assert [key for _, key in sorted(idle.items())] == tails

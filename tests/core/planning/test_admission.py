@@ -18,6 +18,7 @@ from minfer.records.messages import (
     WakeAt,
 )
 from minfer.records.policy import FirstCome, Load
+from minfer.records.request import Request
 from minfer.schedule import queue_blocked_by
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -133,6 +134,36 @@ def test_the_last_that_runs_is_displaced_for_its_blocks() -> None:
     ]
     assert bench.state.running.ids == (("urgent", 0),)
     bench.drain()
+
+
+def test_none_is_displaced_for_a_sample_that_waits_for_its_sibling() -> None:
+    bench = Bench(evolve(CONFIG, policy=Priority()))
+    bench.give(Submit(ask("low", 4, 9, priority=9)))
+    bench.turn(Submit(ask("urgent", 4, 9, n=2)))
+    assert bench.reasons_of(QueueBlocked) == [QueueBlocked("urgent", 1, "sibling")]
+    assert not bench.reasons_of(Preempted)
+    bench.drain()
+
+
+class Counting(FirstCome):
+    """Notes how many of a client are said to have come in the step."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "noted", list[tuple[str, int]]())
+
+    def holds_back(
+        self, state: Any, request: Request, load: Load, came: int
+    ) -> tuple[bool, Any]:
+        del load
+        vars(self)["noted"].append((request.client, came))
+        return False, state
+
+
+def test_a_policy_hears_how_many_of_a_client_came_in_the_step() -> None:
+    policy = Counting()
+    bench = Bench(evolve(CONFIG, policy=policy))
+    bench.give(*(Submit(ask(f"r{i}", client=one)) for i, one in enumerate("abaa")))
+    assert vars(policy)["noted"] == [("b", 0), ("a", 1), ("a", 2)], "but for the first"
 
 
 def test_a_load_is_not_paused_once_an_admitted_sequence_runs_in_the_step() -> None:

@@ -226,15 +226,18 @@ def test_a_sibling_whose_window_begins_in_its_last_block_lends_it_too() -> None:
     assert bench.reasons_of(Admitted)[-1].copied == 2
 
 
-def test_a_sibling_whose_window_has_left_that_block_lends_none() -> None:
-    bench = Bench(evolve(CONFIG, groups=(CacheGroup(2),), max_num_seqs=2))
+@pytest.mark.parametrize("groups", [(CacheGroup(2),), (CacheGroup(), CacheGroup(2))])
+def test_a_sibling_whose_window_has_left_that_block_lends_none(
+    groups: tuple[CacheGroup, ...],
+) -> None:
+    bench = Bench(evolve(CONFIG, groups=groups, max_num_seqs=2))
     bench.give(Submit(ask("other", 3, 8)), Submit(ask("a", 7, 12, n=2)))
     while len(bench.reasons_of(Admitted)) < 3:
         bench.turn()
     sibling = next(
         i for i, name in enumerate(bench.state.running.ids) if name == ("a", 0)
     )
-    assert bench.state.running.chains[sibling].low[0] > 1
+    assert bench.state.running.chains[sibling].low[-1] > 1
     assert bench.reasons_of(Admitted)[-1].copied == 0
 
 

@@ -15,6 +15,7 @@ from minfer.records.messages import PolicyOverride, Submit
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState
+from minfer.values.checks import MOST
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -87,6 +88,7 @@ def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
         ("admit_from", -math.inf, -math.inf),
         ("admit_from", math.inf, math.inf),
         ("admit_from", -(2**63), -(2**63)),
+        ("admit_from", MOST, MOST),
         ("victim", 1, 1),
         ("victim", 2, 2),
         ("displaces", True, True),
@@ -199,6 +201,15 @@ def test_what_a_policy_raised_is_reported_with_its_line(
     assert reported.error == text
     assert reported.line.startswith(f"{__file__}, line ")
     assert requested("budget", 5.5)[1] == [PolicyOverride("budget", "returned a float")]
+
+
+class _UntracedError(Exception):
+    __traceback__ = None
+
+
+def test_what_was_raised_nowhere_is_reported_without_a_line() -> None:
+    _, (reported,) = requested("budget", _UntracedError("x"))
+    assert (reported.error, reported.line) == ("x", "")
 
 
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:

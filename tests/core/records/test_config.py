@@ -105,11 +105,13 @@ class Numbers:
     above: float = field(default=1.0, validator=number(0, above=True, of="numbers: "))
     least: float = field(default=1.0, validator=number(0))
     whole: int = field(default=1, validator=number(-2))
+    most: int = field(default=1, validator=number(1, 5))
 
 
 def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
     assert Numbers(1e-9, 0, -2) == Numbers(1e-9, 0.0, -2)
     assert Numbers(whole=2**63 - 1).whole == 2**63 - 1
+    assert Numbers(most=5).most == 5
     wrong: list[dict[str, Any]] = [
         {"above": 0},
         {"above": -1},
@@ -122,14 +124,17 @@ def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
         {"whole": -3},
         {"whole": 1.0},
         {"whole": 2**63},
+        {"most": 6},
     ]
     for fields in wrong:
         with pytest.raises(ConfigError, match=next(iter(fields))):
             Numbers(**fields)
     with pytest.raises(ConfigError, match=r"^numbers: above must be a number above 0"):
         Numbers(0)
-    with pytest.raises(ConfigError, match=r"^whole must be a whole number from -2"):
+    with pytest.raises(ConfigError, match=r"^whole must be a whole number from -2, not"):
         Numbers(whole=-3)
+    with pytest.raises(ConfigError, match=r"^most must be a whole number from 1 to 5, "):
+        Numbers(most=6)
 
 
 def test_a_wrong_value_is_quoted_unless_it_is_too_long() -> None:

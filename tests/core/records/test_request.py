@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from minfer.records.request import ParameterError, Request, SamplingParams
+from minfer.sampling.beam import BeamRound
 from minfer.values.checks import check_number
 
 
@@ -48,7 +49,7 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),
     ("presence_penalty", [-2, 2], [-2.01, 2.01, None]),
     ("min_tokens", [0, 16], [-1, 17, 1.0, None]),
-    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}]),
+    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}, {0.5: 0}]),
     ("logit_bias", [dict.fromkeys(range(1024), 1)], [dict.fromkeys(range(1025), 1)]),
     ("allowed_token_ids", [[0, 2**31], range(2**16)], [[2**31 + 1], range(2**16 + 1)]),
     ("bad_words", [["x" * 128], ["x"] * 128], [["x" * 129], ["x"] * 129]),
@@ -86,6 +87,11 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
     ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
+    (
+        "tails",
+        [None, (b"", b"x")],
+        [[b"", b""], (b"x",), (b"", b"", b""), ("", "x"), (b"x", 1)],
+    ),
 ]
 
 
@@ -144,6 +150,12 @@ def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None
     assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
     assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
     assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17
+
+
+def test_what_a_client_has_given_is_the_prompt_of_its_search() -> None:
+    beam = BeamRound(id="s", width=1, prompt=2, most=4)
+    assert ask(prompt=(1, 2, 3)).given == 3
+    assert ask(prompt=(1, 2, 3), search=beam).given == 2
 
 
 def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:

@@ -124,12 +124,23 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
 
 
+@tuned(QUEUE_BUCKET=4)
+def test_many_between_others_push_none_out() -> None:
+    line = WaitingQueue().insert_many(map(entry, range(0, 140, 14)))  # all of one rank
+    more = line.insert_many(map(entry, (7, 63)))
+    assert list(more) == [
+        *map(entry, (0, 7, *range(14, 57, 14), 63, *range(70, 140, 14)))
+    ]
+
+
 @tuned(QUEUE_BUCKET=8)
 def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
     line = WaitingQueue().insert_many(entry(7 * number) for number in range(1, 8))
     assert [len(bucket) for bucket in line.buckets] == [7]
-    line = line.insert_many(entry(7 * number) for number in range(8, 11))
-    assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
+    more = line.insert_many(entry(7 * number) for number in range(8, 11))
+    assert [len(bucket) for bucket in more.buckets] == [4, 4, 2]
+    just_full = line.insert_many([entry(7 * 8)])
+    assert [len(bucket) for bucket in just_full.buckets] == [4, 4]
 
 
 @examples(25)

@@ -19,6 +19,8 @@ from minfer.records.messages import (
     Executed,
     Failed,
     Finished,
+    Move,
+    Moved,
     Preempted,
     Submit,
     Tick,
@@ -28,7 +30,8 @@ from minfer.records.policy import FirstCome, Load, Policy
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, Speculation
-from minfer.records.state import Turn
+from minfer.records.state import EngineState, Turn
+from minfer.records.tiers import LOAD, HostTier
 from minfer.runs.cost import CostModel, StepWork, work
 from minfer.runs.drafts import judged
 from minfer.runs.guesses import Guesses
@@ -475,3 +478,48 @@ def test_no_sample_is_admitted_to_be_preempted_at_once(
                 last[reason.id] = turn.number
     assert lost > requests / 6
     assert again <= 1
+
+
+@pytest.mark.parametrize("executor", [Simulated, lambda: Oracle(4, 40)])
+def test_transfers_take_their_time_one_after_the_other(
+    executor: Callable[[], Oracle],
+) -> None:
+    """Of 4 blocks: a fixed second, and one for each."""
+    host = HostTier(pages=64, choice=LOAD, load_seconds=1.0, page_seconds=1.0)
+    config = evolve(config_of(num_blocks=8), host=host)
+    first = requested("a", 17)
+    others = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
+    again = evolve(first, id="again")
+    arrivals: list[Arrival] = [(0.0, first), *others, (200.0, again)]
+    turns = list(Simulation(config, executor(), EVEN, arrivals).turns())
+    ended = {
+        event.number: event_turn.transition.state.time
+        for event_turn in turns
+        for event in event_turn.events
+        if isinstance(event, Moved)
+    }
+    moves = {
+        command.number: (command, turn.transition.state.time)
+        for turn in turns
+        for command in turn.transition.commands
+        if isinstance(command, Move)
+    }
+    assert ended.keys() == moves.keys()
+    [load] = [number for number, (move, _) in moves.items() if move.loads]
+    assert ended[load] - moves[load][1] == pytest.approx(5, abs=0.1)
+    first_store, began = moves[0]
+    assert ended[0] - began >= 1 + len(first_store.targets)
+    resumed = Simulation(
+        config, Simulated(), EVEN, [], state=_with_load(turns, load), time=300.0
+    )
+    *_, last = resumed.turns()
+    assert not last.transition.state.requests
+
+
+def _with_load(turns: list[Turn], load: int) -> EngineState:
+    """The state in which the load has just begun."""
+    for turn in turns:
+        state = turn.transition.state
+        if any(one.number == load for one in state.tiers.transfers):
+            return state
+    raise AssertionError("it never began")

@@ -22,7 +22,6 @@ from minfer.records.plan import (
     Fill,
     Grow,
     Mask,
-    Move,
     Open,
     Plan,
     SampleDeferred,
@@ -97,10 +96,6 @@ PLANS = st.builds(
     ),
     copies=st.lists(st.builds(Copy, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
     drafts=st.lists(st.builds(Draft, NUMBERS, COLUMN), max_size=3).map(tuple),
-    moves=st.lists(
-        st.builds(Move, NUMBERS, NUMBERS, st.text(max_size=5), st.text(max_size=5)),
-        max_size=3,
-    ).map(tuple),
     deferred=COLUMN,
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

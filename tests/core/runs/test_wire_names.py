@@ -107,6 +107,7 @@ def test_a_policy_of_a_program_keeps_its_own_name(deferred: Any) -> None:
 
 GONE: dict[tuple[str, str], tuple[Any, Any, str]] = {  # what is read, what is not, why
     ("EngineConfig", "max_repeat"): (1, 2, "max_repeat above 1"),
+    ("Plan", "moves"): ([], [[1, 2]], "blocks moved by plans"),
     ("Plan", "repeat"): (1, 5, "max_repeat above 1"),
     ("EngineState", "searches"): ({"map": []}, {"map": [["a", {}]]}, "beam search"),
     ("Request", "beams"): (None, {"is": "BeamSearch"}, "beam search"),

@@ -117,6 +117,12 @@ def test_of_few_tokens_on_offer_some_beams_count_for_nothing() -> None:
     assert [one.logprob for one in choice.children] == [-0.1, -inf, -inf]
 
 
+def test_the_only_beam_of_the_first_round_has_all_children() -> None:
+    search = Search((0.0, 0.0), (*offers({1: -0.1, 2: -3.0, 3: -9.0}), None))
+    choice = choose(search, this_round(BeamSearch(), 1, 9, [()]))
+    assert choice.children == (Child(0, 1, -0.1), Child(0, 2, -3.0))
+
+
 def test_children_too_few_for_the_beams_are_made_up_for() -> None:
     search = Search((-1.0, -2.0), offers({1: -0.1, 0: -3.0}, {0: -0.1}))
     choice = choose(search, this_round(BeamSearch(), 2, 9, [(), ()]))

@@ -45,6 +45,7 @@ def test_repetition_divides_what_is_positive_and_multiplies_the_rest() -> None:
     how = row(repetition_penalty=2)
     assert made((4.0, -4.0, 0.0, 4.0), how, [0, 1, 2]) == [2.0, -8.0, 0.0, 4.0]
     assert made((4.0, 4.0), how, [0], [1, 1]) == [2.0, 2.0]
+    assert made((0.5, -0.5), how, [0, 1]) == [0.25, -1.0]
 
 
 def test_frequency_and_presence_look_only_at_the_output() -> None:

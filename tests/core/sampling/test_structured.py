@@ -43,6 +43,10 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
     assert StructuredOutputs(json=False).text == "false"
 
 
+def test_the_text_of_choices_has_a_line_for_each() -> None:
+    assert StructuredOutputs(choice=EACH["choice"]).text == "a\nß"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

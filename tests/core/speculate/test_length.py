@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minfer.records.acceptance import Acceptance, Costs, Learning, counted_drafts
 from minfer.speculate import length
-from minfer.speculate.length import Lengths
+from minfer.speculate.length import Lengths, Promises
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -158,6 +158,11 @@ def test_the_deepest_that_promises_anything_is_tried() -> None:
     assert lengths([DraftRow(0.6, 36)], some).drafts == (9,), (
         "0.6**10 is below a hundredth"
     )
+
+
+def test_the_likeliest_rows_are_those_of_the_depth() -> None:
+    promises = Promises([[0.5, 0.4], [0.5, 0.8], [1.5, 0.8]], [3, 2])
+    assert [promises.likeliest(depth) for depth in (1, 2, 3)] == [[0, 1], [1, 0], [0, 1]]
 
 
 def test_a_gain_below_the_margin_is_none() -> None:

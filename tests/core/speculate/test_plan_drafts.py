@@ -7,17 +7,21 @@ from attrs import evolve, frozen
 
 from minfer.planning.work import Work
 from minfer.records.acceptance import Costs
+from minfer.records.drafting import Proposed
 from minfer.records.messages import Pause, PolicyOverride, Propose, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
+from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.speculate.plan_drafts import (
     _fitting,
+    _proposed_for,
     _to_be_filled,
     may_draft,
     plan_drafts,
     waits_for_results,
 )
+from minfer.values.pmap import Map
 from tests.core.speculate.drafted import (
     BOTH,
     HOSTED,
@@ -106,6 +110,18 @@ def test_no_row_waits_for_drafts_of_a_row_that_waits_for_its_mask() -> None:
         bench.turn()
     bench.drain()
     assert bench.out["bound", 0] == bench.right(bound)
+
+
+def test_proposals_for_who_is_paused_are_for_nobody() -> None:
+    bench = Bench(evolve(CONFIG, speculation=HOSTED))
+    bench.give(Submit(ask("a")), Submit(ask("bb")))
+    run, drafting = bench.state.running, bench.state.drafting
+    said = dict.fromkeys(run.ids, Proposed(run.known[0], (1, 2)))
+    proposals: Map[SampleId, Proposed] = Map(said)
+    state = evolve(bench.state, drafting=evolve(drafting, proposals=proposals))
+    assert (*_proposed_for(HOSTED, state).at,) == (0, 1)
+    paused = evolve(state, paused=frozenset(run.ids[:1]))
+    assert (*_proposed_for(HOSTED, paused).at,) == (1,)
 
 
 @BOTH

@@ -140,6 +140,12 @@ def test_nothing_is_found_where_a_text_ends() -> None:
     assert texts.extended(0, (3,)).found((1, 2), 3) == Match(0, 2, 2)
 
 
+def test_no_more_tokens_follow_than_are_asked_for() -> None:
+    texts = Texts(LEAST, ROOMY).begun().extended(0, (1, 2, 3, 4, 5))
+    assert texts.following(Match(0, 2, 2), 2) == (3, 4)
+    assert texts.following(Match(0, 2, 2), 9) == (3, 4, 5)
+
+
 def test_a_text_that_needs_more_than_there_is_stays_as_it_is() -> None:
     texts = Texts(LEAST, 4).begun().extended(0, (1, 2, 3))
     assert texts.extended(0, (4, 5)) is texts

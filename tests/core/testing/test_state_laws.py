@@ -13,7 +13,7 @@ from minfer.records.messages import (
     Propose,
     Submit,
 )
-from minfer.records.plan import Move
+from minfer.records.plan import Copy
 from minfer.records.speculation import HOST, Speculation
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError
@@ -50,7 +50,7 @@ BITES = (
     Bite(
         "in flight",
         decoding,
-        lambda t: stated(t, inflight=(evolve(plans(t)[-1], moves=(Move(1, 2),)),)),
+        lambda t: stated(t, inflight=(evolve(plans(t)[-1], copies=(Copy(1, 2, 1),)),)),
     ),
     Bite("time", decoding, lambda t: stated(t, time=99.0)),
     Bite("known", decoding, other_token),

@@ -31,6 +31,16 @@ def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "float16" in out
 
 
+@pytest.mark.parametrize("model", ["model.gguf", "org/name"])
+def test_a_model_without_its_option_is_refused_with_the_option(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", model])
+    assert left.value.code == 2
+    assert f"name a model by --model {model};" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("level", "named"),
     [("int8", "exact on this processor"), ("int4-g32", "4-bit"), ("fp8", "dequantized")],

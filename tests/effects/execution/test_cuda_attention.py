@@ -65,7 +65,7 @@ def test_dequantized_contexts_are_what_the_cache_holds(
     for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
         parts = zip(counts, done, tables, strict=True)
         rows = [BatchRow([0] * n, start, table) for n, start, table in parts]
-        batch = make_batch(rows, 4)
+        by_copy = batch = make_batch(rows, 4)
         if (chunks := batch.chunks) is not None:
             four = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
             rows_of, starts, sizes, offsets = (
@@ -81,19 +81,17 @@ def test_dequantized_contexts_are_what_the_cache_holds(
                     rows_of, starts, sizes, batch.table.shape[2], 20, 4
                 ),
             )
-            batches = batch, evolve(batch, chunks=changed), batch
-        else:
-            batches = batch, batch, batch
+            by_copy = evolve(batch, chunks=changed)
         for layer in range(2):
             gqa = gqa_of(spec)
             width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim
             qkv = torch.randn(sum(counts), width)
-            first, *others = (
-                cache.attend(of, layer, qkv.clone())
-                for cache, of in zip((direct, copied, on_cpu), batches, strict=True)
-            )
-            for other in others:
-                torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
+            wanted = direct.attend(batch, layer, qkv.clone())
+            for found in (
+                copied.attend(by_copy, layer, qkv.clone()),
+                on_cpu.attend(batch, layer, qkv.clone()),
+            ):
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         done = [start + n for start, n in zip(done, counts, strict=True)]
 
 

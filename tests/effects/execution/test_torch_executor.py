@@ -18,7 +18,7 @@ from minfer.effects.execution.running import runner
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Admitted, Cancel, Discarded, Failed, Preempted, Submit
-from minfer.records.plan import Draft, Fill, Grow, Move, Plan
+from minfer.records.plan import Draft, Fill, Grow, Plan
 from minfer.records.request import Request, SamplingParams
 from tests.circles import claimed
 from tests.core.executing import opened
@@ -247,7 +247,6 @@ def test_steady_decoding_leaves_no_garbage_for_the_collector(model: Model) -> No
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "drafts": {"drafts": (Draft(0, (5,)),)},
-    "moved": {"moves": (Move(3, 0, tier="host"),)},
     "block table": {"grows": (Grow(0, 1, (5,), group=1),)},
 }
 

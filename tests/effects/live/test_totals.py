@@ -30,8 +30,11 @@ from minfer.records.messages import (
     Ended,
     Execute,
     Finished,
+    Loading,
+    LostBlocks,
     PolicyOverride,
     Preempted,
+    Recomputing,
 )
 from minfer.records.plan import Yields
 from minfer.records.state import EngineState, Transition, Turn, initial
@@ -86,6 +89,9 @@ def test_each_reason_has_its_count() -> None:
         Preempted("a", 0, ("b", 0), 12, 12),
         Discarded(3, "an error", plans=2, rows=5),
         PolicyOverride("rank", "it raised"),
+        Loading("b", 0, 5, 2, 0.1, 0.2),
+        Recomputing("c", 0, 5, 1, 0.2, 0.1),
+        LostBlocks(3, "torn"),
     )
     tally.count_turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {
@@ -94,6 +100,9 @@ def test_each_reason_has_its_count() -> None:
         "prefix_cache_queries": 20,
         "prefix_cache_hits": 16,
         "num_preemptions": 1,
+        "kv_host_loaded_blocks": 3,
+        "kv_host_recomputed_blocks": 4,
+        "kv_host_lost_blocks": 3,
         "failed_steps": 2,
         "overruled_policy_answers": 1,
         "spec_decode_num_drafts": 0,

@@ -50,7 +50,7 @@ def test_tensors_of_all_sizes_are_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("made", "named"),
-    [({"a": torch.zeros(3)}, "a: made"), ({}, "a were not made")],
+    [({"a": torch.zeros(3)}, "tensor a is "), ({}, "tensors a are missing")],
 )
 def test_other_tensors_than_planned(
     tmp_path: Path, made: dict[str, Tensor], named: str

@@ -59,4 +59,4 @@ def test_formats_say_what_each_group_keeps() -> None:
     [latents] = SPEC.kv_formats
     assert latents.text == "bfloat16 latents (576) in 27 layers"
     assert latents.token_bytes == 27 * 576 * 2
-    assert evolve(latents, scales="token").text.endswith(", scaled by token")
+    assert evolve(latents, scales="token").text.endswith(", a scale per token")

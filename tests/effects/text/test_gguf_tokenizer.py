@@ -214,15 +214,23 @@ def test_chat_templates_and_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
-        ("tokenizer.ggml.pre", "new", "ggml.pre 'new' is not supported; llama-bpe, "),
-        ("tokenizer.ggml.model", "t5", "a tokenizer of model 't5' is not supported"),
+        ("tokenizer.ggml.pre", "new", "ggml.pre = 'new' is not supported; llama-bpe, "),
+        (
+            "tokenizer.ggml.model",
+            "t5",
+            "ggml.model = 't5' is not supported; gpt2 ",
+        ),
         ("tokenizer.ggml.eos_token_id", 9999, "must be an integer from 0 to 338"),
-        ("tokenizer.ggml.merges", ["a"], "must be pairs of tokens; 0 is 'a'"),
-        ("tokenizer.ggml.merges", ["a 日"], "its tokenizer cannot be built"),
-        ("tokenizer.ggml.tokens", ["a", "a"], "must be texts of which no two are equal"),
+        ("tokenizer.ggml.merges", ["a"], "merges has 'a' as element 0, not two tokens"),
+        ("tokenizer.ggml.merges", ["a 日"], "the tokenizer cannot be built"),
+        ("tokenizer.ggml.tokens", ["a", "a"], "tokens has the same string twice"),
         ("tokenizer.ggml.tokens", ["a"] * 999, "an array of 1 to 339 tokens"),
-        ("tokenizer.ggml.tokens", ["a" * 2000], "at most 1024 characters, not 2000"),
-        ("tokenizer.ggml.token_type", [1], "must be an array of 339, as"),
+        (
+            "tokenizer.ggml.tokens",
+            ["a" * 2000],
+            "a string of 2000 characters; at most 1024",
+        ),
+        ("tokenizer.ggml.token_type", [1], "must be an array of 339 elements, as"),
         ("tokenizer.ggml.add_bos_token", "yes", "must be true or false, found 'yes'"),
     ],
 )

@@ -48,6 +48,7 @@ function blocked(i) {
     rows: `all ${count(run.max_num_seqs)} places in the batch are taken`,
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
+    loading: "its cached blocks are on their way from host memory",
     share: "its client has its share of seats, or of newcomers, while others run",
     policy: `the scheduling policy (${run.policy}) defers it`,
   };
@@ -104,6 +105,16 @@ function decisionSentence(about) {
       const had = `of ${many(c, "cached block")} those before block ${count(b)}`;
       return item([name, ` uses ${had}: it is not in the window of layer group ${a}`]);
     }
+    case "Loading": {
+      const more = `${many(a - b, "block")} from host memory`;
+      return item([name, ` waits for ${more}: ${count(b)} are on the device`], "hit");
+    }
+    case "Recomputing": {
+      const more = `${many(a - b, "block")} again`;
+      return item([name, ` computes ${more}, which are in host memory, too`]);
+    }
+    case "LostBlocks":
+      return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
     case "Held":
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":

@@ -83,10 +83,13 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "more tensors than there are": (evolve(GOOD, counts=(5, 1)), "5 tensors do not fit"),
     "a long key": (
         GOOD.given(struct.pack("<Q", HUGE)),
-        f"metadata key 1 takes {HUGE} bytes, but ",
+        f"metadata key 1, after 'general.architecture', takes {HUGE} bytes, but ",
     ),
     "a long text": (GOOD.given(pair("k", TEXT, struct.pack("<Q", 1 << 62))), "k takes"),
-    "a key of bytes": (GOOD.given(pair(b"\xff", BOOL, b"\1")), "key 1 is not UTF-8"),
+    "a key of bytes": (
+        GOOD.given(pair(b"\xff", BOOL, b"\1")),
+        "key 1, after 'general.architecture', is not UTF-8",
+    ),
     "a text of bytes": (GOOD.given(pair("k", TEXT, text(b"\xff"))), "k is not UTF-8"),
     "a key twice": (
         GOOD.given(*[pair("k", BOOL, b"\1")] * 2),
@@ -96,7 +99,7 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "half a bool": (GOOD.given(pair("k", BOOL, b"\2")), "k must be 0 or 1"),
     "arrays in arrays": (
         GOOD.given(pair("k", ARRAY, array(ARRAY, 1) * 1000)),
-        "k is an array of arrays",
+        "metadata k is an array of arrays, which is not supported; give the Hugging",
     ),
     "an array without end": (
         GOOD.given(pair("k", ARRAY, array(U64, 1 << 61))),
@@ -119,6 +122,10 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
     "a tensor twice": (
         evolve(GOOD, tensors=(tensor("a", (8,)), tensor("a", (8,), offset=32))),
         "tensor 'a' is there twice",
+    ),
+    "a tensor's name of bytes": (
+        evolve(GOOD, tensors=(GOOD.tensors[0], b"\1" + bytes(7) + b"\xff" + bytes(32))),
+        "the name of tensor 1, after 'a', is not UTF-8",
     ),
     "no dimensions": (evolve(GOOD, tensors=(tensor("a", ()),)), "a has 0 dimensions"),
     "five dimensions": (evolve(GOOD, tensors=(tensor("a", (1,) * 5),)), "5 dimensions"),
@@ -178,6 +185,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         "a": (2, 4),
         "b": (8,),
     }
+    with pytest.raises(GgufError, match=r"tensor token_embd\.weight is missing"):
+        read_config(path)
     with pytest.raises(GgufError, match="No such file"):
         read_gguf(tmp_path / "other.gguf")
 
@@ -254,7 +263,7 @@ ARCHITECTURE: Final = "general.architecture"
 METADATA: Final[dict[str, tuple[Change, str]]] = {
     "no context": (
         change("add_uint32", "context", 1, key="llama.context_length"),
-        "metadata llama.context_length must be there, found nothing",
+        "metadata llama.context_length is missing; ",
     ),
     "a size as text": (
         change("add_string", "llama.block_count", "1", key="llama.block_count"),
@@ -270,7 +279,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "layers that differ": (
         change("add_head_count_kv", [1, 2], key="llama.attention.head_count_kv"),
-        "must be the same integer from 1 on in all layers, found an array of 2",
+        "must be the same integer, at least 1, in all layers, found an array of 2 ",
     ),
     "another architecture": (
         change("add_string", ARCHITECTURE, "mamba", key=ARCHITECTURE),
@@ -278,7 +287,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "parts": (
         change("add_uint16", "split.count", 3),
-        "a file with one of 3 parts is not supported; join them with llama-gguf-split",
+        "the file is one of the 3 parts of a split file; join them with `llama-",
     ),
     "a cap of logits": (
         change("add_float32", "llama.final_logit_softcapping", 30.0),
@@ -290,11 +299,11 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "longrope": (
         change("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE),
-        "rope.scaling.type 'longrope' is not supported; linear and yarn are",
+        "rope.scaling.type = 'longrope' is not supported; linear and yarn are",
     ),
     "another tensor": (
         change("add_tensor", "blk.0.ssm_in.weight", np.zeros((1, 2), np.float32)),
-        "tensor blk.0.ssm_in.weight of shape [1, 2] is not known of llama",
+        "tensor blk.0.ssm_in.weight of shape [1, 2] does not fit the architecture llama",
     ),
     "a tensor of another shape": (
         change("add_feed_forward_length", 9, key="llama.feed_forward_length"),
@@ -302,7 +311,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "other factors of rotations": (
         change("add_tensor", "rope_freqs.weight", np.full(8, 2, np.float32)),
-        "rope_freqs.weight holds other factors of rotations than Llama 3's",
+        "rope_freqs.weight holds RoPE factors other than Llama 3's",
     ),
 }
 

@@ -1,0 +1,1 @@
+"""KV pages in host memory, and their copies to and from the device."""

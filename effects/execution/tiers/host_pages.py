@@ -1,0 +1,99 @@
+"""Host memory for KV pages, which is allocated in the background.
+
+For a GPU the memory is pinned, so that copies run at the full rate of the bus. Pinning
+takes about a second for some GB, so it is done in segments while the engine runs already:
+the engine takes low page numbers first, and copies to pages that are not there yet wait.
+"""
+
+import threading
+from typing import Final
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from minfer.effects.execution.device.streams import UNDISTURBED
+
+SEGMENT: Final = 1 << 28  # bytes that are allocated at once
+
+
+class NoHostMemoryError(RuntimeError):
+    """The operating system gives no more memory for pages."""
+
+
+@define(eq=False)
+class HostPages:
+    """Memory for so many pages, each of a shape."""
+
+    pages: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pinned: bool
+    segments: list[Tensor] = field(factory=list)  # [pages of a segment, *shape]
+    failed: str = ""  # why there is no more
+    changed: threading.Condition = field(factory=threading.Condition)
+    closed: bool = False
+
+    @property
+    def segment_pages(self) -> int:
+        """Pages of a segment."""
+        size = self.dtype.itemsize * torch.Size(self.shape).numel()
+        return max(1, SEGMENT // max(1, size))
+
+    def grow(self) -> bool:
+        """Allocate one more segment; returns whether more are to come."""
+        first = len(self.segments) * self.segment_pages
+        left = min(self.segment_pages, self.pages - first)
+        if left <= 0 or self.closed:
+            return False
+        try:
+            with UNDISTURBED:  # no graph can be captured while memory is pinned
+                shape = (left, *self.shape)
+                made = torch.empty(shape, dtype=self.dtype, pin_memory=self.pinned)
+        except (MemoryError, RuntimeError) as error:
+            self._note(failed=str(error).partition("\n")[0])
+            return False
+        return self._note(made) and first + left < self.pages
+
+    def _note(self, made: Tensor | None = None, failed: str = "") -> bool:
+        with self.changed:
+            if made is not None and not self.closed:
+                self.segments.append(made)
+            self.failed = failed
+            self.changed.notify_all()
+            return not self.closed
+
+    def run(self, first: int, last: int) -> Tensor:
+        """Returns pages first .. last - 1 of one segment (see `runs`); waits until there
+        is memory. Raises NoHostMemoryError.
+        """
+        if not 0 <= first < last <= self.pages:
+            raise NoHostMemoryError(f"KV page {last - 1} is none of {self.pages}")
+        at, offset = divmod(first, self.segment_pages)
+        with self.changed:
+            while len(self.segments) <= at and not (self.failed or self.closed):
+                self.changed.wait()
+            if len(self.segments) <= at:
+                why = self.failed or "the engine was closed"
+                raise NoHostMemoryError(f"no host memory for KV page {first}: {why}")
+            return self.segments[at][offset : offset + last - first]
+
+    def runs(self, pages: tuple[int, ...]) -> list[tuple[int, int, int]]:
+        """Returns consecutive pages among `pages` that are of one segment: the place of
+        the first of them, its number, and the number after the last.
+        """
+        found, each = list[tuple[int, int, int]](), self.segment_pages
+        for place, page in enumerate(pages):
+            if found and found[-1][2] == page and page % each:
+                at, first, _ = found[-1]
+                found[-1] = at, first, page + 1
+            else:
+                found.append((place, page, page + 1))
+        return found
+
+    def close(self) -> None:
+        """Stop growing, and release the memory."""
+        with self.changed:
+            self.closed = True
+            self.segments.clear()
+            self.changed.notify_all()

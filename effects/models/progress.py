@@ -1,0 +1,26 @@
+"""The progress bars of weights that are loaded or written."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+SHOWN: Final = 1 << 30  # bytes of weights from which on a bar is shown
+
+
+def disabled(total: int) -> bool | None:
+    """Returns tqdm's `disable` for so many bytes: None shows a bar on a terminal only."""
+    return None if total >= SHOWN else True
+
+
+def weights_bar(total: int) -> "tqdm[Any]":
+    """Returns a bar of so many bytes."""
+    from tqdm import tqdm  # here: `minfer plan` reads no weights
+
+    return tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        desc="Weights",
+        disable=disabled(total),
+    )

@@ -1,0 +1,76 @@
+"""The end of a transfer: its blocks are published where they went, or its pages are free
+again. What it held is released in both cases.
+"""
+
+from minfer.blocks.ownership import Blocks, Transaction
+from minfer.blocks.prefix import ROOT, flattened
+from minfer.records.messages import Lost, LostBlocks, Moved, clip
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition, ignore
+from minfer.records.tiers import Transfer
+from minfer.records.waiting import WaitingQueue
+from minfer.values.record import evolve
+
+
+def finish_transfer(state: EngineState, event: Moved | Lost) -> Transition:
+    """Apply the report of a transfer; one that is not in flight is ignored."""
+    tiers = state.tiers
+    found = [one for one in tiers.transfers if one.number == event.number]
+    if not found or tiers.host is None or type(event.number) is not int:
+        return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
+    [transfer] = found
+    device, host = state.blocks, tiers.host
+    target, source = (device, host) if transfer.loads else (host, device)
+    target = _write(target, transfer, lost=isinstance(event, Lost))
+    source = _release(source, transfer)
+    device, host = (target, source) if transfer.loads else (source, target)
+    left = tuple([one for one in tiers.transfers if one is not transfer])
+    state = evolve(
+        state,
+        blocks=device,
+        waiting=_chosen(state, transfer.sample),
+        tiers=evolve(tiers, host=host, transfers=left),
+    )
+    if isinstance(event, Moved):
+        return Transition(state)
+    return Transition(state, (), (LostBlocks(len(transfer.keys), clip(event.error)),))
+
+
+def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
+    """The pages of the index that a transfer wrote to."""
+    change = Transaction(target)
+    for path in transfer.paths:
+        broken = path.parent != ROOT and path.parent not in change.prefix.nodes
+        if lost or broken:
+            change.pool.give(flattened(path.pages))
+            continue
+        # Held for its children, which are held until they are idle.
+        if path.parent != ROOT:
+            change.prefix.hold(path.parent)
+        leaf, twins = change.prefix.publish(path.parent, path.keys, path.pages)
+        change.pool.give(flattened(twins))
+        change.prefix.release(leaf)
+    for key in transfer.held_parents:
+        change.prefix.release(key)
+    return change.done()
+
+
+def _release(source: Blocks, transfer: Transfer) -> Blocks:
+    change = Transaction(source)
+    for key in transfer.held_leaves:
+        change.prefix.release(key)
+    return change.done()
+
+
+def _chosen(state: EngineState, sample: SampleId | None) -> WaitingQueue:
+    """The queue, with the sample that a transfer was for, if it still waits, no longer
+    choosing where its blocks come from.
+    """
+    waiting = state.waiting
+    live = None if sample is None else state.requests.get(sample[0])
+    if sample is None or live is None:
+        return waiting
+    seq = waiting.find(live.place_of(sample[1]))
+    if seq is None or seq.id != sample:
+        return waiting
+    return waiting.remove(seq.place).insert(evolve(seq, chosen=True))

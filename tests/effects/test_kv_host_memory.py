@@ -1,0 +1,211 @@
+"""KV blocks in host memory, in an engine: the same tokens, by loads and by computing."""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer import LLM, SamplingParams
+from minfer.effects.cli.main import main
+from minfer.effects.execution.tiers import page_copier
+from minfer.effects.execution.tiers.host_pages import HostPages
+from minfer.effects.models.kv_format import AUTO
+from minfer.effects.setup import memory
+from minfer.effects.setup import prepare as preparing
+from minfer.effects.setup.device import DeviceInfo
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.memory import NotEnoughMemoryError
+from minfer.effects.setup.prepare import prepare
+from minfer.records.messages import Loading, Preempted, Recomputing
+from minfer.records.state import Transition
+from minfer.values.checks import ConfigError
+from tests.effects.tiny_families import VARIANTS, save
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 96,
+    "block_size": 8,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "skip_tokenizer_init": True,
+}
+FAMILIES = [
+    ("Gemma3", "pattern"),
+    next(key for key in VARIANTS if key[0] == "GptOss"),
+    next(key for key in VARIANTS if key[0] == "DeepseekV3"),
+]
+
+
+def prompts(count: int, length: int, vocab: int = 160) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(vocab) for _ in range(length)] for _ in range(count)]
+
+
+def reasons_of(llm: LLM) -> list[object]:
+    """The reasons of all turns from now on."""
+    found, driver = list[object](), llm.worker.driver
+    turn = driver.turn
+
+    def noted(before: Callable[[Transition], None] | None = None) -> Transition:
+        transition = turn(before)
+        found.extend(transition.reasons)
+        return transition
+
+    driver.turn = noted  # type: ignore[method-assign]
+    return found
+
+
+def served(**settings: Any) -> tuple[list[tuple[int, ...]], list[object]]:
+    """Prompts one by one, more than the pool holds, and the first of them again."""
+    first, *others = prompts(4, 70)
+    with LLM(**SMALL, **settings) as llm:
+        reasons = reasons_of(llm)
+        made = [
+            llm.generate([one], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+            for one in (first, *others, first)
+        ]
+        return [tuple(one) for one in made], reasons
+
+
+@pytest.mark.parametrize("name", [AUTO, "fp8", "int8_per_token_head"])
+def test_what_is_loaded_is_what_was_computed(name: str) -> None:
+    same = {"num_gpu_blocks_override": 13, "kv_cache_dtype": name}
+    wanted, _ = served(**same)
+    tokens, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="load")
+    assert tokens == wanted
+    assert tokens[-1] == tokens[0]
+    [load] = [one for one in reasons if isinstance(one, Loading)]
+    assert (load.blocks, load.hit) == (8, 0)
+    _, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="recompute")
+    assert any(isinstance(one, Recomputing) for one in reasons)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", FAMILIES, ids=lambda key: key[0])
+def test_every_kind_of_cache_is_moved(key: tuple[str, str], tmp_path: Path) -> None:
+    save(str(tmp_path), key[0], VARIANTS[key])
+    least = prepare(EngineArgs(model=str(tmp_path), **SMALL)).config
+    few = least.most_pages(12) * 3 // 2
+    same = {"model": str(tmp_path), "num_gpu_blocks_override": few}
+    wanted, _ = served(**same)
+    tokens, reasons = served(**same, kv_host_memory=1 << 24, kv_host_choice="load")
+    assert tokens == wanted
+    assert any(isinstance(one, Loading) for one in reasons)
+
+
+@pytest.mark.parametrize("choice", ["load", "recompute"])
+def test_preempted_requests_have_the_same_tokens(choice: str) -> None:
+    params = evolve(GREEDY, max_tokens=40)
+    wanted = made(prompts(3, 40), params)
+    found = list[object]()
+    few = {"num_gpu_blocks_override": 16, "kv_host_memory": 1 << 24}
+    tokens = made(prompts(3, 40), params, found, **few, kv_host_choice=choice)
+    assert tokens == wanted
+    assert any(isinstance(one, Preempted) for one in found)
+    kind = Loading if choice == "load" else Recomputing
+    assert any(isinstance(one, kind) for one in found)
+
+
+def made(
+    texts: list[list[int]],
+    params: SamplingParams,
+    reasons: list[object] | None = None,
+    **settings: Any,
+) -> list[tuple[int, ...]]:
+    """All of them at once."""
+    with LLM(**SMALL, **settings) as llm:
+        noted = reasons_of(llm)
+        outputs = llm.generate(texts, params, use_tqdm=False)
+        if reasons is not None:
+            reasons += noted
+        return [tuple(one.outputs[0].token_ids) for one in outputs]
+
+
+def test_costs_are_measured() -> None:
+    with LLM(**SMALL, kv_host_memory=1 << 24) as llm:
+        host = llm.worker.driver.config.host
+        assert host is not None
+        assert host.choice == "cost"
+        assert host.page_seconds > 0
+        assert host.token_seconds > 0
+
+
+def test_what_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="a KV block has"):
+        prepare(EngineArgs(device="cpu", kv_host_memory=9))
+    with pytest.raises(ConfigError, match="switched off"):
+        prepare(
+            EngineArgs(device="cpu", kv_host_memory=1 << 20, enable_prefix_caching=False)
+        )
+    some = EngineArgs(device="cpu", kv_host_memory=1 << 24)
+    with pytest.raises(ConfigError, match="does not cover"):
+        prepare(evolve(some, journal=str(tmp_path), journal_redact=True))
+    draft = {"method": "draft_model", "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match="beside a draft model"):
+        prepare(evolve(some, speculative_config=draft))
+    with pytest.raises(ConfigError, match="kv_host_choice must be"):
+        EngineArgs(kv_host_choice="maybe")
+    monkeypatch.setattr(preparing, "memory_limit", lambda: 1 << 21)
+    with pytest.raises(ConfigError, match="control group"):
+        prepare(EngineArgs(device="cpu", kv_host_memory=1 << 22))
+
+
+def test_buffers_of_copies_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.BUFFER == page_copier.PIECE
+    args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
+    gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
+    monkeypatch.setattr(preparing, "find_device", lambda _: gpu)
+    planned = [
+        prepare(one).memory.activations
+        for one in (args, evolve(args, kv_host_memory=None))
+    ]
+    assert planned[0] - planned[1] == 4 * page_copier.PIECE
+
+
+def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--device", "cpu", "--kv-host-memory", "64M"]) == 0
+    assert re.search(
+        r"KV in host memory +[\d.]+ MiB: \d+ blocks", capsys.readouterr().out
+    )
+
+
+def test_an_engine_closes_while_blocks_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last blocks are stored when a request ends."""
+    copy = page_copier._Track.copy
+
+    def slow(*given: Any, **how: Any) -> None:
+        time.sleep(0.3)
+        copy(*given, **how)
+
+    monkeypatch.setattr(page_copier._Track, "copy", slow)
+    llm = LLM(**SMALL, kv_host_memory=1 << 24)
+    llm.generate(prompts(1, 70), GREEDY, use_tqdm=False)
+    closing = threading.Thread(target=llm.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_memory_that_cannot_be_had_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: HostPages) -> bool:
+        self._note(failed="no more")
+        return False
+
+    monkeypatch.setattr(HostPages, "grow", refuse)
+    with pytest.raises(NotEnoughMemoryError, match=r"host memory.*no more"):
+        LLM(**SMALL, kv_host_memory=1 << 24)
+    assert not [one for one in threading.enumerate() if "minfer-kv" in one.name]
