@@ -21,6 +21,7 @@ FOLDERS: Final = (  # of the files that decide, beside those at the top
     "sampling",
     "records",
     "lifecycle",
+    "tiers",
     "planning",
     "committing",
     "policies",

@@ -39,6 +39,10 @@ ALSO: Final = {
     "records/policy.py": ("policies/test_policy_answers.py",),
     "records/request.py": ("sampling/test_params.py",),
     "lifecycle/stop.py": ("test_events.py",),
+    "planning/load.py": ("tiers/test_tiers.py",),
+    "records/tiers.py": ("tiers/test_tiers.py",),
+    "tiers/finish.py": ("tiers/test_tiers.py",),
+    "tiers/store.py": ("tiers/test_tiers.py",),
 }
 LAST: Final = (
     "blocks/test_sinks.py",
