@@ -112,7 +112,7 @@ class Prefix(RoutingPolicy):
       above 1 / n of all, unless it has `least` tokens there or fewer.
     - It goes to another replica then, if that costs `patience` seconds more at most; else
       it is deferred. So a request is deferred only while some of its tenant wait on a
-      replica that costs less, and no replica is idle for it.
+      replica that costs less.
 
     The numbers are those of a 7B model on an H200; `row` grows with contexts.
     """
@@ -156,7 +156,7 @@ class Prefix(RoutingPolicy):
                 costs.append((cost, requests, replica.name, one.hit))
         if unfair:
             most = min(unfair) + self.patience
-            costs = [each for each in costs if each[0] <= most]
+            costs = [pair for pair in costs if pair[0] <= most]
         costs.sort()
         return costs
 
