@@ -148,9 +148,10 @@ class Prefix(RoutingPolicy):
         costs, unfair = list[Cost](), list[float]()
         for one in candidates:
             replica = one.replica
-            requests = replica.requests
+            requests, waiting = replica.requests, replica.waiting
             cost = token * (replica.backlog + miss * one.prefill) + each * requests
-            if tenant in replica.waiting and not self._is_fair(one, tenant):
+            beside = tenant in waiting and len(waiting) > 1
+            if beside and not self._is_fair(one, tenant):
                 unfair.append(cost)
             else:
                 costs.append((cost, requests, replica.name, one.hit))
@@ -169,12 +170,12 @@ class Prefix(RoutingPolicy):
         return near.index(best(near, text_key(session)))
 
     def _is_fair(self, one: Candidate, tenant: str) -> bool:
-        """Whether a tenant that waits on a replica gets no more than its share there."""
+        """Whether a tenant that waits beside others gets no more than its share."""
         replica = one.replica
         tenants = len(replica.waiting)
         mine = replica.waiting[tenant] + one.prefill
         total = replica.waiting_tokens + one.prefill
-        return tenants == 1 or mine <= self.least or mine * tenants <= total
+        return mine <= self.least or mine * tenants <= total
 
 
 ROUTING_POLICIES: Final[dict[str, type[RoutingPolicy]]] = {
