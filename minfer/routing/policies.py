@@ -150,8 +150,7 @@ class Prefix(RoutingPolicy):
             replica = one.replica
             requests, waiting = replica.requests, replica.waiting
             cost = token * (replica.backlog + miss * one.prefill) + each * requests
-            beside = tenant in waiting and len(waiting) > 1
-            if beside and not self._is_fair(one, tenant):
+            if tenant in waiting and not self._is_fair(one, tenant):
                 unfair.append(cost)
             else:
                 costs.append((cost, requests, replica.name, one.hit))
@@ -170,7 +169,9 @@ class Prefix(RoutingPolicy):
         return near.index(best(near, text_key(session)))
 
     def _is_fair(self, one: Candidate, tenant: str) -> bool:
-        """Whether a tenant that waits beside others gets no more than its share."""
+        """Whether a tenant that waits on a replica gets no more than its share there:
+        alone it has all.
+        """
         replica = one.replica
         tenants = len(replica.waiting)
         mine = replica.waiting[tenant] + one.prefill
