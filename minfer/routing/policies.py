@@ -112,7 +112,7 @@ class Prefix(RoutingPolicy):
       above 1 / n of all, unless it has `least` tokens there or fewer.
     - It goes to another replica then, if that costs `patience` seconds more at most; else
       it is deferred. So a request is deferred only while some of its tenant wait on a
-      replica that costs less, and no replica is idle for it.
+      replica that costs less.
 
     The numbers are those of a 7B model on an H200; `row` grows with contexts.
     """
@@ -148,15 +148,15 @@ class Prefix(RoutingPolicy):
         costs, unfair = list[Cost](), list[float]()
         for one in candidates:
             replica = one.replica
-            requests = replica.requests
+            requests, waiting = replica.requests, replica.waiting
             cost = token * (replica.backlog + miss * one.prefill) + each * requests
-            if tenant in replica.waiting and not self._is_fair(one, tenant):
+            if tenant in waiting and not self._is_fair(one, tenant):
                 unfair.append(cost)
             else:
                 costs.append((cost, requests, replica.name, one.hit))
         if unfair:
             most = min(unfair) + self.patience
-            costs = [each for each in costs if each[0] <= most]
+            costs = [pair for pair in costs if pair[0] <= most]
         costs.sort()
         return costs
 
@@ -169,12 +169,14 @@ class Prefix(RoutingPolicy):
         return near.index(best(near, text_key(session)))
 
     def _is_fair(self, one: Candidate, tenant: str) -> bool:
-        """Whether a tenant that waits on a replica gets no more than its share there."""
+        """Whether a tenant that waits on a replica gets no more than its share there:
+        alone it has all.
+        """
         replica = one.replica
         tenants = len(replica.waiting)
         mine = replica.waiting[tenant] + one.prefill
         total = replica.waiting_tokens + one.prefill
-        return tenants == 1 or mine <= self.least or mine * tenants <= total
+        return mine <= self.least or mine * tenants <= total
 
 
 ROUTING_POLICIES: Final[dict[str, type[RoutingPolicy]]] = {

@@ -120,7 +120,8 @@ def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> 
     if choice is None:
         waiting = _waiting(candidates, request.tenant)
         return Routed(state, None, Deferred(request.id, request.tenant, waiting))
-    one = candidates[_names(candidates).index(choice.replica)]
+    names = [one.replica.name for one in candidates]
+    one = candidates[names.index(choice.replica)]
     state = dispatch(state, request, choice.replica, one.prefill)
     placed = Placed(
         id=request.id,
@@ -152,10 +153,6 @@ def _candidates(
     return tuple(found)
 
 
-def _names(candidates: Candidates) -> list[str]:
-    return [one.replica.name for one in candidates]
-
-
 def _waiting(candidates: Candidates, tenant: str) -> int:
     """The prefill tokens of a tenant that wait on these replicas."""
     return sum(one.replica.waiting.get(tenant, 0) for one in candidates)
@@ -172,7 +169,7 @@ def _consult(
     """
     try:
         answer = config.policy.choose(state.policy, request, candidates)
-        flaw = _flaw(answer, request, candidates)
+        flaw = _flaw(answer, state, request, candidates)
     except Exception as error:  # any error is the policy's, and not the router's
         flaw = f"raised {type(error).__name__}"
     if flaw:
@@ -181,7 +178,9 @@ def _consult(
     return *answer, ""
 
 
-def _flaw(answer: Any, request: RoutingRequest, candidates: Candidates) -> str:
+def _flaw(
+    answer: Any, state: RouterState, request: RoutingRequest, candidates: Candidates
+) -> str:
     """Why a policy's answer cannot be used; nothing if it can."""
     if type(answer) is not tuple or len(answer) != 2:
         return "returned no pair of choice and state"
@@ -191,7 +190,8 @@ def _flaw(answer: Any, request: RoutingRequest, candidates: Candidates) -> str:
         return "" if waits else "deferred a tenant of which nothing waits"
     if type(choice) is not Choice or type(choice.why) is not str:
         return "returned no Choice"
-    if type(choice.replica) is not str or choice.replica not in _names(candidates):
+    chosen = state.replicas.get(choice.replica)
+    if type(choice.replica) is not str or chosen is None or chosen.draining:
         return "chose a replica that takes no requests"
     seconds = choice.seconds
     if not (seconds is None or _is_time(seconds)):
