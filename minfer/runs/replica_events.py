@@ -117,9 +117,9 @@ def _contents(keys: Iterable[Key], group: int) -> Keys:
     """The content keys among those of all groups and of partial blocks."""
     if not group:  # others have a byte before their digest
         return tuple([key for key in keys if len(key) <= DIGEST])
-    # A key of a window of the first group may begin like this, and then names nothing.
-    first = bytes((group,))
-    return tuple([key[1:] for key in keys if key.startswith(first)])
+    # Keys of the first group may begin like this, and are shorter.
+    first, size = bytes((group,)), DIGEST + 1
+    return tuple([key[1:] for key in keys if len(key) == size and key.startswith(first)])
 
 
 def load_report(config: EngineConfig, name: str, state: EngineState) -> LoadReport:

@@ -38,14 +38,15 @@ def bare(plan: Plan) -> Plan:
 
 
 @pytest.mark.long
-@seeds(6, 120)
+@seeds(16, 120)
 def test_it_is_the_state_of_a_replay(seeds: range) -> None:
     """After every turn: with hits, outputs in blocks, preemptions and failed steps."""
-    compared = 0
+    compared = runs = 0
     for seed in seeds:
         config, turns = recorded(seed)
         if not can_be_redacted(config):
             continue
+        runs += 1
         journal = Journal(open_segments({"run": blind(config, turns)}))
         for mine, theirs in zip(turns, journal.turns(), strict=True):
             state = redacted_state(config, mine.transition.state, SECRET)
@@ -55,7 +56,8 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
             for seq in state.running.seqs:
                 assert seq.request.stop_ids <= state.stops
             compared += len(state.running) > 0
-    assert compared > 20 * len(seeds)
+    assert runs > len(seeds) / 8
+    assert compared > 20 * runs
 
 
 @pytest.mark.long
