@@ -20,7 +20,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Loading, Move, Reason, Recomputing
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.records.tiers import BY_COST, RECOMPUTE, ChainRun, HostTier, Transfer
+from minfer.records.tiers import BY_COST, RECOMPUTE, ChainRun, HostTier
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -152,21 +152,10 @@ def _begin(
         end = at + each * len(keys)
         paths.append(ChainRun(parent, keys, (*bundles(taken.pages[at:end], each),)))
         at = end
-    transfer = Transfer(
-        number=state.tiers.next_number,
-        loads=True,
-        paths=tuple(paths),
-        held_leaves=tuple([path.keys[-1] for path in paths]),
-        held_parents=held_parents,
-        sample=seq.id,
-        waiting=frozenset((seq.request.id,)),
+    tiers = state.tiers.with_transfer(
+        tier.done(), paths, held_parents, loads=True, sample=seq.id
     )
+    transfer = tiers.transfers[-1]
     sources = pages_of(host.prefix, transfer.keys)
-    tiers = evolve(
-        state.tiers,
-        host=tier.done(),
-        transfers=(*state.tiers.transfers, transfer),
-        next_number=transfer.number + 1,
-    )
     state = evolve(state, blocks=device.done(), tiers=tiers)
     return state, Move(transfer.number, True, sources, transfer.targets)

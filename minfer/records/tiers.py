@@ -14,7 +14,7 @@ held, and what it writes belongs to it alone.
             of the transfer; then it is admitted with a hit
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from attrs import field, frozen
@@ -112,6 +112,34 @@ class Tiers:
     def loading(self) -> frozenset[str]:
         """The requests whose blocks are on their way."""
         return frozenset().union(*[one.waiting for one in self.transfers])
+
+    def with_transfer(
+        self,
+        host: Blocks,
+        paths: Sequence[ChainRun],
+        held_parents: Keys,
+        *,
+        loads: bool,
+        sample: SampleId | None = None,
+    ) -> "Tiers":
+        """These tiers with one more transfer, the last, which takes the next number;
+        `host` is the tier with what the transfer holds or has taken there.
+        """
+        transfer = Transfer(
+            number=self.next_number,
+            loads=loads,
+            paths=tuple(paths),
+            held_leaves=tuple([path.keys[-1] for path in paths]),
+            held_parents=held_parents,
+            sample=sample,
+            waiting=frozenset() if sample is None else frozenset((sample[0],)),
+        )
+        return evolve(
+            self,
+            host=host,
+            transfers=(*self.transfers, transfer),
+            next_number=self.next_number + 1,
+        )
 
     def without(self, requests: Collection[str]) -> "Tiers":
         """These tiers, without the requests among those that wait."""

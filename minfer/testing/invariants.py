@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain
 
 from minfer.blocks.keys import Key, extend_keys, group_key
+from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import ROOT, PrefixIndex, every_node, node_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
@@ -54,9 +55,8 @@ def check(config: EngineConfig, state: EngineState) -> None:
         _quiescence(state)
 
 
-def free_pages(state: EngineState) -> list[int]:
+def free_pages(pool: Pool) -> list[int]:
     """All free pages, as the pool lists them."""
-    pool = state.blocks.pool
     return [
         *range(pool.fresh, pool.total),
         *pool.spare,
@@ -91,7 +91,7 @@ def _partition(config: EngineConfig, state: EngineState) -> None:
     """
     pool = state.blocks.pool
     run = state.running
-    free = free_pages(state)
+    free = free_pages(pool)
     private = [private_pages(config, run, i) for i in range(len(run))]
     private += [[*fence.private] for fence in state.fences]
     private += [[*one.targets] for one in state.tiers.transfers if one.loads]
@@ -181,7 +181,7 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     twice = Counter(key for one in stores for key in one.keys)
     require(max(twice.values(), default=1) == 1, "tiers", "a block is stored twice")
     pool, published = host.pool, every_node(host.prefix).values()
-    free = [*range(pool.fresh, pool.total), *pool.spare, *chain(*pool.freed.values())]
+    free = free_pages(pool)
     written = chain(*(one.targets for one in stores))
     places = Counter([*free, *written, *chain(*(node.pages for node in published))])
     one_place = max(places.values(), default=1) == 1

@@ -142,7 +142,7 @@ def check_flights(
     """Raise InvariantError if pages of a plan in flight belong to another sample, or
     those to be written can be found already.
     """
-    run, free = after.running, set(free_pages(after))
+    run, free = after.running, set(free_pages(after.blocks.pool))
     owner: dict[int, int] = {}  # page -> the generation that has it as its own
     for i, gen in enumerate(run.gens):
         owner.update(dict.fromkeys(private_pages(config, run, i), gen))

@@ -14,7 +14,7 @@ from minfer.blocks.prefix import ROOT, Pages, bundles, flattened, node_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Tiers, Transfer
+from minfer.records.tiers import ChainRun, Tiers
 from minfer.values.record import evolve
 
 
@@ -115,7 +115,7 @@ def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transit
         device.prefix.hold(chain[-1])
         own = [prefix.nodes[key][0] for key in chain]
         taken = tier.take(sum(map(len, own)))
-        if taken is None:  # what it held_parents at is not available any more
+        if taken is None:  # the parent is held, and no longer makes room
             device.prefix.release(chain[-1])
             continue
         sources += own
@@ -124,19 +124,8 @@ def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transit
         )
     if not paths:
         return Transition(state)
-    transfer = Transfer(
-        number=state.tiers.next_number,
-        loads=False,
-        paths=tuple(paths),
-        held_leaves=tuple([path.keys[-1] for path in paths]),
-        held_parents=held_parents,
-    )
-    tiers = evolve(
-        state.tiers,
-        host=tier.done(),
-        transfers=(*state.tiers.transfers, transfer),
-        next_number=transfer.number + 1,
-    )
+    tiers = state.tiers.with_transfer(tier.done(), paths, held_parents, loads=False)
+    transfer = tiers.transfers[-1]
     state = evolve(state, blocks=device.done(), tiers=tiers)
     move = Move(transfer.number, False, flattened(sources), transfer.targets)
     return Transition(state, (move,))
