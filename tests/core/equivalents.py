@@ -58,6 +58,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
+    "planning/prefix_hit.py | find_hit | offset | 1 -> 0": (
+        "A hit of no block cannot be shortened: without the first round it stays what it "
+        "is."
+    ),
     "planning/prefix_hit.py | _pages_of_chain | offset | 1 -> 0 | 2": (
         "A neighbour's table is a shortcut: a published block has one place in every "
         "table that holds it, so that it is not found one place behind, and the blocks "
