@@ -31,8 +31,10 @@ def test_the_pool_has_the_run_of_the_configuration() -> None:
 
 def test_who_is_next_is_the_first_whose_client_is_not_held_back() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1))
-    bench.give(Submit(ask("runs")), *(Submit(ask(name, client=name)) for name in "ab"))
-    for shut, first in (("", "a"), ("a", "b"), ("b", "a"), ("ab", "a")):
+    bench.give(
+        Submit(ask("runs")), *(Submit(ask(name, client=name.upper())) for name in "ab")
+    )
+    for shut, first in (("", "a"), ("A", "b"), ("B", "a"), ("AB", "a")):
         state = evolve(bench.state, deferred_clients=frozenset(shut))
         assert head_of_queue(state).request.id == first
 
