@@ -60,7 +60,7 @@ def step(
     for together in _group_events(events):
         parts.append(_fold(config, state, together))
         state = parts[-1].state
-    if config.host is not None:
+    if config.has_tiers:
         parts.append(store_blocks(config, state))
         state = parts[-1].state
     while len(state.inflight) < config.depth:
@@ -99,7 +99,7 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Executed() | Failed() as event:
             return commit(config, state, event)
         case Moved() | Lost() as event:
-            return finish_transfer(state, event)
+            return finish_transfer(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit():

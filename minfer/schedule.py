@@ -53,13 +53,13 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     reasons = work.reasons
     work.state = release_sources(work.state, work.newcomers)
     if len(work.skipped) == len(work.state.running):
-        beside: tuple[Command, ...] = (*work.moves, *work.wakes)
+        beside: tuple[Command, ...] = (*work.loads, *work.wakes)
         planned = Transition(work.state, beside, tuple(reasons))
         newly = alone is None and isolated_generation(config, work.state) is not None
         return _schedule_again(config, planned) if newly else planned
     plan_drafts(work)
     plan = build_plan(work)
-    commands: tuple[Command, ...] = (Execute(plan), *work.moves, *work.wakes)
+    commands: tuple[Command, ...] = (Execute(plan), *work.loads, *work.wakes)
     return Transition(work.state, commands, tuple(reasons))
 
 

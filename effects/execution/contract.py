@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from minfer.records.messages import Executed, Failed, Lost, Move, Moved
+from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Open, Plan, SampleDeferred
 
 if TYPE_CHECKING:  # not loaded by code that only plans
@@ -61,9 +61,11 @@ class Executor(Protocol):
         """
         ...
 
-    def move(self, move: Move, report: Callable[[Moved | Lost], None]) -> None:
-        """Begin a transfer between the device and host memory; `report` is called at its
-        end, from any thread. Called only for engines with a host tier.
+    def move(
+        self, command: TransferCommand, report: Callable[[Moved | Lost], None]
+    ) -> None:
+        """Begin a transfer between the device and a tier; `report` is called at its end,
+        from any thread. Called only for engines with that tier.
         """
         ...
 

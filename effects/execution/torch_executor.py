@@ -44,7 +44,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Lost, Move
+from minfer.records.messages import Executed, Failed, Lost, Move, TransferCommand
 from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
 from minfer.records.tiers import HostTier
@@ -222,12 +222,12 @@ class TorchExecutor:
             with self.lock:
                 self._attempt(launched, self._sample)
 
-    def move(self, move: Move, report: ReportEnd) -> None:
+    def move(self, command: TransferCommand, report: ReportEnd) -> None:
         """Begin to copy pages between the device and host memory."""
-        if self.copier is None:
-            report(Lost(move.number, "there is no host memory for KV pages"))
+        if self.copier is None or not isinstance(command, Move):
+            report(Lost(command.number, "there is no such tier for KV pages"))
             return
-        self.copier.move(move, report)
+        self.copier.move(command, report)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter
 
-from minfer.blocks.keys import extend_keys
+from minfer.blocks.keys import Keys, extend_keys, group_keys
 from minfer.blocks.ownership import blocks_for
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
@@ -17,6 +17,7 @@ from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
 from minfer.records.request import Request
 from minfer.records.sequence import Place, Sequence
 from minfer.records.state import EngineState, LiveRequest, Transition
+from minfer.records.tiers import KeyedTier
 from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
 
@@ -109,6 +110,7 @@ class _Arrivals:
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
+        self.tiers = state.tiers
         self.places = set[Place]()  # of the new ones
         self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
@@ -139,6 +141,23 @@ class _Arrivals:
             self.places.add(own)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
+        if config.keyed is not None and (request.stored or request.pushes):
+            self._note_stored(config.keyed, request, keys)
+
+    def _note_stored(self, tier: KeyedTier, request: Request, keys: Keys) -> None:
+        """Believe what the sender says of the keyed tier; or have all blocks of the
+        prompt stored there: those that are cached now, and others once they are.
+        """
+        known, unsaved = self.tiers.known, self.tiers.unsaved
+        prompt = keys[: len(request.prompt) // self.config.block_size]
+        for g in range(len(self.config.groups)):
+            if request.pushes:
+                own = group_keys(prompt, g)
+                known, unsaved = known.discard(own), unsaved + own
+            else:
+                known = known.add(group_keys(prompt[: request.stored], g), tier.known)
+        unsaved = unsaved[-self.config.num_blocks :]
+        self.tiers = evolve(self.tiers, known=known, unsaved=unsaved)
 
     def _kept(self, request: Request) -> Place | None:
         """The place that a request brings along, if it can have that: one that was given
@@ -162,6 +181,7 @@ class _Arrivals:
             waiting=self.state.waiting.insert_many(self.new),
             requests=self.live.finish(),
             arrivals=self.arrivals,
+            tiers=self.tiers,
         )
         emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
         return Transition(state, emits, tuple(self.reasons))

@@ -61,7 +61,9 @@ def _chooses_source(work: Work, seq: Sequence) -> bool:
     """Decide whether blocks are loaded for the head of the queue, if there is room to
     admit it; returns whether that was decided now.
     """
-    if work.config.host is None or shortage(work.config, work.state, seq, work.newcomers):
+    if seq.chosen or not work.config.has_tiers:
+        return False
+    if shortage(work.config, work.state, seq, work.newcomers):
         return False
     load = choose_source(work.config, work.state, seq)
     if load is None:
@@ -69,8 +71,8 @@ def _chooses_source(work: Work, seq: Sequence) -> bool:
     work.state = load.state
     if load.reason is not None:
         work.reasons.append(load.reason)
-    if load.move is not None:
-        work.moves.append(load.move)
+    if load.command is not None:
+        work.loads.append(load.command)
     return True
 
 

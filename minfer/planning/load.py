@@ -1,10 +1,10 @@
-"""Loads: the cached blocks of a waiting sequence come from the host tier.
+"""Loads: the cached blocks of a waiting sequence come from a tier.
 
 The head of the queue is asked when there is room to admit it. If its prefix goes on in
-the host tier, and loading is expected to be faster than computing, the blocks are loaded
-into pages of the device, and the sequence is passed over until they have come. It is then
-admitted with a hit, as if its prefix had always been there. This happens once while it
-waits: what is evicted meanwhile, or was lost, is computed.
+host memory or in the keyed tier, and loading is expected to be faster than computing, the
+blocks are loaded into pages of the device, and the sequence is passed over until they
+have come. It is then admitted with a hit, as if its prefix had always been there. This
+happens once while it waits: what is evicted meanwhile, or was lost, is computed.
 """
 
 from collections.abc import Container
@@ -17,11 +17,17 @@ from minfer.blocks.prefix import ROOT, bundles, lookup, pages_of
 from minfer.blocks.window import kept, outside
 from minfer.planning.prefix_hit import find_hit, readable_blocks
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Loading, Move, Reason, Recomputing
+from minfer.records.messages import (
+    FetchBlocks,
+    Loading,
+    Move,
+    Reason,
+    Recomputing,
+    TransferCommand,
+)
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.records.tiers import BY_COST, RECOMPUTE, ChainRun, HostTier
-from minfer.values.pmap import Map
+from minfer.records.tiers import BY_COST, LOAD, ChainRun, Tier
 from minfer.values.record import evolve
 
 
@@ -31,15 +37,15 @@ class Load:
 
     state: EngineState
     reason: Reason | None = None  # None: some of its blocks are on their way for others
-    move: Move | None = None
+    command: TransferCommand | None = None
 
 
 @frozen
 class _EitherKeys(Container[Key]):
-    """The contents of two indexes."""
+    """The contents of the device and of a tier."""
 
-    one: Map[Key, tuple[object, ...]]
-    other: Map[Key, tuple[object, ...]]
+    one: Container[Key]
+    other: Container[Key]
 
     def __contains__(self, key: object) -> bool:
         return key in self.one or key in self.other
@@ -50,74 +56,138 @@ class _EitherIndex:
     nodes: _EitherKeys
 
 
+@frozen
+class _Missing:
+    """Consecutive blocks of a chain that the device lacks, behind one that it has."""
+
+    parent: Key
+    keys: Keys
+    size: int  # pages of a block
+
+
+@frozen(kw_only=True)
+class _Source:
+    """A tier that has more of a prefix than the device."""
+
+    tier: Tier
+    keyed: bool
+    blocks: int  # of the prefix, that a hit would have
+    hit: int  # of these, that the device has
+    runs: tuple[_Missing, ...]
+    pages: int  # of all runs
+    seconds: float  # to load them
+    recompute: float  # to compute them instead
+
+    def total(self, most: int) -> float:
+        """Seconds of loading, and of computing the rest of `most` blocks."""
+        each = self.recompute / (self.blocks - self.hit)
+        return self.seconds + (most - self.blocks) * each
+
+
 def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Load | None:
     """Decide whether blocks are loaded for `seq`, the head of the queue, which can be
     admitted; None if there is no choice.
     """
-    tier, host = config.host, state.tiers.host
-    if tier is None or host is None or seq.chosen or not host.prefix.nodes:
+    sources = _sources(config, state, seq)
+    if not sources:
         return None
-    full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
-    device = state.blocks.prefix
-    hit = find_hit(config, device, seq.keys, full).blocks
-    both = _EitherIndex(_EitherKeys(device.nodes, host.prefix.nodes))
-    blocks = find_hit(config, both, seq.keys, full).blocks
-    if blocks <= hit:
-        return None
-    paths = _missing(config, state, seq.keys, blocks)
-    if (passed := _join_load_in_flight(state, seq, paths)) is not None:
+    most = max(sources, key=lambda one: one.blocks)
+    if (passed := _join_load_in_flight(state, seq, most.runs)) is not None:
         return Load(passed)
-    count = sum(
-        len(host.prefix.nodes[key][0]) for _, keys in paths for key in keys
-    )  # pages
-    loads = (one for one in state.tiers.transfers if one.loads)
-    before = sum(len(one.targets) for one in loads)  # pages that are copied first
-    seconds = tier.load_seconds + (before + count) * tier.page_seconds
-    recompute = (blocks - hit) * config.block_size * tier.token_seconds
-    if not _loads(tier, seconds, recompute):
+    best = _best(sources, most.blocks)
+    if best is None:
         waiting = state.waiting.remove(seq.place).insert(evolve(seq, chosen=True))
-        chosen = Recomputing(*seq.id, blocks, hit, seconds, recompute)
-        return Load(evolve(state, waiting=waiting), chosen)
-    load = _begin(state, seq, paths, count)
+        return Load(evolve(state, waiting=waiting), _reason(Recomputing, seq, most))
+    load = _begin(state, seq, best)
     if load is None:
         return None
-    state, move = load
-    return Load(state, Loading(*seq.id, blocks, hit, seconds, recompute), move)
+    state, command = load
+    return Load(state, _reason(Loading, seq, best), command)
 
 
-def _loads(tier: HostTier, seconds: float, recompute: float) -> bool:
-    if tier.choice == BY_COST:
-        return seconds <= recompute
-    return tier.choice != RECOMPUTE
+def _reason(
+    kind: type[Loading | Recomputing], seq: Sequence, one: _Source
+) -> Loading | Recomputing:
+    return kind(*seq.id, one.blocks, one.hit, one.seconds, one.recompute, one.keyed)
+
+
+def _best(sources: list[_Source], most: int) -> _Source | None:
+    """The source that is expected to take the least time, of those that are always
+    loaded from; or else, of those that are faster than computing. Host memory is the
+    first of equal ones.
+    """
+    willing = [one for one in sources if one.tier.choice == LOAD] or [
+        one
+        for one in sources
+        if one.tier.choice == BY_COST and one.seconds <= one.recompute
+    ]
+    return min(willing, key=lambda one: (one.total(most), -one.blocks), default=None)
+
+
+def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_Source]:
+    """The tiers that have more of the prefix of `seq` than the device has."""
+    tiers, device = state.tiers, state.blocks.prefix
+    contents = list[tuple[Tier, bool, Container[Key]]]()
+    if config.host is not None and tiers.host is not None and tiers.host.prefix.nodes:
+        contents.append((config.host, False, tiers.host.prefix.nodes))
+    if config.keyed is not None and tiers.known:
+        contents.append((config.keyed, True, tiers.known))
+    if not contents:
+        return []
+    full = readable_blocks(seq, (len(seq.history) - 1) // config.block_size)
+    hit = find_hit(config, device, seq.keys, full).blocks
+    found = list[_Source]()
+    for tier, keyed, there in contents:
+        both = _EitherIndex(_EitherKeys(device.nodes, there))
+        blocks = find_hit(config, both, seq.keys, full).blocks
+        if blocks <= hit:
+            continue
+        runs = _missing(config, state, seq.keys, blocks)
+        pages = sum(len(run.keys) * run.size for run in runs)
+        loads = (one for one in tiers.transfers if one.loads and one.keyed == keyed)
+        before = sum(len(one.targets) for one in loads)  # pages that are copied first
+        found.append(
+            _Source(
+                tier=tier,
+                keyed=keyed,
+                blocks=blocks,
+                hit=hit,
+                runs=runs,
+                pages=pages,
+                seconds=tier.load_seconds + (before + pages) * tier.page_seconds,
+                recompute=(blocks - hit) * config.block_size * tier.token_seconds,
+            )
+        )
+    return found
 
 
 def _missing(
     config: EngineConfig, state: EngineState, keys: Keys, blocks: int
-) -> list[tuple[Key, Keys]]:
-    """What the device lacks for a hit of so many blocks: runs of a chain, each after its
-    parent, which it has.
-    """
+) -> tuple[_Missing, ...]:
+    """What the device lacks for a hit of so many blocks."""
     device, size = state.blocks.prefix, config.block_size
-    found = list[tuple[Key, Keys]]()
+    found = list[_Missing]()
     for g, group in enumerate(config.groups):
         low, sinks = outside(blocks * size, group.window, size), group.sink_blocks(size)
-        own = group_keys(kept(keys, 0, blocks, low, sinks), g)
+        own, pages = group_keys(kept(keys, 0, blocks, low, sinks), g), group.pages
         if group.window:
-            found += [(ROOT, (key,)) for key in own if key not in device.nodes]
+            lacks = [key for key in own if key not in device.nodes]
+            found += [_Missing(ROOT, (key,), pages) for key in lacks]
             continue
         have = lookup(device, keys, blocks, g)
         if have < blocks:
-            found.append((own[have - 1] if have else ROOT, own[have:]))
-    return found
+            parent = own[have - 1] if have else ROOT
+            found.append(_Missing(parent, own[have:], pages))
+    return tuple(found)
 
 
 def _join_load_in_flight(
-    state: EngineState, seq: Sequence, chains: list[tuple[Key, Keys]]
+    state: EngineState, seq: Sequence, runs: tuple[_Missing, ...]
 ) -> EngineState | None:
     """Let `seq` wait for a load in flight that moves a block of these, if there is
     one.
     """
-    wanted = {key for _, keys in chains for key in keys}
+    wanted = {key for run in runs for key in run.keys}
     for at, one in enumerate(state.tiers.transfers):
         if one.loads and not wanted.isdisjoint(one.keys):
             transfers = [*state.tiers.transfers]
@@ -128,34 +198,38 @@ def _join_load_in_flight(
 
 
 def _begin(
-    state: EngineState, seq: Sequence, chains: list[tuple[Key, Keys]], count: int
-) -> tuple[EngineState, Move] | None:
-    """Begin a transfer of these runs of chains to the device; None if there are no
-    `count` pages for them, or a plan in flight still copies from one of these: plans
-    follow each other on the device, and transfers do not follow plans.
+    state: EngineState, seq: Sequence, source: _Source
+) -> tuple[EngineState, TransferCommand] | None:
+    """Begin a transfer of a source's blocks to the device; None if there are no pages for
+    them, or a plan in flight still copies from one of these: plans follow each other on
+    the device, and transfers do not follow plans.
     """
-    host = state.tiers.host
-    if host is None:
-        return None
-    device, tier = Transaction(state.blocks), Transaction(host)
-    held_parents = tuple([parent for parent, _ in chains if parent != ROOT])
+    device, host = Transaction(state.blocks), state.tiers.host
+    held_parents = tuple([run.parent for run in source.runs if run.parent != ROOT])
     for key in held_parents:  # before anything is evicted
         device.prefix.hold(key)
-    taken = device.take(count)
+    taken = device.take(source.pages)
     copied = {copy.source for plan in state.inflight for copy in plan.copies}
     if taken is None or not copied.isdisjoint(taken.pages):
         return None
     at, paths = 0, list[ChainRun]()
-    for parent, keys in chains:
-        tier.prefix.hold(keys[-1])
-        each = len(host.prefix.nodes[keys[0]][0])
-        end = at + each * len(keys)
-        paths.append(ChainRun(parent, keys, (*bundles(taken.pages[at:end], each),)))
+    for run in source.runs:
+        end = at + run.size * len(run.keys)
+        pages = (*bundles(taken.pages[at:end], run.size),)
+        paths.append(ChainRun(run.parent, run.keys, pages))
         at = end
+    if host is not None and not source.keyed:
+        tier = Transaction(host)
+        for run in source.runs:
+            tier.prefix.hold(run.keys[-1])
+        host = tier.done()
     tiers = state.tiers.with_transfer(
-        tier.done(), paths, held_parents, loads=True, sample=seq.id
+        host, paths, held_parents, loads=True, keyed=source.keyed, sample=seq.id
     )
+    now = evolve(state, blocks=device.done(), tiers=tiers)
     transfer = tiers.transfers[-1]
-    sources = pages_of(host.prefix, transfer.keys)
-    state = evolve(state, blocks=device.done(), tiers=tiers)
-    return state, Move(transfer.number, True, sources, transfer.targets)
+    if host is None or source.keyed:
+        blocks = tuple([pages for path in paths for pages in path.pages])
+        return now, FetchBlocks(transfer.number, transfer.keys, blocks)
+    read = pages_of(host.prefix, transfer.keys)
+    return now, Move(transfer.number, True, read, transfer.targets)

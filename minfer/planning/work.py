@@ -5,7 +5,7 @@ from attrs import define, field
 from minfer.planning.admit import Admission
 from minfer.planning.grow import Grown
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Move, Reason, WakeAt
+from minfer.records.messages import Reason, TransferCommand, WakeAt
 from minfer.records.request import Request
 from minfer.records.state import EngineState
 
@@ -43,7 +43,7 @@ class Work:
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
-    moves: list[Move] = field(factory=list)  # loads that begin
+    loads: list[TransferCommand] = field(factory=list)  # that begin
 
     def forget(self, gone: set[int]) -> None:
         """Remove generations that were preempted from the step."""

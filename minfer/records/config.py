@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
-from minfer.records.tiers import HostTier
+from minfer.records.tiers import HostTier, KeyedTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
@@ -85,7 +85,9 @@ class EngineConfig:
     scored_cost: int = field(default=1, validator=number(1))
     policy: Policy = FirstCome()
     speculation: Speculation | None = None  # no drafts
-    host: HostTier | None = None  # KV blocks are on the device alone
+    # Tiers for KV blocks under the device's pool.
+    host: HostTier | None = None
+    keyed: KeyedTier | None = None
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
@@ -107,7 +109,7 @@ class EngineConfig:
                 f"token a step"
             )
         self._check_groups()
-        self._check_host()
+        self._check_tiers()
         if self.watermark >= self.num_blocks:
             what = (
                 f"watermark ({self.watermark}) must be below num_blocks "
@@ -123,8 +125,15 @@ class EngineConfig:
         each = ((one.most_blocks(blocks, size), one.pages) for one in self.groups)
         return sum(most * pages for most, pages in each)
 
-    def _check_host(self) -> None:
+    @property
+    def has_tiers(self) -> bool:
+        """Whether KV blocks are kept elsewhere than on the device, too."""
+        return self.host is not None or self.keyed is not None
+
+    def _check_tiers(self) -> None:
         """Check that the host tier holds a block at least."""
+        if not isinstance(self.keyed, KeyedTier | None):
+            raise ConfigError(f"keyed must be KeyedTier or none, not {self.keyed!r:.80}")
         host = self.host
         if not isinstance(host, HostTier | None):
             raise ConfigError(f"host must be HostTier or none, not {host!r:.80}")

@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
+from minfer.blocks.keys import Keys
 from minfer.blocks.prefix import Pages
 from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
@@ -232,13 +233,39 @@ class Move:
 
 
 @frozen
+class StoreBlocks:
+    """Copy blocks of the device to the keyed tier, under their content keys, beside the
+    steps, and report `Moved` or `Lost`. No step writes the pages before the report.
+    """
+
+    number: int
+    keys: Keys
+    pages: tuple[Pages, ...]  # that are read, by block
+
+
+@frozen
+class FetchBlocks:
+    """Copy blocks from the keyed tier to pages of the device, beside the steps, and
+    report `Moved`, or `Lost` if not all of them are there, and as they were stored. No
+    step uses the pages before the report.
+    """
+
+    number: int
+    keys: Keys
+    pages: tuple[Pages, ...]  # that are written, by block
+
+
+TransferCommand = Move | StoreBlocks | FetchBlocks
+
+
+@frozen
 class WakeAt:
     """No step can be planned now, but one can at `time` (seconds): send a Tick then."""
 
     time: float
 
 
-Command = Execute | Move | Emit | WakeAt
+Command = Execute | TransferCommand | Emit | WakeAt
 
 
 @frozen
@@ -306,26 +333,28 @@ class WindowMissed(OfSample):
 
 @frozen
 class Loading(OfSample):
-    """A waiting sample has cached blocks in the host tier, from which they are loaded:
-    expected to take `seconds`, where computing their KV takes `recompute`.
+    """A waiting sample has cached blocks in a tier, from which they are loaded: expected
+    to take `seconds`, where computing their KV takes `recompute`.
     """
 
     blocks: int  # of its prefix that a hit is to have
     hit: int  # of these, blocks that the device has already
     seconds: float
     recompute: float
+    keyed: bool = False  # the tier: host memory, or the keyed one
 
 
 @frozen
 class Recomputing(OfSample):
-    """A waiting sample has cached blocks in the host tier, but computing their KV again
-    is expected to be faster. Fields are as in `Loading`.
+    """A waiting sample has cached blocks in a tier, but computing their KV again is
+    expected to be faster. Fields are as in `Loading`.
     """
 
     blocks: int
     hit: int
     seconds: float
     recompute: float
+    keyed: bool = False
 
 
 @frozen

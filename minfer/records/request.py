@@ -78,6 +78,12 @@ class Request:
     # last in its rank.
     place: tuple[tuple[float, ...], int, int] | None = None
     search: BeamRound | None = None  # set for a beam of a round of a search
+    # How many leading full blocks of its prompt the keyed tier has, as far as the sender
+    # knows; what is not there is computed.
+    stored: int = 0
+    # Whether the blocks of its prompt are stored in the keyed tier, even those that it is
+    # believed to have: it sends them to another engine.
+    pushes: bool = False
     # token id: computed once, on creation
     largest: int = field(init=False, eq=False, repr=False)
 
@@ -109,7 +115,8 @@ class Request:
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
-        for param in ("lockstep", "reads_cache"):
+        check_number(self.stored, "stored", 0, MOST, whole=True)
+        for param in ("lockstep", "reads_cache", "pushes"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):

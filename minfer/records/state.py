@@ -161,7 +161,7 @@ def initial(config: EngineConfig) -> EngineState:
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))
-    index = PrefixIndex(unstored=None if config.host is None else ())
+    index = PrefixIndex(unstored=() if config.has_tiers else None)
     blocks = Blocks(Pool(config.num_blocks, config.freed_run), index)
     try:
         policy = config.policy.start()

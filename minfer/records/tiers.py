@@ -12,9 +12,14 @@ held, and what it writes belongs to it alone.
     load    a block of the tier is copied to a page of the device, for a waiting sequence:
             the tier has the next blocks of its prefix. It is passed over until the end
             of the transfer; then it is admitted with a hit
+
+There are two tiers. Host memory is the engine's own: its pages and their order of
+eviction are in the state. The keyed tier is outside, and others use it, too: a folder of
+files, or what another engine sends. It is asked by content key, so the state has no pages
+of it, only keys that it is believed to have; a block that is not there is `Lost`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from attrs import field, frozen
@@ -25,6 +30,7 @@ from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
 from minfer.values.checks import MOST, ConfigError, is_number, number
+from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
 BY_COST: Final = "cost"  # load a prefix where that is expected to be faster,
@@ -34,10 +40,9 @@ CHOICES: Final = (BY_COST, LOAD, RECOMPUTE)
 
 
 @frozen(kw_only=True)
-class HostTier:
-    """Host memory as a tier, and what its use costs, as measured."""
+class Tier:
+    """What is common to tiers: what their use costs, as measured."""
 
-    pages: int = field(validator=number(1))  # each as large as one of the device
     # Pages that are on their way to it at once, at most.
     storing: int = field(default=512, validator=number(1))
     choice: str = BY_COST
@@ -57,30 +62,84 @@ class HostTier:
                 raise ConfigError(f"{name} must be 0 or more, not {cost!r:.80}")
 
 
+@frozen(kw_only=True)
+class HostTier(Tier):
+    """Host memory."""
+
+    pages: int = field(validator=number(1))  # each as large as one of the device
+
+
+@frozen(kw_only=True)
+class KeyedTier(Tier):
+    """Storage outside the engine, which is asked by content key."""
+
+    known: int = field(validator=number(2))  # keys that are remembered, at most
+
+
+@frozen
+class KnownKeys:
+    """Contents that the keyed tier is believed to have.
+
+    Keys are in two generations: once the younger one has half of those that may be
+    remembered, it becomes the older one, and what that had is forgotten.
+    """
+
+    young: Map[Key, None] = Map()
+    old: Map[Key, None] = Map()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.young or key in self.old
+
+    def __bool__(self) -> bool:
+        return bool(self.young or self.old)
+
+    def add(self, keys: Iterable[Key], most: int) -> "KnownKeys":
+        """These keys, and `keys`: of all, the last ones, at most `most`."""
+        young, old = self.young.mutate(), self.old
+        for key in keys:
+            if len(young) >= most // 2:
+                young, old = Map[Key, None]().mutate(), young.finish()
+            young[key] = None
+        return KnownKeys(young.finish(), old)
+
+    def discard(self, keys: Iterable[Key]) -> "KnownKeys":
+        """These keys without `keys`."""
+        young, old = self.young.mutate(), self.old.mutate()
+        for key in keys:
+            young.pop(key, None)
+            old.pop(key, None)
+        return KnownKeys(young.finish(), old.finish())
+
+
 @frozen
 class ChainRun:
-    """Consecutive blocks of a chain that a transfer writes; a block of a group with a
+    """Consecutive blocks of a chain that a transfer moves; a block of a group with a
     window is a run of its own.
     """
 
     parent: Key  # the block before them, or ROOT
     keys: Keys
-    pages: tuple[Pages, ...]  # that are written, block by block
+    # That are written, block by block; none of the keyed tier.
+    pages: tuple[Pages, ...]
 
 
 @frozen
 class Transfer:
-    """Blocks on their way between the device and the host tier."""
+    """Blocks on their way between the device and a tier."""
 
     number: int
-    loads: bool  # to the device; else to the host tier
+    loads: bool  # to the device; else to the tier
     paths: tuple[ChainRun, ...]
-    held_leaves: Keys  # in the index that it reads, the last of each run: likewise
-    held_parents: Keys  # in the index that it writes to: held until its end
+    # What is held until its end: the last block of each run, in the index that it reads;
+    # and in the index that it writes to, the blocks before the runs. Only the device and
+    # host memory have an index.
+    held_leaves: Keys
+    held_parents: Keys
     sample: SampleId | None = None  # the waiting one that the blocks are for
     # Waiting requests that are passed over until its end: that sample's, and others that
     # want some of the same blocks.
     waiting: frozenset[str] = frozenset()
+    keyed: bool = False  # the tier: the keyed one, or host memory
 
     @property
     def keys(self) -> Keys:
@@ -95,18 +154,25 @@ class Transfer:
 
 @frozen
 class Tiers:
-    """What is in the host tier, and what is on its way."""
+    """What is in the tiers, and what is on its way."""
 
     host: Blocks | None = None
+    known: KnownKeys = KnownKeys()
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
-    # Published blocks that are to be stored, in order: parents before their children.
+    # Published blocks that are to be stored, in order, parents before their children: in
+    # host memory, and in the keyed tier.
     unstored: Keys = ()
+    unsaved: Keys = ()
 
     @classmethod
     def under(cls, tier: HostTier | None) -> "Tiers":
         """No blocks yet, in a tier of this size."""
         return cls() if tier is None else cls(Blocks(Pool(tier.pages), PrefixIndex()))
+
+    def stores(self, *, keyed: bool) -> list[Transfer]:
+        """The transfers in flight to a tier."""
+        return [one for one in self.transfers if not one.loads and one.keyed == keyed]
 
     @property
     def loading(self) -> frozenset[str]:
@@ -115,19 +181,21 @@ class Tiers:
 
     def with_transfer(
         self,
-        host: Blocks,
+        host: Blocks | None,
         paths: Sequence[ChainRun],
         held_parents: Keys,
         *,
         loads: bool,
+        keyed: bool,
         sample: SampleId | None = None,
     ) -> "Tiers":
         """These tiers with one more transfer, the last, which takes the next number;
-        `host` is the tier with what the transfer holds or has taken there.
+        `host` is host memory with what the transfer holds or has taken there.
         """
         transfer = Transfer(
             number=self.next_number,
             loads=loads,
+            keyed=keyed,
             paths=tuple(paths),
             held_leaves=tuple([path.keys[-1] for path in paths]),
             held_parents=held_parents,

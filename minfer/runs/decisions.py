@@ -16,7 +16,16 @@ from itertools import compress, groupby, repeat
 from operator import ne
 from typing import Any, Final
 
-from minfer.records.messages import Emit, Ended, Execute, Move, WakeAt
+from minfer.blocks.prefix import flattened
+from minfer.records.messages import (
+    Emit,
+    Ended,
+    Execute,
+    FetchBlocks,
+    Move,
+    StoreBlocks,
+    WakeAt,
+)
 from minfer.records.plan import Plan
 from minfer.records.sequence import less
 from minfer.records.state import EngineState, Transition
@@ -45,8 +54,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
-    `fills`, `opens`, `grows`, `copies`. `moves`, `finished`, `wake` and `reasons` are the
-    rest.
+    `fills`, `opens`, `grows`, `copies`. `moves`, `stored`, `fetched`, `finished`, `wake`
+    and `reasons` are the rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -62,6 +71,10 @@ def facts(before: EngineState, transition: Transition) -> Facts:
             case Move(number, loads, sources, targets):
                 moved = [number, loads, _runs(sources), _runs(targets)]
                 changes.setdefault("moves", []).append(moved)
+            case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
+                kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
+                moved = [number, [key.hex() for key in keys], _runs(flattened(pages))]
+                changes.setdefault(kind, []).append(moved)
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:

@@ -17,9 +17,19 @@ from itertools import accumulate, chain, islice
 
 from attrs import define, evolve
 
+from minfer.blocks.keys import Key
 from minfer.blocks.window import kept, outside
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Executed, Failed, Lost, Move, Moved
+from minfer.records.messages import (
+    Executed,
+    Failed,
+    FetchBlocks,
+    Lost,
+    Move,
+    Moved,
+    StoreBlocks,
+    TransferCommand,
+)
 from minfer.records.plan import (
     MEAN,
     Draft,
@@ -102,7 +112,9 @@ class Oracle:
         self.windowed = any(group.window for group in groups)
         self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
         self.host: dict[int, list[int]] = {}  # likewise, of the host tier
-        self.moves: deque[Move] = deque()  # that have begun
+        # Likewise, of the keyed tier: its pages by content key.
+        self.outside: dict[Key, list[list[int]]] = {}
+        self.moves: deque[TransferCommand] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}
         self.plans: deque[Plan] = deque()
         self.apart: dict[int, SampleDeferred] = {}  # by step, the host's masks
@@ -145,36 +157,60 @@ class Oracle:
         return Failed(plan.step, error)
 
     def move(
-        self, move: Move, report: Callable[[Moved | Lost], None] | None = None
+        self,
+        command: TransferCommand,
+        report: Callable[[Moved | Lost], None] | None = None,
     ) -> None:
         """Begin a transfer: what it writes is undefined until its end. With `report`, it
         ends at once.
         """
-        self._write_pages(move, [[]] * len(move.targets))
-        self.moves.append(move)
+        self._undefine(command)
+        self.moves.append(command)
         if report is not None:
             report(self.finish_move(len(self.moves) - 1))
 
     def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
         """End a transfer that has begun; with an error, its pages stay undefined."""
-        move = self.moves[at]
+        command = self.moves[at]
         del self.moves[at]
+        if isinstance(command, FetchBlocks) and not error:
+            missing = sum(key not in self.outside for key in command.keys)
+            error = f"{missing} blocks are missing" if missing else ""
         if error:
-            self._write_pages(move, [[]] * len(move.targets))
-            return Lost(move.number, error)
-        read = self.host if move.loads else self.memory
-        self._write_pages(move, [read.get(page, []) for page in move.sources])
-        return Moved(move.number)
+            self._undefine(command)
+            return Lost(command.number, error)
+        match command:
+            case Move(loads=loads, sources=sources, targets=targets):
+                read, written = self.host, self.memory
+                if not loads:
+                    read, written = written, read
+                for source, target in zip(sources, targets, strict=True):
+                    written[target] = [*read.get(source, [])]
+            case StoreBlocks(keys=keys, pages=blocks):
+                for key, pages in zip(keys, blocks, strict=True):
+                    self.outside[key] = [[*self.memory.get(one, [])] for one in pages]
+            case FetchBlocks(keys=keys, pages=blocks):
+                for key, pages in zip(keys, blocks, strict=True):
+                    contents = zip(pages, self.outside[key], strict=True)
+                    self.memory.update({page: [*content] for page, content in contents})
+        return Moved(command.number)
 
-    def _write_pages(self, move: Move, contents: Sequence[list[int]]) -> None:
-        written = self.memory if move.loads else self.host
-        for page, content in zip(move.targets, contents, strict=True):
-            written[page] = [*content]
+    def _undefine(self, command: TransferCommand) -> None:
+        """Make the content of what a transfer writes undefined."""
+        written, pages = self.memory, list[int]()
+        match command:
+            case Move(loads=loads, targets=targets):
+                written, pages = self.memory if loads else self.host, [*targets]
+            case FetchBlocks(pages=blocks):
+                pages = [page for block in blocks for page in block]
+        for page in pages:
+            written[page] = []
 
     def close(self) -> None:
         """Drop all plans and rows."""
         self.moves.clear()
         self.host.clear()
+        self.outside.clear()
         self.memory.clear()
         self.rows.clear()
         self.plans.clear()

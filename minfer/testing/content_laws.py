@@ -61,9 +61,10 @@ class Contents:
 
     def _forget(self, after: EngineState) -> None:
         """Forget what no tier has any more."""
-        host = after.tiers.host
+        host, known = after.tiers.host, after.tiers.known
         kept = {key for one in after.tiers.transfers for key in one.keys}
         kept.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
+        kept.update(known.young, known.old)
         self.computed = {key: one for key, one in self.computed.items() if key in kept}
 
     def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
@@ -73,7 +74,7 @@ class Contents:
             self._written(books, seat, new)
         self.computed.update({one.key: one for one in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
-        loaded = books.config.host is not None
+        loaded = books.config.has_tiers
         for pages, key in [*new.items()]:
             if loaded and key in self.computed:
                 self.blocks[pages] = self.computed[key]

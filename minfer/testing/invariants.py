@@ -9,7 +9,7 @@ from itertools import chain
 
 from minfer.blocks.keys import Key, extend_keys, group_key
 from minfer.blocks.pool import Pool
-from minfer.blocks.prefix import ROOT, PrefixIndex, every_node, node_of
+from minfer.blocks.prefix import ROOT, PrefixIndex, every_node, node_of, pages_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.publish import held_keys
@@ -160,8 +160,10 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     is a forest, and what is on its way is known.
     """
     tiers, host = state.tiers, state.tiers.host
-    known = host is None or config.host is not None
-    require(known, "tiers", "a tier that the configuration lacks")
+    given = (host is not None) == (config.host is not None)
+    keyed = bool(tiers.known or tiers.stores(keyed=True))
+    given = given and (not keyed or config.keyed is not None)
+    require(given, "tiers", "a tier that the configuration lacks, or none that it has")
     numbers = [one.number for one in tiers.transfers]
     ordered = numbers == sorted({*numbers}) and all(
         n < tiers.next_number for n in numbers
@@ -172,14 +174,19 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "tiers",
         "blocks for a request that has ended",
     )
+    require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
+    for tier, stores in (
+        (config.host, tiers.stores(keyed=False)),
+        (config.keyed, tiers.stores(keyed=True)),
+    ):
+        keys = [key for one in stores for key in one.keys]
+        require(len(keys) == len({*keys}), "tiers", "a block is stored twice")
+        moving = len(pages_of(state.blocks.prefix, keys))
+        most = tier.storing if tier is not None else 0
+        require(moving <= most, "tiers", f"{moving} pages are being stored")
     if host is None or config.host is None:
-        require(not tiers.transfers, "tiers", "transfers without a tier")
         return
-    stores = [one for one in tiers.transfers if not one.loads]
-    moving = sum(len(one.targets) for one in stores)
-    require(moving <= config.host.storing, "tiers", f"{moving} pages are being stored")
-    twice = Counter(key for one in stores for key in one.keys)
-    require(max(twice.values(), default=1) == 1, "tiers", "a block is stored twice")
+    stores = tiers.stores(keyed=False)
     pool, published = host.pool, every_node(host.prefix).values()
     free = free_pages(pool)
     written = chain(*(one.targets for one in stores))
@@ -190,7 +197,9 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     require(whole, "partition", "a page of the host tier is lost")
     require(len(free) == pool.free, "partition", "free pages of the host tier")
     holders = [
-        one.held_leaves if one.loads else one.held_parents for one in tiers.transfers
+        one.held_leaves if one.loads else one.held_parents
+        for one in tiers.transfers
+        if not one.keyed
     ]
     _forest(host.prefix, [*chain(*holders)])
 

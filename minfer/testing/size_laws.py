@@ -27,6 +27,8 @@ def bounds(
     """The most entries that each collection of the state after a turn may have."""
     blocks, waiting = after.blocks, len(after.waiting)
     samples, rows = waiting + len(after.running), config.max_num_seqs
+    host = config.host.pages if config.host is not None else 0
+    known = config.keyed.known if config.keyed is not None else 0
     return {
         "blocks.pool.spare": blocks.free,
         "blocks.pool.freed": sum(map(bool, blocks.pool.freed.values())),  # none is empty
@@ -47,8 +49,11 @@ def bounds(
         "drafting.learnt": samples,
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
-        "tiers.transfers": config.num_blocks + (config.host.pages if config.host else 0),
+        "tiers.transfers": 2 * config.num_blocks + host,
         "tiers.unstored": config.num_blocks,
+        "tiers.unsaved": config.num_blocks,
+        "tiers.known.young": known // 2,
+        "tiers.known.old": known // 2,
         **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
     }
 

@@ -5,15 +5,19 @@ end.
 from collections.abc import Iterable, Sequence
 
 from minfer.blocks.ownership import Blocks
-from minfer.blocks.prefix import node_of
+from minfer.blocks.prefix import Pages, PrefixIndex, flattened, node_of
 from minfer.records.messages import (
     Event,
+    FetchBlocks,
     Loading,
     Lost,
     LostBlocks,
     Move,
     Moved,
     Recomputing,
+    StoreBlocks,
+    Submit,
+    TransferCommand,
 )
 from minfer.records.state import EngineState, Transition
 from minfer.records.tiers import Transfer
@@ -27,18 +31,26 @@ def check_transfers(
     """Raise InvariantError unless the transfers in flight are those before the turn,
     without those that its events ended, and with those that its commands begin.
     """
-    moves = [one for one in turn.commands if isinstance(one, Move)]
-    books.transfers |= {move.number for move in moves}
+    begun = [one for one in turn.commands if isinstance(one, TransferCommand)]
+    books.transfers |= {command.number for command in begun}
     after = {one.number: one for one in turn.state.tiers.transfers}
     require(after.keys() == books.transfers, "tiers", "transfers that did not begin")
-    for move in moves:
-        _begun(move, after[move.number], turn.state)
-    lost = {one.number for one in events if isinstance(one, Lost)}
-    done = [one.number for one in events if isinstance(one, Lost | Moved)]
-    for one in before.tiers.transfers:
-        if one.number in done and one.number not in after and not lost:
-            _arrived(one, turn.state)
-    _reasons(turn, moves)
+    for command in begun:
+        transfer = after[command.number]
+        if isinstance(command, Move):
+            _moves(command, transfer, turn.state)
+        else:
+            _by_key(command, transfer, turn.state)
+        if transfer.loads:
+            _loads(transfer, turn.state)
+    if not any(isinstance(one, Lost) for one in events):
+        done = [one.number for one in events if isinstance(one, Moved)]
+        ended = [one for one in before.tiers.transfers if one.number in done]
+        for one in ended:
+            if one.loads or not one.keyed:
+                _arrived(one, turn.state)
+        _known(events, [one for one in ended if one.keyed and not one.loads], turn.state)
+    _reasons(turn, [after[command.number] for command in begun])
 
 
 def _contents(state: EngineState, *, device: bool) -> Blocks:
@@ -47,35 +59,75 @@ def _contents(state: EngineState, *, device: bool) -> Blocks:
     return state.blocks if device or host is None else host
 
 
-def _begun(move: Move, transfer: Transfer, now: EngineState) -> None:
+def _moves(move: Move, transfer: Transfer, now: EngineState) -> None:
     """Check that a transfer reads the blocks of its keys, each behind the one before, and
     writes nothing that has content.
     """
-    require(move.loads == transfer.loads, "tiers", "a transfer the other way")
+    way = (move.loads, False) == (transfer.loads, transfer.keyed)
+    require(way, "tiers", "a transfer the other way")
     right = move.targets == transfer.targets
     require(right and len(move.sources) == len(move.targets), "tiers", "other pages")
     source = _contents(now, device=not move.loads).prefix
+    _reads(source, transfer, move.sources)
+    _writes_new(_contents(now, device=move.loads).prefix, transfer)
+
+
+def _by_key(
+    command: StoreBlocks | FetchBlocks, transfer: Transfer, now: EngineState
+) -> None:
+    """Check that blocks of the device are stored under their own keys; or that those are
+    fetched that the keyed tier is believed to have, and the device has not.
+    """
+    fetches = isinstance(command, FetchBlocks)
+    way = (fetches, True) == (transfer.loads, transfer.keyed)
+    require(way, "tiers", "a transfer the other way")
+    require(command.keys == transfer.keys, "tiers", "other blocks")
+    if isinstance(command, StoreBlocks):
+        _reads(now.blocks.prefix, transfer, flattened(command.pages))
+        return
+    require(flattened(command.pages) == transfer.targets, "tiers", "other pages")
+    known = all(key in now.tiers.known for key in command.keys)
+    require(known, "tiers", "blocks that the keyed tier is not believed to have")
+    _writes_new(now.blocks.prefix, transfer)
+
+
+def _reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
     read = [node_of(source, key) for key in transfer.keys]
-    pages = tuple(page for node in read if node is not None for page in node.pages)
-    require(pages == move.sources, "tiers", f"{move.sources} are read, not {pages}")
-    target = _contents(now, device=move.loads).prefix
-    twice = [key for key in transfer.keys if key in target.nodes]
-    require(not twice, "tiers", "what is written is there already")
+    own = tuple(page for node in read if node is not None for page in node.pages)
+    require(own == pages, "tiers", f"{pages} are read, not {own}")
     for path in transfer.paths:
         for key, parent in zip(path.keys, (path.parent, *path.keys), strict=False):
             node = node_of(source, key)
             follows = node is not None and node.parent == parent
             require(follows, "tiers", "a block is behind another one")
-    if move.loads:
-        copied = {copy.source for plan in now.inflight for copy in plan.copies}
-        free = copied.isdisjoint(move.targets)
-        require(free, "tiers", "a plan in flight copies from what is written")
-        sample = transfer.sample
-        waits = sample is not None and sample[0] in transfer.waiting
-        here = {seq.id for seq in now.waiting}
-        require(
-            waits and sample in here, "tiers", "a load for a sample that does not wait"
-        )
+
+
+def _writes_new(target: PrefixIndex, transfer: Transfer) -> None:
+    twice = [key for key in transfer.keys if key in target.nodes]
+    require(not twice, "tiers", "what is written is there already")
+
+
+def _loads(transfer: Transfer, now: EngineState) -> None:
+    """Check that no plan in flight needs what a load writes, and that its sample
+    waits.
+    """
+    copied = {copy.source for plan in now.inflight for copy in plan.copies}
+    free = copied.isdisjoint(transfer.targets)
+    require(free, "tiers", "a plan in flight copies from what is written")
+    sample = transfer.sample
+    waits = sample is not None and sample[0] in transfer.waiting
+    here = {seq.id for seq in now.waiting}
+    require(waits and sample in here, "tiers", "a load for a sample that does not wait")
+
+
+def _known(events: Iterable[Event], stored: Sequence[Transfer], now: EngineState) -> None:
+    """Check that the keyed tier is believed to have what was stored there: at least one
+    of the last blocks, as not all may be remembered. A request may say otherwise.
+    """
+    requests = [one.request for one in events if isinstance(one, Submit)]
+    if stored and not any(one.stored or one.pushes for one in requests):
+        known = any(one.keys[-1] in now.tiers.known for one in stored)
+        require(known, "tiers", "stored blocks are not known")
 
 
 def _arrived(transfer: Transfer, now: EngineState) -> None:
@@ -91,11 +143,11 @@ def _arrived(transfer: Transfer, now: EngineState) -> None:
         require(right, "tiers", "a cached block whose parent is not")
 
 
-def _reasons(turn: Transition, moves: Sequence[Move]) -> None:
+def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
     """Check that each load has its reason, and each reason its figures."""
-    loads = sum(move.loads for move in moves)
+    loads = [one.keyed for one in transfers if one.loads]
     reasons = [one for one in turn.reasons if isinstance(one, Loading | Recomputing)]
-    begun = sum(isinstance(one, Loading) for one in reasons)
+    begun = [one.keyed for one in reasons if isinstance(one, Loading)]
     require(begun == loads, "tiers", f"{loads} loads begin, of which {begun} are said")
     for one in reasons:
         require(0 <= one.hit < one.blocks, "tiers", f"{one} gains nothing")

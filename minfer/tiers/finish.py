@@ -4,36 +4,59 @@ again. What it held is released in both cases.
 
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, flattened
+from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, LostBlocks, Moved, clip
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition, ignore
-from minfer.records.tiers import Transfer
+from minfer.records.tiers import KnownKeys, Transfer
 from minfer.records.waiting import WaitingQueue
 from minfer.values.record import evolve
 
 
-def finish_transfer(state: EngineState, event: Moved | Lost) -> Transition:
+def finish_transfer(
+    config: EngineConfig, state: EngineState, event: Moved | Lost
+) -> Transition:
     """Apply the report of a transfer; one that is not in flight is ignored."""
     tiers = state.tiers
     found = [one for one in tiers.transfers if one.number == event.number]
-    if not found or tiers.host is None or type(event.number) is not int:
+    if not found or type(event.number) is not int:
         return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
-    [transfer] = found
+    [transfer], lost = found, isinstance(event, Lost)
     device, host = state.blocks, tiers.host
-    target, source = (device, host) if transfer.loads else (host, device)
-    target = _write(target, transfer, lost=isinstance(event, Lost))
-    source = _release(source, transfer)
-    device, host = (target, source) if transfer.loads else (source, target)
-    left = tuple([one for one in tiers.transfers if one is not transfer])
+    if transfer.loads:
+        device = _write(device, transfer, lost=lost)
+    else:
+        device = _release(device, transfer)
+    if host is not None and not transfer.keyed:
+        if transfer.loads:
+            host = _release(host, transfer)
+        else:
+            host = _write(host, transfer, lost=lost)
     state = evolve(
         state,
         blocks=device,
         waiting=_chosen(state, transfer.sample),
-        tiers=evolve(tiers, host=host, transfers=left),
+        tiers=evolve(
+            tiers,
+            host=host,
+            known=_known(config, tiers.known, transfer, lost=lost),
+            transfers=tuple([one for one in tiers.transfers if one is not transfer]),
+        ),
     )
     if isinstance(event, Moved):
         return Transition(state)
     return Transition(state, (), (LostBlocks(len(transfer.keys), clip(event.error)),))
+
+
+def _known(
+    config: EngineConfig, known: KnownKeys, transfer: Transfer, *, lost: bool
+) -> KnownKeys:
+    """What the keyed tier is believed to have after a transfer."""
+    if config.keyed is None or not transfer.keyed:
+        return known
+    if transfer.loads:
+        return known.discard(transfer.keys) if lost else known
+    return known if lost else known.add(transfer.keys, config.keyed.known)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:

@@ -1,81 +1,101 @@
-"""Stores: copies published blocks of the device to the host tier, as soon as they are
-published, so that the device can evict them at any time.
+"""Stores: copies published blocks of the device to tiers, as soon as they are published,
+so that the device can evict them at any time.
 
-A block is stored behind its parent, as the tier evicts leaves first: of a prefix that the
-tier keeps, it keeps the beginning. If its parent was evicted there, or never stored, the
-parent is stored with it, as long as the device has it.
+A block is stored behind its parent, as tiers keep the beginnings of prefixes: host memory
+evicts leaves first. If its parent was evicted there, or never stored, the parent is
+stored with it, as long as the device has it.
 """
+
+from collections.abc import Container
 
 from attrs import define, field
 
 from minfer.blocks.keys import DIGEST, TAIL, Key, Keys
 from minfer.blocks.ownership import Blocks, Transaction
-from minfer.blocks.prefix import ROOT, Pages, bundles, flattened, node_of
+from minfer.blocks.prefix import (
+    ROOT,
+    Pages,
+    PrefixIndex,
+    bundles,
+    flattened,
+    node_of,
+    pages_of,
+)
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Move
+from minfer.records.messages import Move, StoreBlocks
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Tiers
+from minfer.records.tiers import ChainRun, Transfer
 from minfer.values.record import evolve
 
 
 def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
     """Begin to store published blocks, as many as may be on their way at once."""
-    tiers, prefix, host = state.tiers, state.blocks.prefix, state.tiers.host
-    if config.host is None or host is None:
-        return Transition(state)
-    if prefix.unstored:
-        # What came long ago was evicted since, or is stored with what follows it.
-        every = tiers.unstored + prefix.unstored
-        tiers = evolve(tiers, unstored=every[-config.num_blocks :])
-        blocks = evolve(state.blocks, prefix=evolve(prefix, unstored=()))
-        state = evolve(state, blocks=blocks, tiers=tiers)
-    if not tiers.unstored:
-        return Transition(state)
-    moving = sum(len(one.targets) for one in tiers.transfers if not one.loads)
-    room = min(config.host.storing - moving, host.available)
-    batch = _Batch(state.blocks, tiers, host, room)
-    rest = batch.collect()
-    state = evolve(state, tiers=evolve(tiers, unstored=rest))
-    return _begin(state, host, batch.paths) if batch.paths else Transition(state)
+    state = _queue(config, state)
+    in_host = _store_in_host(config, state)
+    by_key = _store_by_key(config, in_host.state)
+    return Transition(by_key.state, in_host.commands + by_key.commands)
+
+
+def _queue(config: EngineConfig, state: EngineState) -> EngineState:
+    """Have newly published blocks wait for each tier."""
+    tiers, prefix = state.tiers, state.blocks.prefix
+    if not prefix.unstored:
+        return state
+    # What came long ago was evicted since, or is stored with what follows it.
+    most, new = config.num_blocks, prefix.unstored
+    if config.host is not None:
+        tiers = evolve(tiers, unstored=(tiers.unstored + new)[-most:])
+    if config.keyed is not None:
+        tiers = evolve(tiers, unsaved=(tiers.unsaved + new)[-most:])
+    blocks = evolve(state.blocks, prefix=evolve(prefix, unstored=()))
+    return evolve(state, blocks=blocks, tiers=tiers)
 
 
 @define
 class _Batch:
-    """The next blocks to be stored. Never kept, never shared."""
+    """The next blocks to be stored in a tier. Never kept, never shared."""
 
-    blocks: Blocks  # of the device
-    tiers: Tiers
-    host: Blocks
-    room: int  # pages that may be written
+    prefix: PrefixIndex  # of the device
+    there: Container[Key]  # what the tier has
+    room: int  # pages that may be moved
+    taken: set[Key]  # on their way there, or in `paths`
     paths: list[list[Key]] = field(factory=list)  # each a run of a chain, parents first
-    taken: set[Key] = field(init=False)  # on their way, or in `paths`
 
-    def __attrs_post_init__(self) -> None:
-        stores = (one for one in self.tiers.transfers if not one.loads)
-        self.taken = {key for one in stores for key in one.keys}
+    @classmethod
+    def of(
+        cls,
+        prefix: PrefixIndex,
+        there: Container[Key],
+        room: int,
+        stores: list[Transfer],
+    ) -> "_Batch":
+        """An empty batch for a tier, to which these transfers are in flight."""
+        return cls(prefix, there, room, {key for one in stores for key in one.keys})
 
-    def collect(self) -> Keys:
-        """Collect blocks as far as there is room; returns those that are left."""
-        every = self.tiers.unstored
-        for at, key in enumerate(every):
+    def collect(self, queue: Keys) -> Keys:
+        """Collect blocks as far as there is room; returns those of the queue that are
+        left.
+        """
+        for at, key in enumerate(queue):
             chain = self._missing(key)
-            size = len(self.blocks.prefix.nodes[key][0]) if chain else 0
+            size = len(self.prefix.nodes[key][0]) if chain else 0
             some = chain[: self.room // size] if size else []
             self._append(some)
             self.room -= len(some) * size
             if len(some) < len(chain):
-                return every[at:]
+                return queue[at:]
         return ()
 
     def _missing(self, key: Key) -> list[Key]:
         """The block and those before it that the tier has not, and will not have after
-        transfers in flight; parents first.
+        transfers in flight; parents first. None if one of them is nowhere any more, as
+        the tier would have no use of those after it.
         """
-        found, prefix = list[Key](), self.blocks.prefix
-        while key != ROOT and key not in self.taken and key not in self.host.prefix.nodes:
-            node = node_of(prefix, key)
+        found = list[Key]()
+        while key != ROOT and key not in self.taken and key not in self.there:
+            node = node_of(self.prefix, key)
             if node is None or _is_partial(key):
-                break
+                return []
             found.append(key)
             key = node.parent
         return found[::-1]
@@ -84,15 +104,12 @@ class _Batch:
         """Add consecutive blocks, to the last path if they go on there."""
         if not chain:
             return
-        parent = self._parent(chain[0])
+        parent = self.prefix.nodes[chain[0]][1]
         if self.paths and parent != ROOT and self.paths[-1][-1] == parent:
             self.paths[-1] += chain
         else:
             self.paths.append([*chain])
         self.taken.update(chain)
-
-    def _parent(self, key: Key) -> Key:
-        return self.blocks.prefix.nodes[key][1]
 
 
 def _is_partial(key: Key) -> bool:
@@ -102,8 +119,24 @@ def _is_partial(key: Key) -> bool:
     return len(key) > DIGEST + 1 or (len(key) > DIGEST and key.startswith(TAIL))
 
 
+# --- host memory ------------------------------------------------------------------------
+
+
+def _store_in_host(config: EngineConfig, state: EngineState) -> Transition:
+    tiers, host = state.tiers, state.tiers.host
+    if config.host is None or host is None or not tiers.unstored:
+        return Transition(state)
+    stores = tiers.stores(keyed=False)
+    moving = sum(len(one.targets) for one in stores)
+    room = min(config.host.storing - moving, host.available)
+    batch = _Batch.of(state.blocks.prefix, host.prefix.nodes, room, stores)
+    rest = batch.collect(tiers.unstored)
+    state = evolve(state, tiers=evolve(tiers, unstored=rest))
+    return _begin(state, host, batch.paths) if batch.paths else Transition(state)
+
+
 def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transition:
-    """Begin a transfer of these runs of chains to the host tier, which has the room."""
+    """Begin a transfer of these runs of chains to host memory, which has the room."""
     device, tier = Transaction(state.blocks), Transaction(host)
     prefix = state.blocks.prefix
     parents = [prefix.nodes[chain[0]][1] for chain in chains]
@@ -124,8 +157,35 @@ def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transit
         )
     if not paths:
         return Transition(state)
-    tiers = state.tiers.with_transfer(tier.done(), paths, held_parents, loads=False)
+    tiers = state.tiers.with_transfer(
+        tier.done(), paths, held_parents, loads=False, keyed=False
+    )
     transfer = tiers.transfers[-1]
     state = evolve(state, blocks=device.done(), tiers=tiers)
     move = Move(transfer.number, False, flattened(sources), transfer.targets)
     return Transition(state, (move,))
+
+
+# --- the keyed tier ---------------------------------------------------------------------
+
+
+def _store_by_key(config: EngineConfig, state: EngineState) -> Transition:
+    tiers, prefix = state.tiers, state.blocks.prefix
+    if config.keyed is None or not tiers.unsaved:
+        return Transition(state)
+    stores = tiers.stores(keyed=True)
+    moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
+    batch = _Batch.of(prefix, tiers.known, config.keyed.storing - moving, stores)
+    rest = batch.collect(tiers.unsaved)
+    tiers = evolve(tiers, unsaved=rest)
+    if not batch.paths:
+        return Transition(evolve(state, tiers=tiers))
+    device, paths = Transaction(state.blocks), list[ChainRun]()
+    for chain in batch.paths:
+        device.prefix.hold(chain[-1])
+        paths.append(ChainRun(prefix.nodes[chain[0]][1], tuple(chain), ()))
+    tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
+    transfer = tiers.transfers[-1]
+    pages = tuple([prefix.nodes[key][0] for key in transfer.keys])
+    store = StoreBlocks(transfer.number, transfer.keys, pages)
+    return Transition(evolve(state, blocks=device.done(), tiers=tiers), (store,))

@@ -69,6 +69,8 @@ EXECUTING = (
     "proposals",
     "stores",
     "loads",
+    "saves",
+    "fetches",
     "moved",
     "lost",
     "sampled apart",

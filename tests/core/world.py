@@ -28,6 +28,7 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
+    FetchBlocks,
     Finish,
     Finished,
     Lost,
@@ -38,13 +39,14 @@ from minfer.records.messages import (
     Propose,
     Submit,
     Tick,
+    TransferCommand,
 )
 from minfer.records.policy import FirstCome, Load, Policy
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
-from minfer.records.tiers import CHOICES, LOAD, HostTier
+from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.runs.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
@@ -331,15 +333,34 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
         return config
     many = 4 * config.num_blocks
     pages = rng.choice((config.block_pages, config.num_blocks, many, many))
-    host = HostTier(
-        pages=pages,
-        storing=rng.choice((1, 3, 512)),
-        choice=rng.choice((*CHOICES, LOAD)),
-        load_seconds=rng.choice((0.0, 3.0)),
-        page_seconds=0.1,
-        token_seconds=rng.choice((0.1, 1.0)),
-    )
+    host = HostTier(pages=pages, **tier_costs(rng))
     return evolve(config, host=host)
+
+
+def with_keyed(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with a keyed tier."""
+    if rng.random() < 0.7:
+        return config
+    known = rng.choice((2, 8, 1000, 1000))
+    return evolve(config, keyed=KeyedTier(known=known, **tier_costs(rng)))
+
+
+def tier_costs(rng: Random) -> dict[str, Any]:
+    """What all tiers have in common."""
+    return {
+        "storing": rng.choice((1, 3, 512)),
+        "choice": rng.choice((*CHOICES, LOAD)),
+        "load_seconds": rng.choice((0.0, 3.0)),
+        "page_seconds": 0.1,
+        "token_seconds": rng.choice((0.1, 1.0)),
+    }
+
+
+def kind_of(command: TransferCommand) -> str:
+    """What a transfer does, for the counts of worlds."""
+    if isinstance(command, Move):
+        return "loads" if command.loads else "stores"
+    return "fetches" if isinstance(command, FetchBlocks) else "saves"
 
 
 @define
@@ -437,7 +458,17 @@ class World:
             output=output,
             lockstep=self.bound > 0 and Random(name).random() < self.bound,
         )
-        return self._pooled(request)
+        return self._pooled(self._stored(request))
+
+    def _stored(self, request: Request) -> Request:
+        """What is said of the keyed tier: nothing, the truth, or anything."""
+        rng, size = Random(f"stored {request.id}"), self.config.block_size
+        if self.config.keyed is None or rng.random() < 0.4:
+            return request
+        keys = block_keys(request.root, request.prompt, size)
+        true = sum(key in self.oracle.outside for key in keys)
+        stored = rng.choice((true, true, len(keys), rng.randint(0, 9)))
+        return evolve(request, stored=stored, pushes=rng.random() < 0.3)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""
@@ -591,12 +622,15 @@ class World:
         some of none. Draws of its own: seeds keep their worlds.
         """
         rng, found = Random(f"moves {self.turns}"), list[Event]()
+        outside = self.oracle.outside
+        while outside and rng.random() < self.losing:  # others remove what they like
+            del outside[rng.choice([*outside])]
         while self.oracle.moves and rng.random() < self.moving:
             at = rng.randrange(len(self.oracle.moves))
             error = "boom" if rng.random() < self.losing else ""
             self.oracle.seen["lost" if error else "moved"] += 1
             found.append(self.oracle.finish_move(at, error))
-        if self.config.host is not None and rng.random() < 0.05:
+        if self.config.has_tiers and rng.random() < 0.05:
             odd: tuple[Any, ...] = (*found[:1], Moved(10**6), Lost(-1), Moved("x"))  # type: ignore[arg-type]
             found.append(rng.choice(odd))
         return found
@@ -769,9 +803,9 @@ class World:
         for command in turn.commands:
             if isinstance(command, Execute):
                 self.oracle.launch(command.plan)
-            elif isinstance(command, Move):
+            elif isinstance(command, TransferCommand):
                 self.oracle.move(command)
-                self.oracle.seen["loads" if command.loads else "stores"] += 1
+                self.oracle.seen[kind_of(command)] += 1
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -861,6 +895,7 @@ def run_world(seed: int, turns: int) -> World:
     config = several_groups(config, Random(f"groups {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
+    config = with_keyed(config, Random(f"keyed {seed}"))
     world = World(config, rng)
     separate = Random(
         seed

@@ -26,7 +26,9 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
+    FetchBlocks,
     Move,
+    StoreBlocks,
     Submit,
     Tick,
     WakeAt,
@@ -143,7 +145,7 @@ class Driver:
             match command:
                 case Execute(plan):
                     self.deferred.launch(plan)
-                case Move():
+                case Move() | StoreBlocks() | FetchBlocks():
                     self.executor.move(command, self.report)
                 case WakeAt(moment):
                     self.wake = moment

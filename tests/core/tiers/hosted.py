@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.records.messages import Event, Move, Submit, Tick
+from minfer.records.messages import Event, Move, Submit, Tick, TransferCommand
 from minfer.records.plan import Fill
 from minfer.records.request import Request
 from minfer.records.state import Transition
@@ -19,9 +19,11 @@ class Hosted(Bench):
     """Transfers end in the turn after they began, unless `late`."""
 
     def __init__(self, config: Any = TIGHT, **tier: Any) -> None:
-        super().__init__(evolve(config, host=evolve(config.host, **tier)))
+        if tier:
+            config = evolve(config, host=evolve(config.host, **tier))
+        super().__init__(config)
         self.late = False
-        self.moves: list[Move] = []
+        self.moves: list[TransferCommand] = []
         self.events: tuple[Event, ...] = ()  # of the last turn
 
     def give(self, *events: Event) -> Transition:
@@ -29,7 +31,7 @@ class Hosted(Bench):
         turn = super().give(*events, *ended)
         self.events = (Tick(self.clock), *events, *ended)
         for command in turn.commands:
-            if isinstance(command, Move):
+            if isinstance(command, TransferCommand):
                 self.moves.append(command)
                 self.oracle.move(command)
         return turn
@@ -56,11 +58,11 @@ class Hosted(Bench):
 
     @property
     def loads(self) -> list[Move]:
-        return [move for move in self.moves if move.loads]
+        return [one for one in self.moves if isinstance(one, Move) and one.loads]
 
     @property
     def stores(self) -> list[Move]:
-        return [move for move in self.moves if not move.loads]
+        return [one for one in self.moves if isinstance(one, Move) and not one.loads]
 
     @property
     def computed(self) -> int:

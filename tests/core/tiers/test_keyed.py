@@ -1,0 +1,252 @@
+"""Blocks that are stored outside the engine by content key, and fetched from there."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.keys import group_key
+from minfer.records.config import CacheGroup
+from minfer.records.messages import (
+    Admitted,
+    FetchBlocks,
+    Loading,
+    LostBlocks,
+    Move,
+    Preempted,
+    Recomputing,
+    StoreBlocks,
+    Submit,
+)
+from minfer.records.tiers import (
+    BY_COST,
+    LOAD,
+    RECOMPUTE,
+    HostTier,
+    KeyedTier,
+    KnownKeys,
+)
+from minfer.values.checks import ConfigError, ParameterError
+from tests.core.test_engine import CONFIG, ask
+from tests.core.tiers.hosted import HOST, Hosted
+from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
+
+KEYED = KeyedTier(known=1000, choice=LOAD)
+ALONE = evolve(CONFIG, num_blocks=8, keyed=KEYED)
+BOTH = evolve(ALONE, host=HOST)
+
+
+class Keyed(Hosted):
+    """As `Hosted`, for the keyed tier."""
+
+    def __init__(self, config: Any = ALONE, **tier: Any) -> None:
+        super().__init__(evolve(config, keyed=evolve(config.keyed, **tier)))
+
+    def settle(self) -> None:
+        for _ in range(100):
+            super().settle()
+            if not self.state.tiers.unsaved:
+                return
+            self.turn()
+
+    @property
+    def saves(self) -> list[StoreBlocks]:
+        return [one for one in self.moves if isinstance(one, StoreBlocks)]
+
+    @property
+    def fetches(self) -> list[FetchBlocks]:
+        return [one for one in self.moves if isinstance(one, FetchBlocks)]
+
+
+def another(bench: Keyed, config: Any = ALONE) -> Keyed:
+    """An engine that begins with what `bench` has stored."""
+    other = Keyed(config)
+    other.oracle.outside.update(bench.oracle.outside)
+    return other
+
+
+def test_what_the_device_evicts_is_fetched() -> None:
+    bench = Keyed()
+    bench.serve(LONG)
+    assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
+    bench.push_out()
+    before = bench.computed
+    assert bench.serve(AGAIN) == bench.right(LONG)
+    [fetch], [reason] = bench.fetches, bench.reasons_of(Loading)
+    assert fetch.keys == keys_of(LONG)
+    assert (reason.blocks, reason.hit, reason.keyed) == (4, 0, True)
+    assert bench.computed - before == 2  # of 18
+    assert bench.state.blocks.available == ALONE.num_blocks
+
+
+def test_another_engine_fetches_what_a_request_says_is_there() -> None:
+    first = Keyed()
+    first.serve(LONG)
+    second = another(first)
+    assert second.serve(evolve(AGAIN, stored=3)) == second.right(LONG)
+    [fetch] = second.fetches
+    assert fetch.keys == keys_of(LONG, 3)
+    assert second.computed == 18 - 12
+    # The fourth is stored; the others are known to be there.
+    assert [one.keys for one in second.saves] == [keys_of(LONG)[3:]]
+
+
+def test_what_is_not_there_is_computed_and_not_believed_any_more() -> None:
+    bench = Keyed()
+    assert bench.serve(evolve(LONG, stored=4)) == bench.right(LONG)
+    assert len(bench.fetches) == 1
+    [lost] = bench.reasons_of(LostBlocks)
+    assert (lost.blocks, lost.error) == (4, "4 blocks are missing")
+    assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
+
+
+def test_a_preempted_request_resumes_with_what_was_stored() -> None:
+    config = evolve(ALONE, num_blocks=9, max_model_len=40)
+    bench = Keyed(config)
+    both = [ask("a", 8, max_tokens=20), ask("bb", 8, max_tokens=20)]
+    bench.turn(*map(Submit, both))
+    bench.settle()
+    assert bench.reasons_of(Preempted)
+    assert [one.id for one in bench.reasons_of(Loading)] == ["bb"]
+    for one in both:
+        assert bench.out[one.id, 0] == bench.right(one)
+
+
+def test_no_more_is_stored_at_once_than_allowed() -> None:
+    bench = Keyed(storing=1)
+    bench.serve(LONG)
+    assert [len(one.keys) for one in bench.saves] == [1] * 4
+
+
+def test_a_block_whose_parent_is_nowhere_is_not_stored() -> None:
+    bench = Keyed()
+    bench.late = True
+    bench.turn(Submit(LONG))
+    while bench.state.requests:
+        bench.turn()
+    bench.give(*bench.ends("the disk is full"))
+    bench.late = False
+    bench.push_out()
+    known = bench.state.tiers.known
+    assert not any(key in known for key in keys_of(LONG))
+    child = evolve(AGAIN, prompt=(*LONG.prompt, 1, 2, 3), stored=0)
+    bench.serve(child)  # computed anew, and stored with its parents
+    saved = [key for one in bench.saves for key in one.keys]
+    assert saved[-5:] == [*keys_of(child, 5)]
+
+
+def test_both_tiers_store() -> None:
+    bench = Keyed(BOTH)
+    bench.serve(LONG)
+    kinds = [type(one) for one in bench.moves]
+    assert kinds[:2] == [Move, StoreBlocks]
+    host = bench.state.tiers.host
+    assert host is not None
+    assert {*keys_of(LONG)} <= {*host.prefix.nodes}
+    assert {*keys_of(LONG)} <= {*bench.oracle.outside}
+
+
+@pytest.mark.parametrize(
+    ("host", "keyed", "chosen"),
+    [
+        # (choice, seconds a page): a token is computed in 1 s, a block in 4
+        ((BY_COST, 1.0), (BY_COST, 2.0), "host"),
+        ((BY_COST, 2.0), (BY_COST, 1.0), "keyed"),
+        ((BY_COST, 1.0), (BY_COST, 1.0), "host"),
+        ((BY_COST, 5.0), (BY_COST, 3.0), "keyed"),
+        ((BY_COST, 5.0), (BY_COST, 5.0), ""),
+        ((BY_COST, 1.0), (LOAD, 9.0), "keyed"),
+        ((LOAD, 9.0), (RECOMPUTE, 1.0), "host"),
+        ((RECOMPUTE, 1.0), (RECOMPUTE, 1.0), ""),
+    ],
+)
+def test_the_faster_tier_is_chosen(
+    host: tuple[str, float], keyed: tuple[str, float], chosen: str
+) -> None:
+    tiers: list[dict[str, Any]] = [
+        {"choice": choice, "page_seconds": page, "token_seconds": 1.0}
+        for choice, page in (host, keyed)
+    ]
+    config = evolve(BOTH, host=HostTier(pages=64, **tiers[0]))
+    bench = Keyed(config, **tiers[1])
+    bench.serve(LONG)
+    bench.push_out()
+    assert bench.serve(AGAIN) == bench.right(LONG)
+    assert len(bench.loads) == (chosen == "host")
+    assert len(bench.fetches) == (chosen == "keyed")
+    [reason] = bench.reasons_of(Loading if chosen else Recomputing)
+    assert reason.keyed == (chosen == "keyed")
+    assert reason.recompute == 16
+
+
+def test_a_tier_with_more_of_a_prefix_saves_computing() -> None:
+    """The host tier has 2 of 4 blocks and is faster; the rest takes longer to compute
+    than to fetch.
+    """
+    costs: dict[str, Any] = {"choice": BY_COST, "token_seconds": 1.0}
+    config = evolve(BOTH, host=HostTier(pages=2, page_seconds=1.0, **costs))
+    bench = Keyed(config, page_seconds=2.0, **costs)
+    bench.serve(LONG)
+    bench.serve(ask("small", 3, max_tokens=1))
+    bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks)
+    bench.serve(AGAIN)
+    [reason] = bench.reasons_of(Loading)
+    assert (reason.blocks, reason.keyed, reason.seconds) == (4, True, 8.0)
+
+
+def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
+    bench = Keyed()
+    bench.serve(LONG)
+    bench.serve(evolve(LONG, id="other", prompt=(*LONG.prompt, 1, 2), pushes=True))
+    [first, second] = bench.saves[:1], bench.saves[1:]
+    assert first[0].keys == keys_of(LONG)
+    pushed = [key for one in second for key in one.keys]
+    assert pushed[:4] == [*keys_of(LONG)]
+    assert len(pushed) == 5
+
+
+def test_pushed_blocks_are_stored_while_the_prompt_is_computed() -> None:
+    config = evolve(ALONE, max_num_batched_tokens=4, max_num_seqs=4, depth=1)
+    bench = Keyed(config)
+    bench.turn(Submit(evolve(LONG, pushes=True)))
+    while not bench.out.get(("long", 0)):
+        bench.turn()
+    assert len(bench.saves) == 4
+
+
+def test_windows_fetch_what_the_next_query_reads() -> None:
+    groups = (CacheGroup(), CacheGroup(window=5))
+    config = evolve(ALONE, num_blocks=16, groups=groups)
+    first = Keyed(config)
+    first.serve(LONG)
+    second = another(first, config)
+    assert second.serve(evolve(AGAIN, stored=4)) == second.right(LONG)
+    [fetch] = second.fetches
+    assert fetch.keys == (*keys_of(LONG), group_key(keys_of(LONG)[3], 1))
+    assert second.reasons_of(Admitted)[-1].hit == 16
+
+
+def test_known_keys_are_the_last_ones() -> None:
+    known, names = KnownKeys(), [bytes((i,)) for i in range(9)]
+    assert not known
+    for at, name in enumerate(names):
+        known = known.add((name,), 4)
+        assert name in known
+        assert len(known.young) <= 2
+        assert len(known.old) <= 2
+        assert sum(one in known for one in names) == min(at + 1, 3 + at % 2)
+    assert not known.discard(names)
+    assert names[8] not in known.discard(names[8:])
+    assert names[7] in known.discard(names[8:])
+
+
+@pytest.mark.parametrize("wrong", [{"known": 1}, {"storing": 0}, {"choice": "never"}])
+def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        KeyedTier(**{"known": 2, **wrong})
+    with pytest.raises(ConfigError, match="keyed must be"):
+        evolve(CONFIG, keyed=HOST)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ParameterError, match="stored"):
+        evolve(LONG, stored=-1)
+    with pytest.raises(ParameterError, match="pushes"):
+        evolve(LONG, pushes=1)  # type: ignore[arg-type]  # on purpose
