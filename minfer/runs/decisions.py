@@ -54,8 +54,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
-    `fills`, `opens`, `grows`, `copies`. `moves`, `stored`, `fetched`, `finished`, `wake`
-    and `reasons` are the rest.
+    `fills`, `opens`, `grows`, `copies`. `moves`, `finished`, `wake` and `reasons` are the
+    rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -73,8 +73,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
                 changes.setdefault("moves", []).append(moved)
             case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
                 kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
-                moved = [number, [key.hex() for key in keys], _runs(flattened(pages))]
-                changes.setdefault(kind, []).append(moved)
+                names, runs = [key.hex() for key in keys], _runs(flattened(pages))
+                changes.setdefault("moves", []).append([number, kind, names, runs])
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:

@@ -168,7 +168,7 @@ def moves(then: Facts, now: Facts) -> Iterator[Difference]:
 
 
 def _transfers(some: list[Any]) -> str:
-    kinds = {True: "load", False: "store"}
+    kinds = {True: "load", False: "store", "stored": "save", "fetched": "fetch"}
     return listed([f"{kinds[loads]} {number}" for number, loads, *_ in some], "none")
 
 

@@ -39,7 +39,8 @@ LEGEND: Final = {
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
     "drafts": "[place in the batch, tokens to verify]",
-    "moves": "[number, whether to the device, from pages as [first page, how many], to]",
+    "moves": "[number, whether to the device, from pages as [first page, how many], to]; "
+    "or [number, stored or fetched, content keys, pages of the device]",
     "apart": "places in the batch of rows that are sampled apart",
 }
 
