@@ -46,7 +46,7 @@ _ENDS: Final = frozenset({STOP})
 
 def can_be_redacted(config: EngineConfig) -> bool:
     """Whether states of such an engine can be redacted."""
-    return config.host is None and not any(group.window for group in config.groups)
+    return not config.has_tiers and not any(group.window for group in config.groups)
 
 
 def redacted_state(

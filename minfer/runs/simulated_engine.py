@@ -10,12 +10,22 @@ from heapq import heappop, heappush
 
 from attrs import Factory, define, field
 
+from minfer.blocks.prefix import flattened
 from minfer.engine import step
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Execute, Move, Moved, Tick, WakeAt
+from minfer.records.messages import (
+    Event,
+    Execute,
+    FetchBlocks,
+    Lost,
+    Move,
+    Moved,
+    Tick,
+    TransferCommand,
+    WakeAt,
+)
 from minfer.records.plan import Plan
 from minfer.records.state import EngineState, Turn, initial
-from minfer.records.tiers import HostTier, Transfer
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
@@ -53,38 +63,47 @@ class _SimulatedDevice:
 
 @define
 class _SimulatedTransfers:
-    """The times of transfers between tiers: one after the other in each direction, by the
+    """The times of transfers between tiers: one after the other to and from each, by the
     costs in the configuration.
     """
 
-    tier: HostTier | None
-    busy: dict[bool, float] = Factory(dict)  # by direction: until when
-    due: list[tuple[float, Moved]] = Factory(list)  # a heap
+    config: EngineConfig
+    busy: dict[tuple[bool, bool], float] = Factory(dict)  # until when
+    due: list[tuple[float, int, Moved | Lost]] = Factory(list)  # a heap
 
-    def begin(self, transfer: Transfer | Move, now: float) -> None:
-        """Begin a transfer."""
-        if self.tier is None:
+    def begin(self, command: TransferCommand, end: Moved | Lost, now: float) -> None:
+        """Begin a transfer that will end so."""
+        if isinstance(command, Move):
+            pages, way = len(command.targets), (False, command.loads)
+        else:
+            pages = len(flattened(command.pages))
+            way = True, isinstance(command, FetchBlocks)
+        self.begin_pages(pages, way, end, now)
+
+    def begin_pages(
+        self, pages: int, way: tuple[bool, bool], end: Moved | Lost, now: float
+    ) -> None:
+        """Begin a transfer of so many pages; `way`: whether it is of the keyed tier, and
+        whether it loads.
+        """
+        tier = self.config.keyed if way[0] else self.config.host
+        if tier is None:
             return
-        seconds = self.tier.load_seconds + len(transfer.targets) * self.tier.page_seconds
-        end = max(now, self.busy.get(transfer.loads, now)) + seconds
-        self.busy[transfer.loads] = end
-        heappush(self.due, (end, Moved(transfer.number)))
+        seconds = tier.load_seconds + pages * tier.page_seconds
+        self.busy[way] = max(now, self.busy.get(way, now)) + seconds
+        heappush(self.due, (self.busy[way], end.number, end))
 
     @property
     def next(self) -> float:
         """When the next one ends."""
         return self.due[0][0] if self.due else math.inf
 
-    def ended(self, now: float) -> list[Moved]:
+    def ended(self, now: float) -> list[Moved | Lost]:
         """Those that have ended, in order."""
-        found = list[Moved]()
+        found = list[Moved | Lost]()
         while self.next <= now:
-            found.append(heappop(self.due)[1])
+            found.append(heappop(self.due)[2])
         return found
-
-
-def _without_report(_: object) -> None:
-    """The simulation reports the ends of transfers itself."""
 
 
 @define
@@ -110,9 +129,11 @@ class SimulatedEngine:
         self._device = _SimulatedDevice(self.cost, self.free)
         for plan in self.state.inflight:
             self._device.launch(plan, self.free)
-        self._transfers = _SimulatedTransfers(self.config.host)
-        for transfer in self.state.tiers.transfers:
-            self._transfers.begin(transfer, self.free)
+        self._transfers = _SimulatedTransfers(self.config)
+        for one in self.state.tiers.transfers:
+            way = one.keyed, one.loads
+            pages = len(one.targets)
+            self._transfers.begin_pages(pages, way, Moved(one.number), self.free)
         self._wake = self.free if self.state.requests else math.inf
 
     def due(self, arrival: float) -> float:
@@ -153,8 +174,9 @@ class SimulatedEngine:
             self.executor.launch(plan)
             self.free = self._device.launch(plan, self.free)
         for command in transition.commands:
-            if isinstance(command, Move):
-                self.executor.move(command, _without_report)
-                self._transfers.begin(command, self.free)
+            if isinstance(command, TransferCommand):
+                ends = list[Moved | Lost]()
+                self.executor.move(command, ends.append)
+                self._transfers.begin(command, ends[0], self.free)
         wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
         self._wake = min(wakes, default=math.inf)

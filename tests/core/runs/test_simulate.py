@@ -18,12 +18,14 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Failed,
+    FetchBlocks,
     Finished,
     Move,
     Moved,
     Preempted,
     Submit,
     Tick,
+    TransferCommand,
 )
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load, Policy
@@ -31,7 +33,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, DRAFTERS, Speculation
 from minfer.records.state import EngineState, Turn
-from minfer.records.tiers import LOAD, HostTier
+from minfer.records.tiers import LOAD, HostTier, KeyedTier
 from minfer.runs.cost import CostModel, StepWork, work
 from minfer.runs.drafts import judged
 from minfer.runs.guesses import Guesses
@@ -480,13 +482,23 @@ def test_no_sample_is_admitted_to_be_preempted_at_once(
     assert again <= 1
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("executor", [Simulated, lambda: Oracle(4, 40)])
 def test_transfers_take_their_time_one_after_the_other(
     executor: Callable[[], Oracle],
+    keyed: bool,
 ) -> None:
     """Of 4 blocks: a fixed second, and one for each."""
-    host = HostTier(pages=64, choice=LOAD, load_seconds=1.0, page_seconds=1.0)
-    config = evolve(config_of(num_blocks=8), host=host)
+    costs: dict[str, Any] = {
+        "choice": LOAD,
+        "load_seconds": 1.0,
+        "page_seconds": 1.0,
+    }
+    config = config_of(num_blocks=8)
+    if keyed:
+        config = evolve(config, keyed=KeyedTier(known=99, **costs))
+    else:
+        config = evolve(config, host=HostTier(pages=64, **costs))
     first = requested("a", 17)
     others = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
     again = evolve(first, id="again")
@@ -502,18 +514,23 @@ def test_transfers_take_their_time_one_after_the_other(
         command.number: (command, turn.transition.state.time)
         for turn in turns
         for command in turn.transition.commands
-        if isinstance(command, Move)
+        if isinstance(command, TransferCommand)
     }
     assert ended.keys() == moves.keys()
-    [load] = [number for number, (move, _) in moves.items() if move.loads]
+    [load] = [number for number, (move, _) in moves.items() if _loads(move)]
     assert ended[load] - moves[load][1] == pytest.approx(5, abs=0.1)
     first_store, began = moves[0]
-    assert ended[0] - began >= 1 + len(first_store.targets)
+    stored = first_store.sources if isinstance(first_store, Move) else first_store.keys
+    assert ended[0] - began >= 1 + len(stored)
     resumed = Simulation(
         config, Simulated(), EVEN, [], state=_with_load(turns, load), time=300.0
     )
     *_, last = resumed.turns()
     assert not last.transition.state.requests
+
+
+def _loads(command: TransferCommand) -> bool:
+    return command.loads if isinstance(command, Move) else type(command) is FetchBlocks
 
 
 def _with_load(turns: list[Turn], load: int) -> EngineState:
