@@ -141,7 +141,7 @@ class _Arrivals:
             self.places.add(own)
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
-        if config.keyed is not None and (request.stored or request.pushes):
+        if config.keyed is not None and (request.stored or request.push_to):
             self._note_stored(config.keyed, request, keys)
 
     def _note_stored(self, tier: KeyedTier, request: Request, keys: Keys) -> None:
@@ -151,7 +151,7 @@ class _Arrivals:
         known, unsaved = self.tiers.known, self.tiers.unsaved
         prompt = keys[: len(request.prompt) // self.config.block_size]
         for g in range(len(self.config.groups)):
-            if request.pushes:
+            if request.push_to:
                 own = group_keys(prompt, g)
                 known, unsaved = known.discard(own), unsaved + own
             else:

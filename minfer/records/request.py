@@ -81,9 +81,10 @@ class Request:
     # How many leading full blocks of its prompt the keyed tier has, as far as the sender
     # knows; what is not there is computed.
     stored: int = 0
-    # Whether the blocks of its prompt are stored in the keyed tier, even those that it is
-    # believed to have: it sends them to another engine.
-    pushes: bool = False
+    # The engine that the blocks of its prompt are sent to, for the executor: they are
+    # stored in the keyed tier while they are computed, even those that it is believed to
+    # have.
+    push_to: str = ""
     # token id: computed once, on creation
     largest: int = field(init=False, eq=False, repr=False)
 
@@ -99,7 +100,7 @@ class Request:
         self._check_types()
 
     def _check_types(self) -> None:
-        for param in ("id", "client", "pooling"):
+        for param in ("id", "client", "pooling", "push_to"):
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
@@ -116,7 +117,7 @@ class Request:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
         check_number(self.stored, "stored", 0, MOST, whole=True)
-        for param in ("lockstep", "reads_cache", "pushes"):
+        for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):

@@ -468,7 +468,8 @@ class World:
         keys = block_keys(request.root, request.prompt, size)
         true = sum(key in self.oracle.outside for key in keys)
         stored = rng.choice((true, true, len(keys), rng.randint(0, 9)))
-        return evolve(request, stored=stored, pushes=rng.random() < 0.3)
+        push_to = rng.choice(("", "", "other"))
+        return evolve(request, stored=stored, push_to=push_to)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""

@@ -197,7 +197,7 @@ def test_a_tier_with_more_of_a_prefix_saves_computing() -> None:
 def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
     bench = Keyed()
     bench.serve(LONG)
-    bench.serve(evolve(LONG, id="other", prompt=(*LONG.prompt, 1, 2), pushes=True))
+    bench.serve(evolve(LONG, id="other", prompt=(*LONG.prompt, 1, 2), push_to="x"))
     [first, second] = bench.saves[:1], bench.saves[1:]
     assert first[0].keys == keys_of(LONG)
     pushed = [key for one in second for key in one.keys]
@@ -208,7 +208,7 @@ def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
 def test_pushed_blocks_are_stored_while_the_prompt_is_computed() -> None:
     config = evolve(ALONE, max_num_batched_tokens=4, max_num_seqs=4, depth=1)
     bench = Keyed(config)
-    bench.turn(Submit(evolve(LONG, pushes=True)))
+    bench.turn(Submit(evolve(LONG, push_to="x")))
     while not bench.out.get(("long", 0)):
         bench.turn()
     assert len(bench.saves) == 4
@@ -248,5 +248,5 @@ def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
         evolve(CONFIG, keyed=HOST)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ParameterError, match="stored"):
         evolve(LONG, stored=-1)
-    with pytest.raises(ParameterError, match="pushes"):
-        evolve(LONG, pushes=1)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ParameterError, match="push_to"):
+        evolve(LONG, push_to=1)  # type: ignore[arg-type]  # on purpose
