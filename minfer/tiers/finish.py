@@ -56,7 +56,9 @@ def _known(
         return known
     if transfer.loads:
         return known.discard(transfer.keys) if lost else known
-    return known if lost else known.add(transfer.keys, config.keyed.known)
+    if lost or config.keyed.sends:
+        return known
+    return known.add(transfer.keys, config.keyed.known)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:

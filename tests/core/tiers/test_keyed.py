@@ -214,6 +214,23 @@ def test_pushed_blocks_are_stored_while_the_prompt_is_computed() -> None:
     assert len(bench.saves) == 4
 
 
+def test_a_tier_that_sends_stores_only_what_is_for_another_engine() -> None:
+    bench = Keyed(sends=True)
+    bench.serve(ask("own", prompt=(40,) * 9, max_tokens=1))
+    assert not bench.saves
+    bench.serve(LONG)
+    bench.serve(evolve(AGAIN, push_to="x", prompt=(*LONG.prompt, 1, 2)))
+    first = [key for one in bench.saves for key in one.keys]
+    assert first == [*keys_of(evolve(LONG, prompt=(*LONG.prompt, 1, 2)), 5)]
+    bench.push_out()
+    assert bench.serve(evolve(LONG, id="more")) == bench.right(LONG)
+    assert not bench.fetches  # they are not there any more
+    assert len([key for one in bench.saves for key in one.keys]) == 5
+    bench.serve(evolve(LONG, id="third", push_to="y"))
+    assert [key for one in bench.saves for key in one.keys][5:] == [*keys_of(LONG)]
+    assert not bench.state.tiers.wanted
+
+
 def test_windows_fetch_what_the_next_query_reads() -> None:
     groups = (CacheGroup(), CacheGroup(window=5))
     config = evolve(ALONE, num_blocks=16, groups=groups)
