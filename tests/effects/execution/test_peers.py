@@ -71,13 +71,21 @@ class Receiving:
         sock = listen_locally(local) if how == "local" else listen_on_port("127.0.0.1", 0)
         self.address: Address = local if how == "local" else sock.getsockname()[:2]
         self.box = Inbox(changes.pop("slots", 32), SIZE)
-        what: dict[str, Any]
-        what = {"name": "d", "layout": LAYOUT, "secret": SECRET, "groups": 1} | changes
+        what: dict[str, Any] = {
+            "name": "d",
+            "layout": LAYOUT,
+            "secret": SECRET,
+            "groups": 1,
+        } | changes
         self.peers = Peers(**what, addresses={}, inbox=self.box, sockets=[sock])
 
     def sender(self, **changes: Any) -> Peers:
-        what: dict[str, Any]
-        what = {"name": "p", "layout": LAYOUT, "secret": SECRET, "groups": 1} | changes
+        what: dict[str, Any] = {
+            "name": "p",
+            "layout": LAYOUT,
+            "secret": SECRET,
+            "groups": 1,
+        } | changes
         return Peers(**what, addresses={"d": self.address})
 
 
@@ -190,8 +198,13 @@ def raw(address: Address) -> tuple[socket.socket, Challenge]:
 def greeted(said: Challenge, **changes: Any) -> bytes:
     nonce = new_nonce()
     mac = proof(SECRET, "sender", said.nonce, nonce)
-    what: dict[str, Any]
-    what = {"version": 1, "name": "x", "layout": LAYOUT, "nonce": nonce, "mac": mac}
+    what: dict[str, Any] = {
+        "version": 1,
+        "name": "x",
+        "layout": LAYOUT,
+        "nonce": nonce,
+        "mac": mac,
+    }
     return framed(Hello(**(what | changes)))
 
 

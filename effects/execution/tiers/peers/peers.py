@@ -76,7 +76,9 @@ class Peers:
 
     def close(self) -> None:
         """Close all connections."""
-        for one in (*self._senders.values(), *self._listeners):
-            one.close()
+        for sender in self._senders.values():
+            sender.close()
+        for listener in self._listeners:
+            listener.close()
         if self.inbox is not None:
             self.inbox.close()
