@@ -73,7 +73,8 @@ class HostTier(Tier):
 class KeyedTier(Tier):
     """Storage outside the engine, which is asked by content key."""
 
-    known: int = field(validator=number(2))  # keys that are remembered, at most
+    # Keys that are remembered, at most: more than the device has blocks of.
+    known: int = field(validator=number(2))
     # Whether only blocks of requests with `push_to` are stored: they are for another
     # engine, and cannot be fetched again.
     sends: bool = field(default=False, validator=flag)

@@ -118,6 +118,34 @@ def test_no_more_is_stored_at_once_than_allowed() -> None:
     assert [len(one.keys) for one in bench.saves] == [1] * 4
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_store_that_fails_is_not_repeated(keyed: bool) -> None:
+    config = evolve(BOTH, keyed=evolve(KEYED, storing=1), host=evolve(HOST, storing=1))
+    bench = Keyed(config)
+    bench.late = True
+    bench.turn(Submit(LONG))
+    while bench.state.requests:
+        bench.turn()
+    waits = "unsaved" if keyed else "unstored"
+    assert getattr(bench.state.tiers, waits)
+    at = next(
+        at
+        for at, one in enumerate(bench.oracle.moves)
+        if isinstance(one, StoreBlocks) == keyed
+    )
+    before = len(bench.moves)
+    bench.give(bench.oracle.finish_move(at, "full"))
+    assert not getattr(bench.state.tiers, waits)
+    assert len(bench.moves) == before
+    bench.late = False
+    bench.push_out()
+    bench.serve(evolve(LONG, id="again"))  # published anew, and stored
+    host = bench.state.tiers.host
+    assert host is not None
+    there = bench.oracle.outside if keyed else host.prefix.nodes
+    assert all(key in there for key in keys_of(LONG))
+
+
 def test_a_block_whose_parent_is_nowhere_is_not_stored() -> None:
     bench = Keyed()
     bench.late = True
@@ -261,6 +289,8 @@ def test_known_keys_are_the_last_ones() -> None:
 def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KeyedTier(**{"known": 2, **wrong})
+    with pytest.raises(ConfigError, match=r"known \(15\) must be at least twice"):
+        evolve(ALONE, keyed=KeyedTier(known=15))
     with pytest.raises(ConfigError, match="keyed must be"):
         evolve(CONFIG, keyed=HOST)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ParameterError, match="stored"):
