@@ -10,6 +10,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.access.tenants import Tenants
@@ -48,6 +49,22 @@ def test_a_reset_changes_one_tenants_salts_for_good() -> None:
         assert tenants.salt(ANNS, b"") == tenants.salt(ANN, b"")
     assert len(before) == 101
     assert tenants.salt(BOB, b"") == bobs
+
+
+def test_resets_are_kept_with_blocks_on_disk(tmp_path: Path) -> None:
+    """By all servers of a folder, and after their ends."""
+    here, there = (
+        Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv")) for _ in range(2)
+    )
+    before, bobs = here.salt(ANN, b""), here.salt(BOB, b"")
+    assert there.salt(ANN, b"") == before
+    here.reset(ANNS)
+    later = Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv"))
+    [now] = {one.salt(ANN, b"") for one in (here, there, later)}
+    assert now != before
+    assert {one.salt(BOB, b"") for one in (here, there, later)} == {bobs}
+    assert "after a restart" not in here.describe()
+    assert "after a restart" in Tenants(KEYS, "", FolderEpochs(tmp_path)).describe()
 
 
 def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
