@@ -85,7 +85,9 @@ def test_a_known_prompt_is_loaded_after_a_restart(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", FAMILIES, ids=lambda key: key[0])
+@pytest.mark.parametrize(
+    "key", [*FAMILIES, ("Qwen2", "windows everywhere")], ids=lambda key: key[0]
+)
 def test_every_kind_of_cache_is_kept(key: tuple[str, str], tmp_path: Path) -> None:
     save(str(tmp_path), key[0], VARIANTS[key])
     restarted(tmp_path, model=str(tmp_path))
