@@ -5,7 +5,7 @@ from typing import Final
 
 from minfer.effects.cli.options import engine_options
 from minfer.effects.setup.engine_args import engine_args
-from minfer.effects.setup.memory import describe, size_text
+from minfer.effects.setup.memory import describe
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.setup.prepare import Setup, prepare
 
@@ -45,20 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the memory plan; returns the exit code."""
     setup = prepare(engine_args(options), limit=options.memory)
-    more = [("device", setup.device.name), *_host_memory(setup), *_kernels(setup)]
+    more = [("device", setup.device.name), *setup.described_tiers(), *_kernels(setup)]
     print(describe(setup.memory, options.model or "bundled", more))
     return 0
-
-
-def _host_memory(setup: Setup) -> list[tuple[str, str]]:
-    """The KV blocks that host memory holds, if it holds any."""
-    host = setup.config.host
-    if host is None:
-        return []
-    blocks = host.pages // setup.config.block_pages
-    size = size_text(host.pages * setup.memory.block_bytes)
-    tokens = blocks * setup.config.block_size
-    return [("KV in host memory", f"{size}: {blocks} blocks, {tokens} tokens")]
 
 
 def _kernels(setup: Setup) -> list[tuple[str, str]]:

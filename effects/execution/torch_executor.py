@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
@@ -35,7 +35,10 @@ from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.execution.tiers.page_copier import PageCopier, Part, ReportEnd
+from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.tier_copiers import TierCopiers
+from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
@@ -44,10 +47,9 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Lost, Move, TransferCommand
+from minfer.records.messages import Executed, Failed, Lost, TransferCommand
 from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
-from minfer.records.tiers import HostTier
 
 
 @define(eq=False)
@@ -77,10 +79,6 @@ class Readiness:
     capturing: float = SECONDS  # seconds of captures, at most
     grammars: bool = False  # whether requests may have grammars
     fewer_drafts: bool = False  # whether the number of drafts will vary
-
-
-# Pages that are loaded to measure the rate of loads.
-MEASURED_PAGES: Final = 32
 
 
 def open_backend(
@@ -129,8 +127,10 @@ class TorchExecutor:
         kernels: bool = False,
         readiness: Readiness = Readiness(),
         draft: LoadedDraft | None = None,
+        folder: BlockFolder | None = None,
     ) -> None:
-        """Runs on `device`, which has the weights, also those of the draft model.
+        """Runs on `device`, which has the weights, also those of the draft model;
+        `folder` is the keyed tier.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
@@ -180,12 +180,12 @@ class TorchExecutor:
         self.lock = threading.Lock()
         self.collecting = False
         self.background: Background | None = None
-        self.copier: PageCopier | None = None
+        self.copiers: TierCopiers | None = None
         if is_gpu(self.device):
             self._warm_up(spec, readiness)
         self.runner.wait()
-        if config.host is not None:
-            self.copier = PageCopier(self._parts(config.host.pages))
+        if config.host is not None or folder is not None:
+            self.copiers = TierCopiers(config, self._parts, folder)
 
     # --- the executor's contract --------------------------------------------------------
 
@@ -223,11 +223,11 @@ class TorchExecutor:
                 self._attempt(launched, self._sample)
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
-        """Begin to copy pages between the device and host memory."""
-        if self.copier is None or not isinstance(command, Move):
-            report(Lost(command.number, "there is no such tier for KV pages"))
+        """Begin to copy pages between the device and a tier."""
+        if self.copiers is None:
+            report(Lost(command.number, "there is no tier for KV pages"))
             return
-        self.copier.move(command, report)
+        self.copiers.move(command, report)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
@@ -255,8 +255,8 @@ class TorchExecutor:
         """Release the weights and the cache; no call may follow."""
         if self.background is not None:
             self.background.close()
-        if self.copier is not None:
-            self.copier.close()
+        if self.copiers is not None:
+            self.copiers.close()
         self.runner.wait()
         self.launched_plans.clear()
         self.runner.close()
@@ -275,23 +275,15 @@ class TorchExecutor:
         tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
         return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
-    def tier_costs(self, tier: HostTier) -> HostTier:
-        """Returns the tier with the measured costs of loads, and of computing instead.
-        Before any plan.
+    def tier_costs(self, config: EngineConfig) -> EngineConfig:
+        """Returns the configuration with the measured costs of loads from its tiers, and
+        of computing instead. Before any plan. Raises as `TierCopiers.with_costs`.
         """
-        if self.copier is None:
-            return tier
-        few = min(tier.pages, self.runner.config.num_blocks, MEASURED_PAGES)
-        one, several = (self.copier.seconds(count) for count in (1, few))
-        page = (several - one) / max(1, few - 1)
+        if self.copiers is None:
+            return config
         with self.between_steps():
             token = token_seconds(self.runner)
-        return evolve(
-            tier,
-            load_seconds=max(0.0, one - page),
-            page_seconds=max(0.0, page),
-            token_seconds=token,
-        )
+        return self.copiers.with_costs(config, token)
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
 

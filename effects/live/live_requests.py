@@ -53,6 +53,7 @@ class LiveRequest:
     # that is resubmitted after a crash, or the `LiveSearch`.
     kept: object = None
     arrived: float = 0.0  # at its client
+    stored: int = 0  # leading blocks of its prompt that the keyed tier has
     stage: Stage = Stage.NEW
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
+from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.execution.warming.start_progress import (
     Report,
     ignore_progress,
@@ -67,6 +68,7 @@ class ServedModel(Renders):
 
     setup: Setup
     tokenizer: Tokenizer | None
+    epochs: FolderEpochs | None  # of the folder of KV blocks, if there is one
     parsers: Parsers  # how the model writes tool calls and reasoning
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
@@ -93,6 +95,9 @@ class ServedModel(Renders):
         num_gpu_blocks_override: int | None = None,
         kv_host_memory: int | None = None,
         kv_host_choice: str = BY_COST,
+        kv_disk: str | Path | None = None,
+        kv_disk_size: int | None = None,
+        kv_disk_choice: str = BY_COST,
         enable_prefix_caching: bool = True,
         scheduling_policy: str | Policy = "fcfs",
         steps_in_flight: int = 2,
@@ -102,6 +107,7 @@ class ServedModel(Renders):
         journal_redact: bool = False,
         journal_size: int = 2**30,
         seed: int = 0,
+        kv_disk_secret: str = "",
         skip_tokenizer_init: bool = False,
         max_waiting: int = 2**20,
         executor: str = "torch",
@@ -128,6 +134,9 @@ class ServedModel(Renders):
             num_gpu_blocks_override=num_gpu_blocks_override,
             kv_host_memory=kv_host_memory,
             kv_host_choice=kv_host_choice,
+            kv_disk=kv_disk,
+            kv_disk_size=kv_disk_size,
+            kv_disk_choice=kv_disk_choice,
             enable_prefix_caching=enable_prefix_caching,
             scheduling_policy=scheduling_policy,
             steps_in_flight=steps_in_flight,
@@ -137,6 +146,7 @@ class ServedModel(Renders):
             journal_redact=journal_redact,
             journal_size=journal_size,
             seed=seed,
+            kv_disk_secret=kv_disk_secret,
             skip_tokenizer_init=skip_tokenizer_init,
             max_waiting=max_waiting,
             executor=executor,
@@ -158,7 +168,8 @@ class ServedModel(Renders):
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
-        executor = opening.open_executor(setup, self.tokenizer, logged(report))
+        folder = opening.open_folder(setup)
+        executor = opening.open_executor(setup, self.tokenizer, logged(report), folder)
         self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
@@ -169,7 +180,7 @@ class ServedModel(Renders):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = EngineWorker(driver, journal, self.grammars)
+        self.worker = EngineWorker(driver, journal, self.grammars, folder)
         self._attach(self.worker, 0)
 
     @classmethod
@@ -190,6 +201,8 @@ class ServedModel(Renders):
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        disk = setup.args.kv_disk
+        self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
         self.set_parsers(Parsers())
         self.grammars = Grammars(self._compiler)
 
@@ -252,9 +265,12 @@ class ServedModel(Renders):
     def reset_prefix_cache(self) -> None:
         """Make all blocks in the prefix cache unusable for new requests.
 
-        Running requests are not disturbed. Raises EngineDeadError.
+        Running requests are not disturbed. Raises EngineDeadError, and OSError if that
+        cannot be noted in the folder of blocks on disk.
         """
         self.client.reset_cache()
+        if self.epochs is not None:
+            self.epochs.raise_all()
 
     def close(self) -> None:
         """Cancel all requests and release the model. May be called again."""
@@ -287,7 +303,7 @@ class ServedModel(Renders):
             count=count,
             urgency=urgency,
             name=name,
-            resets=self.client.resets,
+            resets=self.epochs.of_all if self.epochs else self.client.resets,
         )
         if isinstance(params, str):
             request = input_processor.make_pooled_request(given, params)

@@ -40,6 +40,8 @@ COUNTERS: Final = (
     "kv_host_loaded_blocks",
     "kv_host_recomputed_blocks",
     "kv_host_lost_blocks",
+    "kv_disk_loaded_blocks",
+    "kv_disk_recomputed_blocks",
     "failed_steps",
     "overruled_policy_answers",
     "spec_decode_num_drafts",  # steps of a sample in which it had drafts
@@ -188,9 +190,9 @@ class TotalsCounter:
                 case Preempted():
                     counts["num_preemptions"] += 1
                 case Loading():
-                    counts["kv_host_loaded_blocks"] += reason.blocks - reason.hit
+                    counts[_of_tier(reason, "loaded")] += reason.blocks - reason.hit
                 case Recomputing():
-                    counts["kv_host_recomputed_blocks"] += reason.blocks - reason.hit
+                    counts[_of_tier(reason, "recomputed")] += reason.blocks - reason.hit
                 case LostBlocks(blocks):
                     counts["kv_host_lost_blocks"] += blocks
                 case Discarded(plans=plans):
@@ -215,3 +217,8 @@ class TotalsCounter:
         self.ids = ids if all_rows else None
         self.last_output = _LastOutput(GAP, now)
         self.last.update(dict.fromkeys(new, self.last_output))
+
+
+def _of_tier(reason: Loading | Recomputing, what: str) -> str:
+    """The name of a count of a tier's blocks."""
+    return f"kv_{'disk' if reason.keyed else 'host'}_{what}_blocks"

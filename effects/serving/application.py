@@ -227,6 +227,8 @@ class Application:
             self.state.llm.reset_prefix_cache()
         except EngineDeadError as error:
             raise to_api_error(error) from None
+        except OSError as error:
+            raise _not_noted(error) from None
         return JSONResponse({"success": True})
 
     def _reset_tenant(self, key: Key) -> None:
@@ -234,7 +236,10 @@ class Application:
         if not self._tenants.separate:
             why = "all tenants share the prefix cache; only a key with admin = true may"
             raise ApiError(f"{why} reset it", None, "not_allowed", 403)
-        self._tenants.reset(key)
+        try:
+            self._tenants.reset(key)
+        except OSError as error:
+            raise _not_noted(error) from None
 
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()
@@ -254,6 +259,11 @@ class Application:
 
     def _description(self, _: Request) -> Response:
         return JSONResponse(description())
+
+
+def _not_noted(error: OSError) -> ApiError:
+    """The error of a reset that cannot be noted in the folder of blocks on disk."""
+    return ApiError(f"the reset cannot be written to the disk: {error}", status=503)
 
 
 def refusal(error: Exception, scope: Scope) -> Response:

@@ -136,6 +136,23 @@ class EngineArgs:
         "cost)",
         one_of(CHOICES),
     )
+    kv_disk: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "keep KV blocks in this folder, too, which engines of this machine may share: "
+        "known prompts need not be computed again after a restart (default: none)",
+        FOLDER,
+    )
+    kv_disk_size: int | None = option(
+        None,
+        "what the blocks in that folder may take, such as 200G: the least recently used "
+        "are removed (default: 64G, or a quarter of the file system)",
+        BYTES,
+    )
+    kv_disk_choice: str = option(
+        BY_COST,
+        "whether blocks on disk are loaded, as --kv-host-choice (default: cost)",
+        one_of(CHOICES),
+    )
     enable_prefix_caching: bool = option(
         True, "keep the KV of prompts for those that begin alike (default: yes)"
     )
@@ -173,6 +190,8 @@ class EngineArgs:
         2**30, "what a run's journal may take (default: 1G)", BYTES
     )
     seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
+    # Signs the files in `kv_disk`, so that those of others are refused.
+    kv_disk_secret: str = field(default="", repr=False)
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     max_waiting: int = field(default=2**20, validator=COUNT)  # waiting samples
     executor: str = field(default="torch", validator=one_of(EXECUTORS))

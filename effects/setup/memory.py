@@ -62,7 +62,7 @@ from minfer.values.checks import ConfigError
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
 # of a GPU's: vLLM's default, as the GPU should have no other user
 CUDA_SHARE: Final = 0.9
-# Buffers of copies to and from host memory: two for each direction.
+# Buffers of copies to and from host memory, or a disk: two for each direction.
 COPY_BUFFERS: Final = 4
 BUFFER: Final = 1 << 24  # bytes of one; or one block, if that is larger
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
@@ -146,11 +146,11 @@ def plan_memory(
     num_blocks: int | None = None,
     cuda: bool = False,
     draft: ModelSpec | None = None,
-    host_tier: bool = False,
+    tiers: int = 0,
 ) -> MemoryPlan:
     """Divide `limit` bytes, of a GPU's memory if `cuda`; raises if that is impossible. A
-    draft model has as many blocks as its target, and computes in turns with it. With a
-    `host_tier` there are buffers for copies to host memory.
+    draft model has as many blocks as its target, and computes in turns with it. For each
+    of the `tiers` there are buffers for copies.
 
     `kv_cache_memory` (bytes) or `num_blocks` set the cache's size: then the limit is
     ignored, and only checked is whether one sequence of full length fits. Raises
@@ -168,7 +168,7 @@ def plan_memory(
         activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
         activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
         activations += dequantized_context_bytes(spec, sizes)
-        activations += COPY_BUFFERS * max(BUFFER, block) if host_tier else 0
+        activations += tiers * COPY_BUFFERS * max(BUFFER, block)
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)

@@ -39,9 +39,7 @@ from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import (
     MemoryPlan,
-    memory_limit,
     plan_memory,
-    size_text,
     usable_memory,
 )
 from minfer.effects.setup.option_values import policy_of
@@ -49,10 +47,10 @@ from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
+from minfer.effects.setup.tiers import described, disk_tier, host_tier
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE
-from minfer.records.tiers import HostTier
 from minfer.values.checks import ConfigError
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -93,6 +91,10 @@ class Setup:
         ParameterError.
         """
         return SamplingParams(**{**self.default_params, **overrides})
+
+    def described_tiers(self) -> list[tuple[str, str]]:
+        """What keeps KV blocks besides the device, and how many, in words."""
+        return described(self.args, self.config, self.memory)
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -> Setup:
@@ -137,7 +139,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
         draft=None if draft is None else draft.spec,
-        host_tier=args.kv_host_memory is not None,
+        tiers=(args.kv_host_memory is not None) + (args.kv_disk is not None),
     )
     blocks = memory.num_blocks
     return Setup(
@@ -152,50 +154,13 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             config,
             num_blocks=blocks,
             watermark=blocks // ONE_FREE_IN,
-            host=_host_tier(args, memory, on_cpu=device.kind == "cpu"),
+            host=host_tier(args, memory, on_cpu=device.kind == "cpu"),
+            keyed=disk_tier(args, memory),
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec, folder),
         default_params=advised_params(folder / "generation_config.json", warns=warns),
     )
-
-
-def _host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
-    """Returns the tier of the settings. Raises ConfigError if it is too small, or larger
-    than the control group allows.
-    """
-    if args.kv_host_memory is None:
-        return None
-    if not args.enable_prefix_caching:
-        raise ConfigError(
-            "kv_host_memory is for the prefix cache, which is switched off; leave one of "
-            "the settings out"
-        )
-    if args.journal_redact:
-        raise ConfigError(
-            "--journal-redact does not cover the keys of KV blocks in host memory yet; "
-            "leave it or kv_host_memory out"
-        )
-    if memory.draft is not None:
-        raise ConfigError(
-            "kv_host_memory is not supported beside a draft model, whose KV would be "
-            "missing; speculate by lookups, or leave one of the settings out"
-        )
-    pages = args.kv_host_memory // memory.block_bytes
-    if not pages:
-        raise ConfigError(
-            f"kv_host_memory is {size_text(args.kv_host_memory)}, and a KV block has "
-            f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
-        )
-    limit = memory_limit()
-    planned = args.kv_host_memory + (memory.total if on_cpu else 0)
-    if limit is not None and planned > limit:
-        raise ConfigError(
-            f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
-            f"of this process may have {size_text(limit)}, of which the model and its KV "
-            f"cache take {size_text(planned - args.kv_host_memory)}; make it smaller"
-        )
-    return HostTier(pages=pages, choice=args.kv_host_choice)
 
 
 def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:

@@ -20,7 +20,15 @@ from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import bounded
 from minfer.effects.serving.wire.websocket import SOCKETS
 from minfer.effects.text.grammars.mask_lines import Lines
-from minfer.records.messages import Cancel, Event, Executed, Failed, Lost, Move, Moved
+from minfer.records.messages import (
+    Cancel,
+    Event,
+    Executed,
+    Failed,
+    Lost,
+    Moved,
+    TransferCommand,
+)
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Transition, Turn
 
@@ -47,8 +55,10 @@ class Slow:
     def sample(self, separate: SampleDeferred) -> None:
         self.inner.sample(separate)
 
-    def move(self, move: Move, report: Callable[[Moved | Lost], None]) -> None:
-        self.inner.move(move, report)
+    def move(
+        self, command: TransferCommand, report: Callable[[Moved | Lost], None]
+    ) -> None:
+        self.inner.move(command, report)
 
     def collect(self) -> Executed | Failed:
         time.sleep(self.seconds)

@@ -13,10 +13,10 @@ from attrs import evolve
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.execution.tiers import page_copier
+from minfer.effects.execution.tiers import page_parts
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.effects.models.kv_format import AUTO
-from minfer.effects.setup import memory
+from minfer.effects.setup import memory, tiers
 from minfer.effects.setup import prepare as preparing
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
@@ -155,13 +155,13 @@ def test_what_cannot_be_is_refused(
         prepare(evolve(some, speculative_config=draft))
     with pytest.raises(ConfigError, match="kv_host_choice must be"):
         EngineArgs(kv_host_choice="maybe")
-    monkeypatch.setattr(preparing, "memory_limit", lambda: 1 << 21)
+    monkeypatch.setattr(tiers, "memory_limit", lambda: 1 << 21)
     with pytest.raises(ConfigError, match="control group"):
         prepare(EngineArgs(device="cpu", kv_host_memory=1 << 22))
 
 
 def test_buffers_of_copies_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.BUFFER == page_copier.PIECE
+    assert memory.BUFFER == page_parts.PIECE
     args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
     monkeypatch.setattr(preparing, "find_device", lambda _: gpu)
@@ -169,7 +169,7 @@ def test_buffers_of_copies_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(one).memory.activations
         for one in (args, evolve(args, kv_host_memory=None))
     ]
-    assert planned[0] - planned[1] == 4 * page_copier.PIECE
+    assert planned[0] - planned[1] == 4 * page_parts.PIECE
 
 
 def test_the_plan_says_what_host_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,13 +183,13 @@ def test_an_engine_closes_while_blocks_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last blocks are stored when a request ends."""
-    copy = page_copier._Track.copy
+    copy = page_parts.Track.copy
 
     def slow(*given: Any, **how: Any) -> None:
         time.sleep(0.3)
         copy(*given, **how)
 
-    monkeypatch.setattr(page_copier._Track, "copy", slow)
+    monkeypatch.setattr(page_parts.Track, "copy", slow)
     llm = LLM(**SMALL, kv_host_memory=1 << 24)
     llm.generate(prompts(1, 70), GREEDY, use_tqdm=False)
     closing = threading.Thread(target=llm.close, daemon=True)

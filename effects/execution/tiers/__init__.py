@@ -1,1 +1,1 @@
-"""KV pages in host memory, and their copies to and from the device."""
+"""KV pages in host memory and in files, and their copies to and from the device."""

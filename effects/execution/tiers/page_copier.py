@@ -2,92 +2,30 @@
 
 Theory. Neither the pages that a transfer reads nor those that it writes are used by a
 step meanwhile (`minfer.records.tiers`), so copies need no order among the steps: there is
-a thread for each direction, with two buffers on the device and a stream of each. The
-layers of a page are apart in the device's cache, and side by side in host memory: some
+a thread for each direction, with two buffers on the device and a stream of each: some
 pages are gathered into one buffer while those in the other cross the bus whole (a 7B
 model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a third of a
 millisecond, and a step's own copies, which share the bus, wait for one of them.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from queue import SimpleQueue
 from typing import Final
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
-from minfer.blocks.prefix import Pages
-from minfer.effects.execution.device.streams import new_stream, on
-from minfer.effects.execution.tiers.host_pages import HostPages, NoHostMemoryError
-from minfer.kernels.cache_numbers import as_bytes
+from minfer.effects.execution.device.streams import on
+from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
+from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import Lost, Move, Moved
 
-PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
-WORD: Final = torch.int64  # what a cache is copied in
 REPEATS: Final = 3
-ReportEnd = Callable[[Moved | Lost], None]
-_log = logging.getLogger("minfer.executor")
-
-
-@frozen(eq=False)
-class Part:
-    """One tensor of the caches, page by page."""
-
-    device: Tensor  # [pages, ...], a view of the cache, in words where they fit
-    host: HostPages
-
-    @classmethod
-    def of(cls, tensor: Tensor, dim: int, pages: int) -> "Part":
-        """Returns the part of a tensor whose dimension `dim` is pages, with as many
-        `pages` in host memory.
-        """
-        line = tensor.shape[-1] * tensor.element_size()
-        words = tensor.view(WORD) if line % WORD.itemsize == 0 else as_bytes(tensor)
-        view = words.movedim(dim, 0)
-        shape = tuple(view.shape[1:])
-        return cls(view, HostPages(pages, shape, view.dtype, tensor.is_cuda))
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page."""
-        return self.device[0].numel() * self.device.element_size()
-
-
-@frozen(eq=False)
-class _Track:
-    """A buffer on the device, and the stream of what goes through it."""
-
-    buffer: Tensor  # [pages, ...]
-    stream: torch.cuda.Stream | None
-
-    @classmethod
-    def of(cls, part: Part, pages: int) -> "_Track":
-        """Returns a buffer of so many pages."""
-        shape = (pages, *part.device.shape[1:])
-        return cls(part.device.new_empty(shape), new_stream(part.device.device))
-
-    def copy(self, part: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
-        """Launch the copy of a piece between `pages` of the device and of the host."""
-        buffer = self.buffer[: len(on_host)]
-        with on(self.stream):
-            if not loads:
-                torch.index_select(part.device, 0, pages, out=buffer)
-            for at, first, last in part.host.runs(on_host):
-                here, there = buffer[at : at + last - first], part.host.run(first, last)
-                target, source = (here, there) if loads else (there, here)
-                target.copy_(source, non_blocking=True)
-            if loads:
-                part.device.index_copy_(0, pages, buffer)
-
-    def wait(self) -> None:
-        """Wait until all copies through the buffer are done."""
-        if self.stream is not None:
-            self.stream.synchronize()
 
 
 @define(eq=False)
@@ -98,31 +36,16 @@ class _Lane:
 
     parts: Sequence[Part]
     loads: bool
-    queue: "SimpleQueue[tuple[Move, ReportEnd] | None]" = field(factory=SimpleQueue)
-    tracks: list[tuple[_Track, _Track]] = field(factory=list)  # by part
-    thread: threading.Thread | None = None
+    tracks: list[tuple[Track, Track]] = field(init=False)  # by part
+    thread: TransferThread[Move] = field(init=False)
 
-    def start(self) -> None:
-        """Allocate buffers and start the thread."""
-        pages = max(1, PIECE // sum(part.page_bytes for part in self.parts))
+    def __attrs_post_init__(self) -> None:
+        pages = pages_a_piece(self.parts)
         self.tracks = [
-            (_Track.of(part, pages), _Track.of(part, pages)) for part in self.parts
+            (Track.of(part, pages), Track.of(part, pages)) for part in self.parts
         ]
         name = f"minfer-kv-{'load' if self.loads else 'store'}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        while (item := self.queue.get()) is not None:
-            move, report = item
-            try:
-                with torch.inference_mode():
-                    self._perform(move)
-            except Exception as error:
-                _log.warning("KV pages could not be copied: %s", error)
-                report(Lost(move.number, repr(error)))
-            else:
-                report(Moved(move.number))
+        self.thread = TransferThread(name, self._perform)
 
     def _perform(self, move: Move) -> None:
         """Copy all pages of all parts; nothing is written any more when it returns, or
@@ -135,7 +58,7 @@ class _Lane:
             for track in chain(*self.tracks):
                 track.wait()
 
-    def _copy(self, part: Part, tracks: tuple[_Track, _Track], move: Move) -> None:
+    def _copy(self, part: Part, tracks: tuple[Track, Track], move: Move) -> None:
         """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
         on_host, pages = move.sources, move.targets
         if not self.loads:
@@ -156,8 +79,6 @@ class PageCopier:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
         self.lanes = {loads: _Lane(parts, loads) for loads in (False, True)}
-        for lane in self.lanes.values():
-            lane.start()
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
@@ -170,7 +91,7 @@ class PageCopier:
 
     def move(self, move: Move, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, in another thread."""
-        self.lanes[move.loads].queue.put((move, report))
+        self.lanes[move.loads].thread.begin(move, report)
 
     def seconds(self, pages: int) -> float:
         """Returns the shortest time of some loads of so many pages, which then have no
@@ -191,7 +112,5 @@ class PageCopier:
         for part in self.parts:
             part.host.close()
         for lane in self.lanes.values():
-            lane.queue.put(None)
-            if lane.thread is not None:
-                lane.thread.join()
+            lane.thread.close()
         self.growing.join()

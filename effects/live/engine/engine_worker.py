@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from attrs import evolve
+
+from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
@@ -21,7 +24,7 @@ from minfer.effects.live.errors import PROGRAM_ENDS, DrainingError, check_queue
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from minfer.effects.live.totals import TotalsCounter
+from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
@@ -41,9 +44,11 @@ class EngineWorker:
         driver: Driver,
         journal: JournalWriter | None = None,
         grammars: Grammars | None = None,
+        folder: BlockFolder | None = None,
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
-        the requests' constraints, before the requests enter the waiting queue.
+        the requests' constraints, before the requests enter the waiting queue; `folder`
+        has KV blocks.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
@@ -51,6 +56,7 @@ class EngineWorker:
         self.live = LiveRequests()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
+        self.folder = folder
         self.tally = TotalsCounter()
         # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
@@ -90,12 +96,15 @@ class EngineWorker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
+        # It asks the operating system: neither in the engine's thread, nor with the lock.
+        stored = [self._stored(request) for request in requests]
         with self.reporter.locked():
             for request in requests:
                 self._check_served(request)
             now = self.driver.clock()
-            for request in requests:
-                self.live.add(request).arrived = now
+            for request, count in zip(requests, stored, strict=True):
+                record = self.live.add(request)
+                record.arrived, record.stored = now, count
             if not self.compiling.wait_for_grammars(requests, self._post_compiled):
                 self._post_requests(requests)
 
@@ -145,10 +154,16 @@ class EngineWorker:
             resets=self.resets,
             stalled=self._stalled(now),
             failing=self.tally.failing,
-            totals=self.tally.totals(),
+            totals=self._totals(),
             journal_writing=None if journal is None else journal.failed is None,
             journal_errors=0 if journal is None else journal.errors,
         )
+
+    def _totals(self) -> Totals:
+        totals = self.tally.totals()
+        if self.folder is None:
+            return totals
+        return sum_totals([totals, Totals(self.folder.totals(), {})])
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `EngineClient` says."""
@@ -172,6 +187,12 @@ class EngineWorker:
         if closing:  # without the lock: the ends of transfers are posted meanwhile
             self.driver.close()
 
+    def _stored(self, request: Request) -> int:
+        """Returns how many leading blocks of a prompt are in the folder."""
+        if self.folder is None or not request.reads_cache:
+            return 0
+        return self.folder.leading(request.keys)
+
     # --- the thread ---------------------------------------------------------------------
 
     def _post_event(self, event: Event) -> None:
@@ -187,6 +208,8 @@ class EngineWorker:
         for request in requests:
             record = self.live[request.id]
             record.arrived, record.stage = now, Stage.SUBMITTED
+            if record.stored:
+                request = evolve(request, stored=record.stored)
             self.driver.post(Submit(request))
         self._wake()
 

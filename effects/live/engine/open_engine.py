@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from minfer.effects.execution.contract import Executor
+from minfer.effects.execution.tiers.block_files import Signature
+from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.warming.start_progress import (
     WEIGHTS,
     Report,
     StartProgress,
     ignore_progress,
 )
+from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_drafts import (
     HostDrafts,
     HostDraftSource,
@@ -24,9 +27,12 @@ from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.setup.tiers import disk_size
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.records.config import EngineConfig
 from minfer.sampling.logits import is_shaped
 from minfer.sampling.reference_sampler import RowSampling
+from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.models.model import Model
@@ -38,10 +44,30 @@ _log = logging.getLogger("minfer.executor")
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
+def open_folder(setup: Setup) -> BlockFolder | None:
+    """Returns the folder of KV blocks of the settings, which is there; None: none."""
+    args, groups = setup.args, setup.config.groups
+    if args.kv_disk is None:
+        return None
+    whole = [number for number, group in enumerate(groups) if not group.window]
+    return BlockFolder(
+        Path(args.kv_disk),
+        disk_size(args),
+        setup.device.kind,
+        Signature(args.kv_disk_secret),
+        groups=len(groups),
+        probed=min(whole, default=0),
+    )
+
+
 def open_executor(
-    setup: Setup, tokenizer: Tokenizer | None, report: Report = ignore_progress
+    setup: Setup,
+    tokenizer: Tokenizer | None,
+    report: Report = ignore_progress,
+    folder: BlockFolder | None = None,
 ) -> Executor:
-    """Returns the executor of the settings, with its weights if it has any.
+    """Returns the executor of the settings, with its weights if it has any; `folder` is
+    the one of its KV blocks.
 
     Progress is reported to `report`, from any thread. Raises CheckpointError if the
     weights cannot be used, and NotEnoughMemoryError.
@@ -58,7 +84,7 @@ def open_executor(
             spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
             return Dry(spelled or (tuple(range(vocab_size)),))
         case _:
-            return _with_torch(setup, report)
+            return _with_torch(setup, report, folder)
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:
@@ -79,22 +105,28 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
 
 
 def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
-    """Returns the setup with the measured costs of loads from host memory. Raises
-    NotEnoughMemoryError.
+    """Returns the setup with the measured costs of loads from its tiers. Raises
+    NotEnoughMemoryError, and ConfigError for a folder that cannot be used.
     """
-    tier, measure = setup.config.host, getattr(executor, "tier_costs", None)
-    if tier is None or measure is None:
+    measure = getattr(executor, "tier_costs", None)
+    if not setup.config.has_tiers or measure is None:
         return setup
     try:
-        config = attrs.evolve(setup.config, host=measure(tier))
+        config: EngineConfig = measure(setup.config)
+    except ConfigError:
+        executor.close()
+        raise
     except (MemoryError, RuntimeError) as error:
         executor.close()
-        size = size_text(tier.pages * setup.memory.block_bytes)
+        size = size_text(setup.args.kv_host_memory or 0)
         raise NotEnoughMemoryError(
             f"{size} of host memory for KV blocks cannot be had: {_line(error)}; make "
             f"--kv-host-memory smaller"
         ) from error
-    return attrs.evolve(setup, config=config)
+    setup = attrs.evolve(setup, config=config)
+    for name, text in setup.described_tiers():
+        start_log.info("%s: %s", name, text)
+    return setup
 
 
 def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
@@ -131,7 +163,7 @@ def host_drafts(setup: Setup) -> HostDraftSource:
     return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
-def _with_torch(setup: Setup, report: Report) -> Executor:
+def _with_torch(setup: Setup, report: Report, folder: BlockFolder | None) -> Executor:
     """Returns the model's own executor. Raises NotEnoughMemoryError, which names the
     purpose.
     """
@@ -176,6 +208,7 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
                 fewer_drafts=_may_have_fewer_drafts(setup),
             ),
             draft=draft,
+            folder=folder,
         )
     except (MemoryError, RuntimeError) as error:
         size = size_text(needs.kv_cache)

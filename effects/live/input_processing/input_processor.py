@@ -111,7 +111,8 @@ class RequestInput:
     count: int  # requests made before it
     urgency: Urgency = Urgency()
     name: str = ""  # its id; else the count is
-    # How often the prefix cache was reset: earlier cached blocks are not found.
+    # How often the prefix cache was reset, or its epoch: earlier cached blocks are not
+    # found.
     resets: int = 0
 
     @property

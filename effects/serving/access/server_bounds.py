@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import Factory, field, frozen
 
+from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Keys, read_keys
 from minfer.effects.serving.access.tenants import Tenants
 from minfer.effects.serving.wire.connections import Patience
@@ -35,9 +36,11 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
     """The bounds of the command line. Raises ConfigError."""
     file = options.api_keys_file
     keys = read_keys(options.api_key, None if file is None else Path(file))
+    disk = options.kv_disk
+    folder = None if disk is None else FolderEpochs.open(Path(disk))
     return ServerBounds(
         keys=keys,
-        tenants=Tenants(keys, options.cache_secret),
+        tenants=Tenants(keys, options.cache_secret, folder),
         workers=_check_whole("preparers", options.preparers, 0),
         body_timeout=_check_seconds("body-timeout", options.body_timeout),
         request_timeout=None

@@ -8,13 +8,15 @@ a key: keys may be replaced, and servers restarted, without losing hits. Engines
 same secret give a tenant the same salt.
 
 A tenant's epoch changes when that tenant resets its cache: earlier blocks are not found
-any more, and are evicted in their turn. Epochs are in memory that all fronts share.
+any more, and are evicted in their turn. Epochs are in memory that all fronts share; or,
+if blocks are kept on disk, in their folder, which all engines of it share.
 """
 
 import hashlib
 import secrets
 from typing import Final
 
+from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Key, Keys
 from minfer.effects.serving.wire.shared_counts import mapped
 
@@ -25,8 +27,12 @@ _SIZES: Final = 8  # bytes of a length, or of an epoch
 class Tenants:
     """The tenants of a server's keys. Must be made before its fronts are forked."""
 
-    def __init__(self, keys: Keys, secret: str = "") -> None:
-        """`secret` is the deployment's; an empty one is replaced by a random one."""
+    def __init__(
+        self, keys: Keys, secret: str = "", folder: FolderEpochs | None = None
+    ) -> None:
+        """`secret` is the deployment's; an empty one is replaced by a random one.
+        `folder` has the epochs of blocks on disk.
+        """
         data = secret.encode("utf-8", "surrogateescape") or secrets.token_bytes()
         self._secret = hashlib.sha256(data).digest()
         self._random = not secret
@@ -34,6 +40,7 @@ class Tenants:
         self._indices = {name: at for at, name in enumerate(names)}
         self._epochs = mapped(len(names)).cast("q")  # 0: never reset
         self._shared = keys.share_all
+        self._folder = folder
 
     @property
     def separate(self) -> bool:
@@ -47,12 +54,22 @@ class Tenants:
         name = key.tenant.encode()
         made = hashlib.blake2b(key=self._secret, digest_size=32)
         made.update(len(name).to_bytes(_SIZES) + name)
-        made.update(self._epochs[self._indices[key.tenant]].to_bytes(_SIZES))
+        made.update(self._epoch(key.tenant).to_bytes(_SIZES))
         made.update(own_salt)
         return made.digest()
 
+    def _epoch(self, tenant: str) -> int:
+        if self._folder is not None:
+            return self._folder.of_tenant(tenant)
+        return self._epochs[self._indices[tenant]]
+
     def reset(self, key: Key) -> None:
-        """Change the epoch of the key's tenant: its cached blocks are found no more."""
+        """Change the epoch of the key's tenant: its cached blocks are found no more.
+        Raises OSError if that cannot be noted in the folder.
+        """
+        if self._folder is not None:
+            self._folder.raise_tenant(key.tenant)
+            return
         self._epochs[self._indices[key.tenant]] = 1 + secrets.randbits(_EPOCH_BITS - 1)
 
     def describe(self) -> str:
@@ -65,4 +82,6 @@ class Tenants:
             f"the prefix cache is separate for each tenant ({len(self._indices)})"
         )
         secret = "a random secret" if self._random else "the secret of --cache-secret"
-        return f"{separate_text}, with {secret}"
+        lost = self._folder is not None and self._random
+        then = ": blocks on disk are not found after a restart" if lost else ""
+        return f"{separate_text}, with {secret}{then}"

@@ -16,7 +16,7 @@ HELP: Final[Mapping[str, str]] = {
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
         "of rows while others run), loading (their KV blocks are on their way from host "
-        "memory), policy, sibling, step, fault."
+        "memory or a disk), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
@@ -52,7 +52,30 @@ HELP: Final[Mapping[str, str]] = {
     "kv_host_recomputed_blocks": (
         "KV blocks in host memory that a waiting sample computes, as that is faster."
     ),
-    "kv_host_lost_blocks": ("KV blocks whose copy to or from host memory failed."),
+    "kv_host_lost_blocks": (
+        "KV blocks whose copy to or from host memory, or a disk, failed."
+    ),
+    "kv_disk_loaded_blocks": (
+        "KV blocks whose loading from disk has begun, for a waiting sample."
+    ),
+    "kv_disk_recomputed_blocks": (
+        "KV blocks on disk that a waiting sample computes, as that is faster."
+    ),
+    "kv_disk_stored_blocks": "Files of KV blocks that were written.",
+    "kv_disk_stored_bytes": "Bytes of the files of KV blocks that were written.",
+    "kv_disk_store_seconds": "Seconds in which KV blocks were being copied to disk.",
+    "kv_disk_dropped_blocks": (
+        "KV blocks whose copy to disk failed: it is full, or cannot be written."
+    ),
+    "kv_disk_fetched_blocks": "Files of KV blocks that were read.",
+    "kv_disk_fetched_bytes": "Bytes of the files of KV blocks that were read.",
+    "kv_disk_fetch_seconds": "Seconds in which KV blocks were being copied from disk.",
+    "kv_disk_refused_files": (
+        "Files of KV blocks that were not used, so that their blocks are computed, by "
+        "cause: missing (removed to make room), torn (a part is missing), corrupted "
+        "(changed since it was written), foreign (of another deployment, layout or key), "
+        "newer (of a later version), unreadable."
+    ),
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."

@@ -14,6 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
+from minfer.effects.execution.tiers.block_folder import REFUSED
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
@@ -152,8 +153,10 @@ class Metrics(Collector):
         """The metrics of the engine's counts, and those derived from them."""
         counter = core.CounterMetricFamily
         for name, count in counts.items():
-            if not name.startswith(ACCEPTED_AT):
+            if not name.startswith((ACCEPTED_AT, REFUSED)):
                 yield self._family(counter, name, count)
+        if refused := _with_prefix(counts, REFUSED):
+            yield self._family(counter, REFUSED.strip(), refused, "cause")
         places = _with_prefix(counts, ACCEPTED_AT)
         yield self._family(counter, ACCEPTED_AT.strip(), places, "position")
         drafts = counts.get("spec_decode_num_drafts", 0)

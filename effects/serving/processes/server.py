@@ -257,7 +257,12 @@ def serve_in_process(
 def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     """The settings of the command line. Raises ConfigError."""
     executor = "dry" if options.dry_run else "torch"
-    args = engine_args(options, executor=executor, streaming=True)
+    args = engine_args(
+        options,
+        executor=executor,
+        streaming=True,
+        kv_disk_secret=options.cache_secret,
+    )
     tls = Tls(
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution.tiers import host_pages, page_copier
+from minfer.effects.execution.tiers import host_pages, page_parts
 from minfer.effects.execution.tiers.host_pages import HostPages
-from minfer.effects.execution.tiers.page_copier import PageCopier, Part
+from minfer.effects.execution.tiers.page_copier import PageCopier
+from minfer.effects.execution.tiers.page_parts import Part
 from minfer.records.messages import Lost, Move, Moved
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 3 pages of the larger part, and buffers of 2."""
     monkeypatch.setattr(host_pages, "SEGMENT", 3 * 2 * 4 * 4)
-    monkeypatch.setattr(page_copier, "PIECE", 2 * 2 * 4 * 4)
+    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
 
 
 def ended(copier: PageCopier, move: Move) -> Moved | Lost:

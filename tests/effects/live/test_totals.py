@@ -91,6 +91,8 @@ def test_each_reason_has_its_count() -> None:
         PolicyOverride("rank", "it raised"),
         Loading("b", 0, 5, 2, 0.1, 0.2),
         Recomputing("c", 0, 5, 1, 0.2, 0.1),
+        Loading("d", 0, 7, 1, 0.1, 0.2, keyed=True),
+        Recomputing("e", 0, 5, 4, 0.2, 0.1, keyed=True),
         LostBlocks(3, "torn"),
     )
     tally.count_turn(Transition(at(5.0), (), reasons))
@@ -103,6 +105,8 @@ def test_each_reason_has_its_count() -> None:
         "kv_host_loaded_blocks": 3,
         "kv_host_recomputed_blocks": 4,
         "kv_host_lost_blocks": 3,
+        "kv_disk_loaded_blocks": 6,
+        "kv_disk_recomputed_blocks": 1,
         "failed_steps": 2,
         "overruled_policy_answers": 1,
         "spec_decode_num_drafts": 0,

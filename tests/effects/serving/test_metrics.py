@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.serving.observability.metric_help import HELP
 from minfer.effects.serving.observability.metrics import Metrics
 from minfer.records.messages import Admitted, Emit, Execute
@@ -54,6 +55,7 @@ def settle(llm: LLM) -> None:
 @pytest.mark.long
 def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None:
     llm, metrics, _ = made(journal=tmp_path)
+    llm.worker.folder = BlockFolder(tmp_path, 1 << 20, "cpu")
     llm.generate([[5] * 20], STEADY)
     text = generate_latest(metrics.registry).decode()
     families = [
@@ -269,6 +271,17 @@ def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> Non
     assert (found["journal_writing"], found["journal_errors_total"]) == (0, 3)
     llm, metrics, _ = made()
     assert not [name for name in read(metrics) if name.startswith("journal")]
+
+
+def test_files_of_blocks_are_counted(made: Made, tmp_path: Path) -> None:
+    llm, metrics, _ = made()
+    assert "kv_disk_stored_blocks_total" not in read(metrics)
+    llm.worker.folder = BlockFolder(tmp_path, 1 << 20, "cpu")
+    llm.worker.folder.note(REFUSED + "torn", 2)
+    found = read(metrics)
+    assert found["kv_disk_refused_files_total torn"] == 2
+    assert found["kv_disk_refused_files_total missing"] == 0
+    assert found["kv_disk_stored_blocks_total"] == 0
 
 
 def test_a_turn_without_news_changes_nothing(made: Made) -> None:

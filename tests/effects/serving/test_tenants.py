@@ -10,6 +10,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.access.tenants import Tenants
@@ -25,6 +26,7 @@ def key(name: str, **more: Any) -> Key:
 ANN, ANNS, BOB = key("ann"), key("ann-2", tenant="ann"), key("bob")
 ADMIN = key("root", admin=True)
 KEYS = Keys((ANN, ANNS, BOB, ADMIN))
+NAMES = ("ann", "bob")
 
 
 def test_a_salt_follows_from_the_tenant_and_the_secret() -> None:
@@ -48,6 +50,22 @@ def test_a_reset_changes_one_tenants_salts_for_good() -> None:
         assert tenants.salt(ANNS, b"") == tenants.salt(ANN, b"")
     assert len(before) == 101
     assert tenants.salt(BOB, b"") == bobs
+
+
+def test_resets_are_kept_with_blocks_on_disk(tmp_path: Path) -> None:
+    """By all servers of a folder, and after their ends."""
+    here, there = (
+        Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv")) for _ in range(2)
+    )
+    before, bobs = here.salt(ANN, b""), here.salt(BOB, b"")
+    assert there.salt(ANN, b"") == before
+    here.reset(ANNS)
+    later = Tenants(KEYS, "s", FolderEpochs.open(tmp_path / "kv"))
+    [now] = {one.salt(ANN, b"") for one in (here, there, later)}
+    assert now != before
+    assert {one.salt(BOB, b"") for one in (here, there, later)} == {bobs}
+    assert "after a restart" not in here.describe()
+    assert "after a restart" in Tenants(KEYS, "", FolderEpochs(tmp_path)).describe()
 
 
 def test_where_nothing_is_separate_salts_are_the_clients_own() -> None:
@@ -195,3 +213,36 @@ def test_a_reset_at_one_front_holds_at_the_other(tmp_path: Path) -> None:
             answer = httpx.post(f"{url}/reset_prefix_cache", headers=head)
             assert answer.json() == {"success": True}
             assert [count() for _ in range(4)] == found[:4]
+
+
+@pytest.mark.long
+def test_tenants_find_their_blocks_on_disk_after_a_restart(tmp_path: Path) -> None:
+    """But what they had before they reset their caches."""
+    path = tmp_path / "keys.toml"
+    path.write_text("".join(f'[[keys]]\nname = "{n}"\nkey = "{n}"\n' for n in NAMES))
+    options = (
+        "--device=cpu",
+        "--block-size=8",
+        "--max-num-seqs=4",
+        f"--api-keys-file={path}",
+        f"--kv-disk={tmp_path / 'kv'}",
+        "--kv-disk-size=1G",
+        "--kv-disk-choice=load",
+    )
+    body = {"prompt": TEXT, "max_tokens": 1}
+
+    def count(url: str, name: str, path: str = "v1/completions") -> int:
+        head = {"x-api-key": name}
+        answer = httpx.post(f"{url}/{path}", json=body, headers=head, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return cached(answer.json())
+
+    secret = {"MINFER_CACHE_SECRET": "of this deployment"}
+    with process(*options, **secret) as (server, url):
+        assert [count(url, name) for name in NAMES] == [0, 0]
+        hit = count(url, "ann")
+        count(url, "bob", "reset_prefix_cache")
+        server.terminate()
+        server.wait(30)
+    with process(*options, **secret) as (_, url):
+        assert [count(url, name) for name in NAMES] == [hit, 0]

@@ -73,6 +73,8 @@ REQUEST = other(
     reads_cache=False,
     tails=(b"", b"k3"),
     place=((1.5, -2.0), 7, 3),
+    stored=6,
+    push_to="engine 2",
     search=other(
         BeamRound(id="", width=1, prompt=1, most=1),
         id="s",

@@ -1,0 +1,300 @@
+"""A folder of KV blocks, a file each, which engines of one machine share and which stays
+when they end.
+
+    minfer-kv.json      the format, and the epochs of the prefix cache (`folder_epochs`)
+    a7/<key>.cpu        a block, by its content key: two digits of it are the subfolder
+
+Files appear whole, by renaming, and never change. Any engine removes the least recently
+used ones when the folder exceeds its size: a file's time is when it was last used, so the
+engines need to know nothing of each other, and a missing file is normal. An engine
+counts what it writes, and looks at the whole folder again once that is a part of the
+size; so a folder that several engines share may exceed it by this part for each.
+
+Keys cover the model, its weights and the format of its KV, so models can share a folder,
+too; results of different kinds of devices differ in rounding, and have names of their
+own.
+"""
+
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field
+
+from minfer.blocks.keys import Key, Keys, group_key
+from minfer.effects.execution.tiers.block_files import (
+    CAUSES,
+    HEADER,
+    MISSING,
+    Contents,
+    Signature,
+    UnusableFileError,
+    read_block,
+    write_block,
+)
+
+PART: Final = 20  # of the size that is written between two looks, and freed at once: 1/20
+UNIT: Final = 4096  # bytes that file systems give out
+ABANDONED: Final = 600.0  # seconds, after which no engine writes to a part any more
+RETRY: Final = 60.0  # seconds without stores, after one could not be written
+KNOWN: Final = 1 << 17  # keys whose last use here is remembered
+FRESH: Final = 60.0  # seconds in which a file's use is not noted again
+_NAME: Final = re.compile(r"[0-9a-f]{64,66}\.[a-z]+")
+_PART: Final = re.compile(_NAME.pattern + r"\.[0-9a-f]+\.part")
+_log = logging.getLogger("minfer.executor")
+
+# Counts: of blocks, bytes, seconds; and of files that could not be used, by cause.
+STORED, STORED_BYTES = "kv_disk_stored_blocks", "kv_disk_stored_bytes"
+FETCHED, FETCHED_BYTES = "kv_disk_fetched_blocks", "kv_disk_fetched_bytes"
+STORING, FETCHING = "kv_disk_store_seconds", "kv_disk_fetch_seconds"
+DROPPED = "kv_disk_dropped_blocks"
+REFUSED: Final = "kv_disk_refused_files "  # and the cause
+COUNTS: Final = (
+    *(STORED, STORED_BYTES, STORING, DROPPED),
+    *(FETCHED, FETCHED_BYTES, FETCHING),
+    *(REFUSED + cause for cause in CAUSES),
+)
+
+
+class StoppedError(Exception):
+    """Nothing is stored for a while, as a write has failed."""
+
+
+def file_bytes(contents: int) -> int:
+    """Bytes on disk of a block with so many bytes of contents."""
+    return -(-(HEADER + contents) // UNIT) * UNIT
+
+
+@define(eq=False)
+class BlockFolder:
+    """One engine's view of the folder, which is there. Methods may be called from any
+    thread.
+    """
+
+    path: Path
+    size: int  # bytes, of all files of all engines
+    device: str  # the kind of device that computed the KV: "cpu", "cuda"
+    signature: Signature = field(factory=Signature)
+    groups: int = 1  # of layers, with keys of their own
+    probed: int = 0  # the group that is asked for, to find out what there is
+    counts: dict[str, float] = field(
+        init=False, factory=lambda: dict.fromkeys(COUNTS, 0.0)
+    )
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _room: threading.Lock = field(init=False, factory=threading.Lock)
+    _found: int | None = field(init=False, default=None)  # bytes, at the last look
+    _written: int = field(init=False, default=0)  # bytes since then
+    _stopped: float = field(init=False, default=0.0)  # until when nothing is stored
+    _warned: bool = field(init=False, default=False)
+    _refused: set[Key] = field(init=False, factory=set)  # files of no use here
+    _used: dict[Key, float] = field(init=False, factory=dict)  # when, by `monotonic`
+
+    def name(self, key: Key) -> Path:
+        """Where the block with a key is."""
+        return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
+
+    # --- what there is ------------------------------------------------------------------
+
+    def leading(self, keys: Keys) -> int:
+        """How many of a prompt's leading blocks are there; notes that these are used. A
+        call to the operating system for each, of some microseconds, unless it was asked
+        for within a minute.
+        """
+        now, stamp, found = time.monotonic(), time.time_ns(), 0
+        if len(self._used) > KNOWN:
+            self._used.clear()
+        for key in keys:
+            if now - self._used.get(key, -FRESH) >= FRESH:
+                # Parents are newer than their children, and stay longer.
+                stamp -= 1000
+                if not self._note_use(group_key(key, self.probed), stamp):
+                    break
+                for group in range(self.groups):
+                    if group != self.probed:
+                        self._note_use(group_key(key, group), stamp)
+                self._used[key] = now
+            found += 1
+        return found
+
+    def _note_use(self, key: Key, stamp: int) -> bool:
+        """Note that a file is used, if it is there; returns whether it is."""
+        name = self.name(key)
+        try:
+            os.utime(name, ns=(stamp, stamp))
+        except FileNotFoundError:
+            return False
+        except OSError:  # it may only be read
+            return name.exists()
+        return True
+
+    # --- blocks -------------------------------------------------------------------------
+
+    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
+        """Read a block into `contents`, and note that it was `used` (ns). Raises
+        UnusableFileError; a file that is no use to anybody is removed.
+        """
+        try:
+            size = read_block(self.name(key), key, layout, contents, self.signature, used)
+        except UnusableFileError as error:
+            self._refuse(key, error)
+            raise
+        with self._lock:
+            self.counts[FETCHED] += 1
+            self.counts[FETCHED_BYTES] += size
+
+    def _refuse(self, key: Key, error: UnusableFileError) -> None:
+        if error.removable:
+            with suppress(OSError):
+                self.name(key).unlink()
+        with self._lock:
+            self.counts[REFUSED + error.cause] += 1
+            self._used.pop(key[-32:], None)
+            if error.cause != MISSING:
+                self._refused.add(key)
+        if error.cause != MISSING:
+            _log.warning("a KV block on disk is not used: %s", error)
+
+    def write(self, key: Key, layout: bytes, contents: Contents) -> None:
+        """Write a block, unless it is there. Raises StoppedError if that is impossible,
+        and for a while after that.
+        """
+        self.check_stores()
+        name = self.name(key)
+        length = sum(map(len, contents))
+        try:
+            if key not in self._refused and _has_size(name, HEADER + length):
+                os.utime(name)
+                return
+            self._make_room(file_bytes(length))
+            name.parent.mkdir(mode=0o700, exist_ok=True)
+            part = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
+            size = write_block(name, part, key, layout, contents, self.signature)
+        except OSError as error:
+            self._stop(error)
+            raise StoppedError(str(error)) from error
+        with self._lock:
+            self._warned = False
+            self._refused.discard(key)
+            self.counts[STORED] += 1
+            self.counts[STORED_BYTES] += size
+
+    def check_stores(self) -> None:
+        """Raise StoppedError if nothing is stored at present."""
+        if time.monotonic() < self._stopped:
+            raise StoppedError("KV blocks cannot be stored on disk at present")
+
+    def _stop(self, error: OSError) -> None:
+        with self._lock:
+            self._stopped = time.monotonic() + RETRY
+            warned, self._warned = self._warned, True
+        if not warned:
+            _log.warning(
+                "KV blocks cannot be stored in %s: %s; requests are served, and it is "
+                "tried again each %.0f s",
+                self.path,
+                error,
+                RETRY,
+            )
+
+    def note(self, name: str, amount: float) -> None:
+        """Add to a count."""
+        with self._lock:
+            self.counts[name] += amount
+
+    def totals(self) -> dict[str, float]:
+        """All counts so far."""
+        with self._lock:
+            return dict(self.counts)
+
+    def forget_counts(self) -> None:
+        """Count from zero again."""
+        with self._lock:
+            self.counts = dict.fromkeys(COUNTS, 0.0)
+
+    def uncache(self, keys: Keys) -> None:
+        """Have the operating system forget the contents of these blocks, if it can."""
+        for key in keys:
+            with suppress(OSError), self.name(key).open("rb") as file:
+                os.fsync(file.fileno())
+                if hasattr(os, "posix_fadvise"):  # Linux
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def remove(self, keys: Keys) -> None:
+        """Remove these blocks."""
+        for key in keys:
+            with suppress(OSError):
+                self.name(key).unlink()
+
+    # --- its size -----------------------------------------------------------------------
+
+    def _make_room(self, wanted: int) -> None:
+        """Count a file of so many bytes, which is about to be written; removes others if
+        there is no room.
+        """
+        with self._room:
+            part = self.size // PART
+            full = (self._found or 0) + self._written + wanted > self.size
+            if self._found is None or full or self._written + wanted > part:
+                self._found, self._written = self._trimmed(wanted), 0
+            self._written += wanted
+
+    def _trimmed(self, wanted: int) -> int:
+        """The bytes of all files, after the least recently used are removed if there is
+        no room for so many more.
+        """
+        every = sorted(self._files())
+        total = sum(size for _, size, _ in every)
+        if total + wanted <= self.size:
+            return total
+        least = self.size - self.size // PART - wanted
+        for _, size, name in every:
+            if total <= least:
+                break
+            with suppress(OSError):
+                os.unlink(name)
+            total -= size
+        return total
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """All blocks: when they were used (ns), their bytes on disk, their paths. Removes
+        what was left by engines that died while they wrote.
+        """
+        for number in range(256):
+            try:
+                entries = list(os.scandir(self.path / f"{number:02x}"))
+            except OSError:
+                continue
+            for entry in entries:
+                try:
+                    about = entry.stat(follow_symlinks=False)
+                    if _PART.fullmatch(entry.name):
+                        if time.time() - about.st_mtime > ABANDONED:
+                            os.unlink(entry.path)
+                    elif _NAME.fullmatch(entry.name):
+                        size = -(-about.st_size // UNIT) * UNIT
+                        yield about.st_mtime_ns, size, entry.path
+                except OSError:
+                    continue  # another engine has removed it
+
+
+def _has_size(name: Path, size: int) -> bool:
+    try:
+        return name.lstat().st_size == size
+    except OSError:
+        return False
+
+
+def capacity(path: Path) -> int:
+    """Bytes of the file system of a folder, which need not exist."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    about = os.statvfs(there)
+    return about.f_blocks * about.f_frsize

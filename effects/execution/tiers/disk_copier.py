@@ -1,0 +1,283 @@
+"""Copies KV blocks between the device and files, beside the steps.
+
+Like copies to host memory (`page_copier`), a transfer needs no order among the steps, and
+each direction has a thread with two buffers. A piece of a transfer is in a buffer's host
+memory, from which it is written to files, or to which it is read, by a few threads: the
+checksum of a block takes as long as its copy from the page cache, both run without the
+interpreter's lock, and disks are fastest with several requests at once. Meanwhile the
+other piece is on its way between host memory and the device.
+"""
+
+import hashlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from typing import Final
+
+import torch
+from attrs import define, field, frozen
+
+from minfer.blocks.keys import DIGEST, Key
+from minfer.blocks.prefix import Pages, bundles, flattened
+from minfer.effects.execution.device.streams import on
+from minfer.effects.execution.tiers.block_files import LAYOUT, UnusableFileError
+from minfer.effects.execution.tiers.block_folder import (
+    DROPPED,
+    FETCHING,
+    STORING,
+    BlockFolder,
+    StoppedError,
+)
+from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
+from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
+from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
+from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
+from minfer.values.checks import ConfigError
+
+SLOTS: Final = 2  # of a direction
+THREADS: Final = 4  # that read, and that write
+REPEATS: Final = 2
+DiskCommand = StoreBlocks | FetchBlocks
+Blocks = Sequence[tuple[Key, Pages]]
+
+
+@frozen(eq=False)
+class _Slot:
+    """Room for a piece: host memory, and a buffer on the device for each part."""
+
+    parts: Sequence[Part]
+    tracks: Sequence[Track]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], pages: int) -> "_Slot":
+        """Returns a slot of so many pages, which these parts have in host memory. Raises
+        NoHostMemoryError.
+        """
+        for part in parts:
+            while part.host.grow():
+                pass
+            if part.host.failed:
+                raise NoHostMemoryError(part.host.failed)
+        return cls(parts, [Track.of(part, pages) for part in parts])
+
+    def copy(self, pages: Pages, *, loads: bool) -> None:
+        """Launch the copy between these pages of the device and the first ones here."""
+        for part, track in zip(self.parts, self.tracks, strict=True):
+            with on(track.stream):
+                there = torch.tensor(pages).to(part.device.device)
+            track.copy(part, there, tuple(range(len(pages))), loads=loads)
+
+    def wait(self) -> None:
+        """Wait until all copies are done."""
+        for track in self.tracks:
+            track.wait()
+
+    def contents(self, first: int, last: int) -> list[memoryview]:
+        """The bytes of pages first .. last - 1 here, part by part."""
+        found = list[memoryview]()
+        for part in self.parts:
+            for low, high in (
+                (a, b) for _, a, b in part.host.runs((*range(first, last),))
+            ):
+                run = part.host.run(low, high).reshape(-1).view(torch.uint8)
+                found.append(run.numpy().data)
+        return found
+
+
+@frozen(eq=False)
+class _Piece:
+    """Blocks that go through a slot together, and what is done with their files."""
+
+    slot: _Slot
+    blocks: Blocks
+    used: int  # when, in ns: parents later than their children, so that they stay longer
+    work: "list[Future[None]]" = field(factory=list)
+
+    @property
+    def pages(self) -> Pages:
+        """All pages on the device."""
+        return flattened([pages for _, pages in self.blocks])
+
+
+@define(eq=False)
+class _Lane:
+    """Transfers in one direction."""
+
+    folder: BlockFolder
+    layout: bytes
+    slots: Sequence[_Slot]
+    room: int  # pages of a slot
+    loads: bool
+    pool: ThreadPoolExecutor = field(init=False)
+    thread: TransferThread[DiskCommand] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        name = f"minfer-kv-{'fetch' if self.loads else 'save'}"
+        self.pool = ThreadPoolExecutor(THREADS, f"{name}-file")
+        self.thread = TransferThread(
+            name, self._perform, (UnusableFileError, StoppedError)
+        )
+
+    def _perform(self, command: DiskCommand) -> None:
+        """Copy all blocks; nothing is written any more when it returns, or raises."""
+        begin, stamp, pending = time.perf_counter(), time.time_ns(), deque[_Piece]()
+        begin_piece = self._read if self.loads else self._write
+        try:
+            if not self.loads:
+                self.folder.check_stores()
+            for number, blocks in enumerate(self._pieces(command)):
+                if len(pending) == len(self.slots):
+                    self._end_piece(pending)
+                slot = self.slots[number % len(self.slots)]
+                slot.wait()
+                used = stamp - number * self.room
+                pending.append(piece := _Piece(slot, blocks, used))
+                begin_piece(piece)
+            while pending:
+                self._end_piece(pending)
+        finally:
+            for piece in pending:
+                for one in piece.work:
+                    one.cancel()
+                wait(piece.work)
+            for slot in self.slots:
+                slot.wait()
+            seconds = time.perf_counter() - begin
+            self.folder.note(FETCHING if self.loads else STORING, seconds)
+
+    def _pieces(self, command: DiskCommand) -> Sequence[Blocks]:
+        """The blocks of a transfer, as many at once as a slot has room for."""
+        found, used = list[list[tuple[Key, Pages]]](), self.room
+        for key, pages in zip(command.keys, command.pages, strict=True):
+            used += len(pages)
+            if used > self.room:
+                found.append([])
+                used = len(pages)
+            found[-1].append((key, pages))
+        return found
+
+    def _read(self, piece: _Piece) -> None:
+        self._submit(
+            piece,
+            lambda at, key, contents: self.folder.read(
+                key, self.layout, contents, piece.used - at
+            ),
+        )
+
+    def _write(self, piece: _Piece) -> None:
+        piece.slot.copy(piece.pages, loads=False)
+        piece.slot.wait()
+        self._submit(
+            piece, lambda _, key, contents: self.folder.write(key, self.layout, contents)
+        )
+
+    def _submit(
+        self, piece: _Piece, work: Callable[[int, Key, list[memoryview]], None]
+    ) -> None:
+        first = 0
+        for key, pages in piece.blocks:
+            contents = piece.slot.contents(first, first + len(pages))
+            piece.work.append(self.pool.submit(work, first, key, contents))
+            first += len(pages)
+
+    def _end_piece(self, pending: deque[_Piece]) -> None:
+        """Wait for the files of the first piece."""
+        wait(pending[0].work)
+        for one in pending[0].work:
+            one.result()
+        piece = pending.popleft()
+        if self.loads:
+            piece.slot.copy(piece.pages, loads=True)
+
+    def close(self) -> None:
+        """Perform what has begun, and end."""
+        self.thread.close()
+        self.pool.shutdown()
+
+
+class DiskCopier:
+    """Performs `StoreBlocks` and `FetchBlocks` over the parts of the caches."""
+
+    def __init__(
+        self,
+        make_parts: Callable[[int], Sequence[Part]],
+        folder: BlockFolder,
+        bundle: int,
+    ) -> None:
+        """`make_parts` returns the parts of the caches, with so many pages in host
+        memory; a block has up to `bundle` pages. Raises NoHostMemoryError.
+        """
+        self.folder, self.bundle = folder, bundle
+        parts = make_parts(1)
+        room = max(bundle, pages_a_piece(parts))
+        self.lanes = {
+            loads: _Lane(
+                folder,
+                layout_of(parts),
+                [_Slot.of(make_parts(room), room) for _ in range(SLOTS)],
+                room,
+                loads,
+            )
+            for loads in (False, True)
+        }
+
+    def move(self, command: DiskCommand, report: ReportEnd) -> None:
+        """Begin a transfer; `report` is called at its end, in another thread."""
+        if isinstance(command, FetchBlocks):
+            self.lanes[True].thread.begin(command, report)
+            return
+
+        def noted(end: Moved | Lost) -> None:
+            if isinstance(end, Lost):
+                self.folder.note(DROPPED, len(command.keys))
+            report(end)
+
+        self.lanes[False].thread.begin(command, noted)
+
+    def seconds(self, blocks: int) -> float:
+        """Returns the shortest time of some fetches of so many of the largest blocks,
+        whose pages then have no defined content. They are read from the disk itself, as
+        far as the operating system can forget them. Raises ConfigError.
+        """
+        keys = tuple([secrets.token_bytes(DIGEST) for _ in range(blocks)])
+        pages = (*bundles(tuple(range(blocks * self.bundle)), self.bundle),)
+        times = list[float]()
+        try:
+            self._finish(StoreBlocks(-1, keys, pages))
+            for _ in range(REPEATS):
+                self.folder.uncache(keys)
+                begin = time.perf_counter()
+                self._finish(FetchBlocks(-1, keys, pages))
+                times.append(time.perf_counter() - begin)
+        finally:
+            self.folder.remove(keys)
+            self.folder.forget_counts()
+        return min(times)
+
+    def _finish(self, command: DiskCommand) -> None:
+        ended = SimpleQueue[Moved | Lost]()
+        self.move(command, ended.put)
+        if isinstance(end := ended.get(), Lost):
+            raise ConfigError(
+                f"kv_disk {self.folder.path} cannot be used: {end.error}; name another "
+                "folder, or make room there"
+            )
+
+    def close(self) -> None:
+        """End all transfers, and release the memory."""
+        for lane in self.lanes.values():
+            lane.close()
+
+
+def layout_of(parts: Sequence[Part]) -> bytes:
+    """A digest of how a page is stored."""
+    said = repr(
+        [
+            (part.device.device.type, tuple(part.device.shape[1:]), part.device.dtype)
+            for part in parts
+        ]
+    )
+    return hashlib.blake2b(said.encode(), digest_size=LAYOUT).digest()

@@ -1,0 +1,167 @@
+"""The epochs of the prefix cache, in the folder of its blocks.
+
+Cached blocks are made unfindable by changing the keys of later requests: keys depend on
+an epoch of all, and salts of tenants on one of theirs. Blocks on disk outlive an engine,
+so epochs are beside them: all engines of the folder read them, when they start and
+whenever they have changed, which takes a microsecond to see. Epochs are random numbers,
+so none comes again if the file is lost: then all blocks are unfindable.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, evolve, field, frozen
+
+from minfer.effects.execution.tiers.block_files import FORMAT
+from minfer.values.checks import ConfigError
+
+FILE: Final = "minfer-kv.json"
+LOCK: Final = "minfer-kv.lock"
+BITS: Final = 62  # of an epoch
+_log = logging.getLogger("minfer.executor")
+
+
+def _new_epoch() -> int:
+    return 1 + secrets.randbits(BITS)
+
+
+def _is_epoch(value: Any) -> bool:
+    return type(value) is int and 0 < value <= 1 << BITS
+
+
+@frozen
+class _Epochs:
+    """The contents of the file."""
+
+    all: int = field(factory=_new_epoch)
+    tenants: dict[str, int] = field(factory=dict)  # by a digest of their names
+
+    def text(self) -> str:
+        return json.dumps({"format": FORMAT, "epoch": self.all, "tenants": self.tenants})
+
+
+@define(eq=False)
+class FolderEpochs:
+    """The epochs of a folder. Methods may be called from any thread."""
+
+    folder: Path
+    _known: _Epochs = field(init=False, factory=_Epochs)
+    _seen: tuple[int, ...] = field(init=False, default=())  # the file that was read
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+
+    @classmethod
+    def open(cls, folder: Path) -> "FolderEpochs":
+        """Returns the epochs of a folder, which is made if it is not there. Raises
+        ConfigError if it cannot be written, or is not one of KV blocks of this format.
+        """
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            there = os.listdir(folder)
+            strange = [name for name in there if not _is_ours(name)]
+            if FILE not in there and strange:
+                raise ConfigError(
+                    f"kv_disk {folder} has other files ({min(strange)!r:.80}); name a "
+                    "folder of its own, which is made if it is not there"
+                )
+            _check_format(folder / FILE)
+            made = cls(folder)
+            made._change(lambda now: now)  # writes, so it is known whether that can be
+        except OSError as error:
+            raise ConfigError(f"kv_disk {folder} cannot be used: {error}") from error
+        return made
+
+    @property
+    def of_all(self) -> int:
+        """The epoch of all requests."""
+        return self._now().all
+
+    def of_tenant(self, name: str) -> int:
+        """A tenant's epoch; 0: never reset."""
+        return self._now().tenants.get(_digest(name), 0)
+
+    def raise_all(self) -> None:
+        """Make all blocks unfindable for new requests. Raises OSError."""
+        self._change(lambda now: evolve(now, all=_new_epoch()))
+
+    def raise_tenant(self, name: str) -> None:
+        """Make a tenant's blocks unfindable for its new requests. Raises OSError."""
+        more = {_digest(name): _new_epoch()}
+        self._change(lambda now: evolve(now, tenants=now.tenants | more))
+
+    def _now(self) -> _Epochs:
+        """The epochs now. Ours go on where the file cannot be read: it is then replaced
+        by whoever can write it.
+        """
+        with self._lock:
+            if self._look():
+                return self._known
+        try:
+            self._change(lambda now: now)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", self.folder / FILE, error)
+        return self._known
+
+    def _change(self, make: Callable[[_Epochs], _Epochs]) -> None:
+        """Change the file, as no other engine does meanwhile."""
+        with self._lock, self._locked():
+            if not self._look():
+                self._known = _Epochs()  # nothing that was stored before is found
+            part = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
+            part.write_text(make(self._known).text())
+            now = time.time_ns()  # finer than the file system's own clock
+            os.utime(part, ns=(now, now))
+            part.rename(self.folder / FILE)
+            self._look()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / LOCK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _look(self) -> bool:
+        """Read the file if it has changed; returns whether it can be used."""
+        try:
+            about = (self.folder / FILE).stat()
+            seen = about.st_ino, about.st_mtime_ns, about.st_size
+            if seen != self._seen:
+                said = json.loads((self.folder / FILE).read_bytes())
+                epoch, tenants = said["epoch"], dict(said["tenants"])
+                if not all(map(_is_epoch, (epoch, *tenants.values()))):
+                    return False
+                self._known, self._seen = _Epochs(epoch, tenants), seen
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        return True
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a name in the folder is one that engines make."""
+    return name.startswith("minfer-kv.") or (len(name) == 2 and name.isalnum())
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=16, person=b"tenant").hexdigest()
+
+
+def _check_format(file: Path) -> None:
+    """Raise ConfigError for a folder of another format."""
+    try:
+        said = json.loads(file.read_bytes())["format"]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return  # there is none, or it will be replaced
+    if said != FORMAT:
+        raise ConfigError(
+            f"kv_disk {file.parent} was written by another version of minfer (format "
+            f"{said!r:.20}; this one has {FORMAT}); name another folder"
+        )

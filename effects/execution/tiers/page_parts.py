@@ -1,0 +1,81 @@
+"""The tensors of a cache, page by page, and how pages cross between device and host.
+
+The layers of a page are apart in the device's cache, and side by side in host memory:
+pages are gathered into a buffer on the device, which crosses the bus whole.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.blocks.prefix import Pages
+from minfer.effects.execution.device.streams import new_stream, on
+from minfer.effects.execution.tiers.host_pages import HostPages
+from minfer.kernels.cache_numbers import as_bytes
+
+PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
+WORD: Final = torch.int64  # what a cache is copied in
+
+
+@frozen(eq=False)
+class Part:
+    """One tensor of the caches, page by page."""
+
+    device: Tensor  # [pages, ...], a view of the cache, in words where they fit
+    host: HostPages
+
+    @classmethod
+    def of(cls, tensor: Tensor, dim: int, pages: int) -> "Part":
+        """Returns the part of a tensor whose dimension `dim` is pages, with as many
+        `pages` in host memory.
+        """
+        line = tensor.shape[-1] * tensor.element_size()
+        words = tensor.view(WORD) if line % WORD.itemsize == 0 else as_bytes(tensor)
+        view = words.movedim(dim, 0)
+        shape = tuple(view.shape[1:])
+        return cls(view, HostPages(pages, shape, view.dtype, tensor.is_cuda))
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return self.device[0].numel() * self.device.element_size()
+
+
+@frozen(eq=False)
+class Track:
+    """A buffer on the device, and the stream of what goes through it."""
+
+    buffer: Tensor  # [pages, ...]
+    stream: torch.cuda.Stream | None
+
+    @classmethod
+    def of(cls, part: Part, pages: int) -> "Track":
+        """Returns a buffer of so many pages."""
+        shape = (pages, *part.device.shape[1:])
+        return cls(part.device.new_empty(shape), new_stream(part.device.device))
+
+    def copy(self, part: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
+        """Launch the copy of a piece between `pages` of the device and of the host."""
+        buffer = self.buffer[: len(on_host)]
+        with on(self.stream):
+            if not loads:
+                torch.index_select(part.device, 0, pages, out=buffer)
+            for at, first, last in part.host.runs(on_host):
+                here, there = buffer[at : at + last - first], part.host.run(first, last)
+                target, source = (here, there) if loads else (there, here)
+                target.copy_(source, non_blocking=True)
+            if loads:
+                part.device.index_copy_(0, pages, buffer)
+
+    def wait(self) -> None:
+        """Wait until all copies through the buffer are done."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+def pages_a_piece(parts: Sequence[Part]) -> int:
+    """How many pages fit into `PIECE` bytes: one at least."""
+    return max(1, PIECE // sum(part.page_bytes for part in parts))

@@ -1,0 +1,92 @@
+"""The copiers of an engine's tiers: host memory, and a folder of blocks."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from attrs import evolve
+
+from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.disk_copier import DiskCopier
+from minfer.effects.execution.tiers.page_copier import PageCopier
+from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.transfer_thread import ReportEnd
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Lost, Move, TransferCommand
+from minfer.records.tiers import HostTier, KeyedTier
+
+# Pages that are loaded to measure the rate of loads.
+MEASURED_PAGES: Final = 32
+AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
+
+
+class TierCopiers:
+    """Performs transfers between the device and the tiers of a configuration."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        make_parts: Callable[[int], Sequence[Part]],
+        folder: BlockFolder | None,
+    ) -> None:
+        """`make_parts` returns the tensors of the cache, with so many pages in host
+        memory; `folder` is the keyed tier. Raises NoHostMemoryError.
+        """
+        self.bundle = max(group.pages for group in config.groups)  # pages of a block
+        self.host: PageCopier | None = None
+        self.disk: DiskCopier | None = None
+        if folder is not None:
+            self.disk = DiskCopier(make_parts, folder, self.bundle)
+        if config.host is not None:
+            self.host = PageCopier(make_parts(config.host.pages))
+
+    def move(self, command: TransferCommand, report: ReportEnd) -> None:
+        """Begin a transfer; `report` is called at its end, from any thread."""
+        if isinstance(command, Move):
+            if self.host is not None:
+                self.host.move(command, report)
+                return
+        elif self.disk is not None:
+            self.disk.move(command, report)
+            return
+        report(Lost(command.number, "there is no such tier for KV pages"))
+
+    def with_costs(self, config: EngineConfig, token: float) -> EngineConfig:
+        """Returns the configuration with the measured costs of loads, where the KV of a
+        token is computed in `token` seconds. Before any plan. Raises ConfigError for a
+        folder that cannot be used, and NoHostMemoryError.
+        """
+        host, keyed = config.host, config.keyed
+        few = min(config.num_blocks, MEASURED_PAGES)
+        if host is not None and self.host is not None:
+            count = min(few, host.pages)
+            host = _with_costs(host, self.host.seconds, 1, count, token)
+        if keyed is not None and self.disk is not None:
+            blocks = max(1, few // self.bundle)
+            keyed = _with_costs(keyed, self.disk.seconds, self.bundle, blocks, token)
+        return evolve(config, host=host, keyed=keyed)
+
+    def close(self) -> None:
+        """End all transfers, and release memory."""
+        for copier in (self.host, self.disk):
+            if copier is not None:
+                copier.close()
+
+
+def _with_costs(
+    tier: AnyTier,
+    seconds: Callable[[int], float],
+    bundle: int,
+    blocks: int,
+    token: float,
+) -> AnyTier:
+    """Returns a tier with its costs, where `seconds` are those of a load of up to so many
+    blocks, of `bundle` pages.
+    """
+    one, several = seconds(1), seconds(blocks)
+    block = max(0.0, (several - one) / max(1, blocks - 1))
+    return evolve(
+        tier,
+        load_seconds=max(0.0, one - block),
+        page_seconds=block / bundle,
+        token_seconds=token,
+    )

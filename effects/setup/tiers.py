@@ -1,0 +1,113 @@
+"""The tiers of the settings: host memory, and a folder, for KV blocks."""
+
+from pathlib import Path
+from typing import Final
+
+from minfer.effects.execution.tiers.block_folder import capacity, file_bytes
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.memory import MemoryPlan, memory_limit, size_text
+from minfer.records.config import EngineConfig
+from minfer.records.tiers import HostTier, KeyedTier
+from minfer.values.checks import ConfigError
+
+DISK: Final = 64 << 30  # bytes, by default; or
+PART: Final = 4  # one in so many bytes of the file system
+
+
+def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
+    """Returns the tier in host memory. Raises ConfigError if it is too small, or larger
+    than the control group allows.
+    """
+    if args.kv_host_memory is None:
+        return None
+    _check_supported(args, memory, "kv_host_memory", "host memory")
+    pages = args.kv_host_memory // memory.block_bytes
+    if not pages:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and a KV block has "
+            f"{size_text(memory.block_bytes)}; give it several blocks, or leave it out"
+        )
+    limit = memory_limit()
+    planned = args.kv_host_memory + (memory.total if on_cpu else 0)
+    if limit is not None and planned > limit:
+        raise ConfigError(
+            f"kv_host_memory is {size_text(args.kv_host_memory)}, and the control group "
+            f"of this process may have {size_text(limit)}, of which the model and its KV "
+            f"cache take {size_text(planned - args.kv_host_memory)}; make it smaller"
+        )
+    return HostTier(pages=pages, choice=args.kv_host_choice)
+
+
+def disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
+    """Returns the tier on disk. Raises ConfigError if it is too small, or larger than the
+    file system.
+    """
+    if args.kv_disk is None:
+        if args.kv_disk_size is not None:
+            raise ConfigError("kv_disk_size is for kv_disk; name a folder, too")
+        return None
+    _check_supported(args, memory, "kv_disk", "a folder")
+    if args.executor != "torch":
+        raise ConfigError(
+            f"the {args.executor} executor has no KV to keep in kv_disk; leave it out"
+        )
+    size, total = disk_size(args), capacity(Path(args.kv_disk))
+    if size > total:
+        raise ConfigError(
+            f"kv_disk_size is {size_text(size)}, and the file system of {args.kv_disk} "
+            f"has {size_text(total)}; make it smaller"
+        )
+    known = size // file_bytes(memory.block_bytes)
+    if known < 2:  # as the core's tier has at least
+        raise ConfigError(
+            f"kv_disk_size is {size_text(size)}, and the file of a KV block has "
+            f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
+        )
+    return KeyedTier(known=known, choice=args.kv_disk_choice)
+
+
+def disk_size(args: EngineArgs) -> int:
+    """Bytes of the files in `kv_disk`, of these settings or by default."""
+    if args.kv_disk_size is not None:
+        return args.kv_disk_size
+    return min(DISK, capacity(Path(args.kv_disk or ".")) // PART)
+
+
+def described(
+    args: EngineArgs, config: EngineConfig, memory: MemoryPlan
+) -> list[tuple[str, str]]:
+    """The tiers of an engine, and how many blocks they hold, in words."""
+    found = list[tuple[str, str]]()
+    if config.host is not None:
+        size = size_text(config.host.pages * memory.block_bytes)
+        found.append(
+            ("KV in host memory", f"{size}: {_content(config, config.host.pages)}")
+        )
+    if config.keyed is not None:
+        size = size_text(disk_size(args))
+        content = _content(config, config.keyed.known)
+        found.append(("KV on disk", f"{size} in {args.kv_disk}: {content}"))
+    return found
+
+
+def _content(config: EngineConfig, pages: int) -> str:
+    blocks = pages // config.block_pages
+    return f"{blocks} blocks, {blocks * config.block_size} tokens"
+
+
+def _check_supported(args: EngineArgs, memory: MemoryPlan, name: str, where: str) -> None:
+    if not args.enable_prefix_caching:
+        raise ConfigError(
+            f"{name} is for the prefix cache, which is switched off; leave one of the "
+            "settings out"
+        )
+    if args.journal_redact:
+        raise ConfigError(
+            f"--journal-redact does not cover the keys of KV blocks in {where} yet; "
+            f"leave it or {name} out"
+        )
+    if memory.draft is not None:
+        raise ConfigError(
+            f"{name} is not supported beside a draft model, whose KV would be missing; "
+            "speculate by lookups, or leave one of the settings out"
+        )

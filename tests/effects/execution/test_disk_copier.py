@@ -1,0 +1,126 @@
+"""Copies of KV blocks between the device and files."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.effects.execution.tiers import page_parts
+from minfer.effects.execution.tiers.block_folder import (
+    DROPPED,
+    FETCHED,
+    FETCHED_BYTES,
+    REFUSED,
+    STORED,
+    BlockFolder,
+    StoppedError,
+)
+from minfer.effects.execution.tiers.disk_copier import DiskCommand, DiskCopier
+from minfer.effects.execution.tiers.page_parts import Part
+from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KEYS = tuple(
+    bytes((group,)) * bool(group) + bytes((n,)) * 32
+    for group, n in ((0, 1), (1, 1), (0, 2), (0, 3))
+)
+PAGES = ((7,), (2, 9), (3,), (4,))
+
+
+class Caches:
+    """Two tensors, whose pages are their second and third dimension."""
+
+    def __init__(self, dtype: torch.dtype, path: Path) -> None:
+        self.one = (40 * torch.randn(2, 11, 4, device=DEVICE)).to(dtype)
+        self.two = torch.randn(1, 2, 11, 3, device=DEVICE)
+        self.folder = BlockFolder(path, 1 << 20, DEVICE)
+        self.copier = DiskCopier(self.parts, self.folder, 2)
+
+    def parts(self, pages: int) -> list[Part]:
+        return [Part.of(self.one, 1, pages), Part.of(self.two, 2, pages)]
+
+    def page(self, number: int) -> tuple[Tensor, Tensor]:
+        one = self.one.float().select(1, number)
+        return one.cpu(), self.two.select(2, number).cpu()
+
+    def ended(self, command: DiskCommand) -> Moved | Lost:
+        reports = SimpleQueue[Moved | Lost]()
+        self.copier.move(command, reports.put)
+        return reports.get(timeout=30)
+
+
+@pytest.fixture(params=[torch.float32, torch.float8_e4m3fn, torch.int8])
+def caches(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Caches]:
+    """Two pages a piece."""
+    monkeypatch.setattr(page_parts, "PIECE", 2 * 2 * 4 * 4)
+    found = Caches(request.param, tmp_path)
+    yield found
+    found.copier.close()
+
+
+def test_blocks_come_back_in_another_engine(caches: Caches, tmp_path: Path) -> None:
+    before = {page: caches.page(page) for block in PAGES for page in block}
+    assert caches.ended(StoreBlocks(5, KEYS, PAGES)) == Moved(5)
+    assert caches.folder.totals()[STORED] == 4
+    other = Caches(caches.one.dtype, tmp_path)
+    untouched = other.page(6)
+    back = ((10,), (0, 5), (1,), (8,))
+    try:
+        assert other.ended(FetchBlocks(6, KEYS, back)) == Moved(6)
+    finally:
+        other.copier.close()
+    for sources, targets in zip(PAGES, back, strict=True):
+        for source, target in zip(sources, targets, strict=True):
+            for was, now in zip(before[source], other.page(target), strict=True):
+                assert now.equal(was)
+    assert all(map(torch.equal, untouched, other.page(6)))
+    totals = other.folder.totals()
+    assert totals[FETCHED] == 4
+    assert totals[FETCHED_BYTES] > 5 * sum(part.page_bytes for part in caches.parts(1))
+
+
+def test_a_block_that_is_not_there_loses_the_transfer(caches: Caches) -> None:
+    """And nothing is written after its report."""
+    caches.ended(StoreBlocks(1, KEYS, PAGES))
+    caches.folder.remove((KEYS[1],))
+    lost = caches.ended(FetchBlocks(2, KEYS, PAGES))
+    assert isinstance(lost, Lost)
+    assert "missing" in lost.error
+    assert caches.folder.totals()[REFUSED + "missing"] == 1
+    caches.one.view(torch.uint8 if caches.one.itemsize == 1 else caches.one.dtype).zero_()
+    assert caches.ended(FetchBlocks(3, KEYS[2:], PAGES[2:])) == Moved(3)
+    assert not caches.page(7)[0].any()
+    assert caches.page(3)[0].any()
+
+
+def test_stores_that_fail_are_counted(
+    caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoppedError("it is full")
+
+    monkeypatch.setattr(BlockFolder, "write", refuse)
+    assert caches.ended(StoreBlocks(1, KEYS, PAGES)) == Lost(1, "it is full")
+    assert caches.folder.totals()[DROPPED] == 4
+
+
+def test_costs_are_measured_and_leave_nothing(caches: Caches, tmp_path: Path) -> None:
+    assert caches.copier.seconds(3) > 0
+    assert not list(tmp_path.glob("*/*"))
+    assert not any(caches.folder.totals().values())
+
+
+def test_closing_waits_for_stores(tmp_path: Path) -> None:
+    caches = Caches(torch.float32, tmp_path)
+    reports = SimpleQueue[Moved | Lost]()
+    for number in range(20):
+        caches.copier.move(StoreBlocks(number, KEYS, PAGES), reports.put)
+    caches.copier.close()
+    assert reports.qsize() == 20
+    assert not [one for one in threading.enumerate() if "minfer-kv" in one.name]

@@ -1,0 +1,72 @@
+"""Epochs of the prefix cache, in the folder that its blocks are kept in."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.execution.tiers.folder_epochs import FILE, FolderEpochs
+from minfer.values.checks import ConfigError
+
+
+def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> None:
+    one = FolderEpochs.open(tmp_path / "new" / "folder")
+    two = FolderEpochs.open(one.folder)
+    first = one.of_all
+    assert first == two.of_all > 0
+    assert one.of_tenant("a") == 0
+    one.raise_all()
+    two.raise_tenant("a")
+    one.raise_tenant("b")
+    seen = {
+        (each.of_all, each.of_tenant("a"), each.of_tenant("b")) for each in (one, two)
+    }
+    again = FolderEpochs.open(one.folder)
+    [now] = seen | {(again.of_all, again.of_tenant("a"), again.of_tenant("b"))}
+    assert len({first, *now, 0}) == 5
+    assert "a" not in json.loads((one.folder / FILE).read_text())["tenants"]
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", '{"format": 1, "epoch": 0, "tenants": {}}', "[1]"]
+)
+def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> None:
+    """Never an epoch that was there before."""
+    one = FolderEpochs.open(tmp_path)
+    before, file = one.of_all, tmp_path / FILE
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    two = FolderEpochs.open(tmp_path)
+    assert one.of_all == two.of_all
+    assert one.of_all not in (0, before)
+
+
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        FolderEpochs.open(file)
+    with pytest.raises(ConfigError, match=r"other files .'file'"):
+        FolderEpochs.open(tmp_path)
+    file.unlink()
+    (tmp_path / FILE).write_text('{"format": 2}')
+    with pytest.raises(ConfigError, match=r"another version of minfer .format 2"):
+        FolderEpochs.open(tmp_path)
+    (tmp_path / FILE).unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, os.strerror(30))
+
+    one = FolderEpochs.open(tmp_path)
+    before = one.of_all
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(ConfigError, match="Read-only"):
+        FolderEpochs.open(tmp_path)
+    with pytest.raises(OSError, match="Read-only"):
+        one.raise_all()
+    assert one.of_all == before

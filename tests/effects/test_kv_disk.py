@@ -1,0 +1,208 @@
+"""KV blocks in a folder, in engines: what an earlier one has computed is loaded."""
+
+import errno
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer import LLM
+from minfer.effects.cli.main import main
+from minfer.effects.execution.tiers.block_folder import (
+    DROPPED,
+    FETCHED,
+    REFUSED,
+    STORED,
+)
+from minfer.effects.models.kv_format import AUTO
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
+from minfer.records.messages import Loading, LostBlocks
+from minfer.values.checks import ConfigError
+from tests.effects.test_kv_host_memory import (
+    FAMILIES,
+    GREEDY,
+    SMALL,
+    made,
+    prompts,
+    reasons_of,
+)
+from tests.effects.tiny_families import VARIANTS, save
+
+PROMPT = 70  # tokens: 8 blocks and a tail
+FULL = 64  # tokens of these blocks
+Tokens = list[tuple[int, ...]]
+
+
+def disk(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"kv_disk": folder, "kv_disk_size": 1 << 26, "kv_disk_choice": "load", **more}
+
+
+def settle(llm: LLM, stored: int) -> None:
+    """Wait until so many files are written."""
+    until = time.monotonic() + 20
+    while llm.worker.snapshot().totals.counts[STORED] < stored:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def serve(llm: LLM, count: int = 1) -> Tokens:
+    """Prompts, one by one."""
+    answers = [
+        llm.generate([one], GREEDY, use_tqdm=False)[0] for one in prompts(count, PROMPT)
+    ]
+    return [tuple(one.outputs[0].token_ids) for one in answers]
+
+
+def counts(llm: LLM) -> dict[str, float]:
+    return dict(llm.worker.snapshot().totals.counts)
+
+
+def restarted(folder: Path, **settings: Any) -> None:
+    """A second engine loads what the first has computed, and answers the same."""
+    settings = disk(folder / "kv", **settings)
+    with LLM(**SMALL, **settings) as llm:
+        wanted = serve(llm, 2)
+        assert counts(llm)["prefix_cache_hits"] == 0
+    with LLM(**SMALL, **settings) as llm:
+        reasons = reasons_of(llm)
+        assert serve(llm, 2) == wanted
+        now = counts(llm)
+        assert now["prefix_cache_hits"] == 2 * FULL
+        assert now[FETCHED] > 0
+        assert not any(now[name] for name in now if name.startswith(REFUSED))
+        loads = [one for one in reasons if isinstance(one, Loading)]
+        assert [(one.blocks, one.keyed) for one in loads] == [(8, True)] * 2
+
+
+@pytest.mark.parametrize("name", [AUTO, "fp8", "int8_per_token_head"])
+def test_a_known_prompt_is_loaded_after_a_restart(name: str, tmp_path: Path) -> None:
+    restarted(tmp_path, kv_cache_dtype=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "key", [*FAMILIES, ("Qwen2", "windows everywhere")], ids=lambda key: key[0]
+)
+def test_every_kind_of_cache_is_kept(key: tuple[str, str], tmp_path: Path) -> None:
+    save(str(tmp_path), key[0], VARIANTS[key])
+    restarted(tmp_path, model=str(tmp_path))
+
+
+@pytest.mark.long
+def test_both_tiers_serve_together(tmp_path: Path) -> None:
+    host = {"kv_host_memory": 1 << 24, "kv_host_choice": "load"}
+    few = {"num_gpu_blocks_override": 13}
+    some: dict[str, Any] = {**SMALL, **few, **host, **disk(tmp_path / "kv")}
+    wanted = made(prompts(3, PROMPT), GREEDY)
+    for _ in range(2):
+        with LLM(**some) as llm:
+            assert [*serve(llm, 3), *serve(llm, 1)] == [*wanted, wanted[0]]
+            assert counts(llm)["kv_host_loaded_blocks"] > 0
+    assert counts(llm)["kv_disk_loaded_blocks"] > 0
+
+
+def test_broken_files_are_computed_again(tmp_path: Path) -> None:
+    settings = disk(tmp_path / "kv") | {"kv_disk_secret": "ours"}
+    with LLM(**SMALL, **settings) as llm:
+        wanted = serve(llm)
+    files = list(tmp_path.glob("kv/*/*.cpu"))
+    for file in files:
+        os.truncate(file, file.stat().st_size - 1)
+    with LLM(**SMALL, **settings) as llm:
+        reasons = reasons_of(llm)
+        assert serve(llm) == wanted
+        assert counts(llm)["prefix_cache_hits"] == 0
+        assert counts(llm)[REFUSED + "torn"] > 0
+        assert any(isinstance(one, LostBlocks) for one in reasons)
+    with LLM(**SMALL, **settings) as llm:  # they were stored again
+        assert serve(llm) == wanted
+        assert counts(llm)["prefix_cache_hits"] == FULL
+    with LLM(**SMALL, **{**settings, "kv_disk_secret": "another's"}) as llm:
+        assert serve(llm) == wanted
+        assert counts(llm)["prefix_cache_hits"] == 0
+        assert counts(llm)[REFUSED + "foreign"] > 0
+
+
+def test_a_full_disk_ends_stores_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with LLM(**SMALL, **disk(tmp_path)) as llm:
+        monkeypatch.setattr(os, "writev", refuse)
+        wanted = serve(llm)
+        assert serve(llm) == wanted
+        until = time.monotonic() + 20
+        while not counts(llm)[DROPPED]:
+            assert time.monotonic() < until
+    assert not list(tmp_path.glob("*/*"))
+    with pytest.raises(ConfigError, match="No space left"):
+        LLM(**SMALL, **disk(tmp_path))
+
+
+def test_a_reset_outlives_the_engine(tmp_path: Path) -> None:
+    settings = disk(tmp_path)
+    with LLM(**SMALL, **settings) as llm, LLM(**SMALL, **settings) as other:
+        wanted = serve(llm)
+        settle(llm, 8)
+        llm.reset_prefix_cache()
+        assert serve(other) == wanted
+        assert counts(other)["prefix_cache_hits"] == 0
+        settle(other, 8)
+        assert serve(llm) == wanted
+        assert counts(llm)["prefix_cache_hits"] == FULL  # what the other has stored since
+    with LLM(**SMALL, **settings) as again:
+        assert serve(again) == wanted
+        assert counts(again)["prefix_cache_hits"] == FULL
+        again.reset_prefix_cache()
+    with LLM(**SMALL, **settings) as last:
+        assert serve(last) == wanted
+        assert counts(last)["prefix_cache_hits"] == 0
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    some = EngineArgs(device="cpu", kv_disk=tmp_path / "kv", kv_disk_size=1 << 30)
+    for changes, why in (
+        ({"kv_disk_size": 1 << 13}, "give it several blocks"),
+        ({"kv_disk_size": 1 << 60}, "file system of .* make it smaller"),
+        ({"enable_prefix_caching": False}, "switched off"),
+        ({"journal": tmp_path, "journal_redact": True}, "does not cover"),
+        ({"executor": "dry"}, "dry executor has no KV"),
+        ({"kv_disk": None}, "name a folder"),
+        (
+            {
+                "speculative_config": {
+                    "method": "draft_model",
+                    "num_speculative_tokens": 3,
+                }
+            },
+            "beside a draft model",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            prepare(evolve(some, **changes))
+    with pytest.raises(ConfigError, match="kv_disk_choice must be"):
+        EngineArgs(kv_disk_choice="maybe")
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        LLM(**SMALL, **disk(file))
+
+
+def test_the_plan_says_what_the_disk_holds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And makes no folder."""
+    folder = tmp_path / "new" / "kv"
+    some = ["--kv-disk", str(folder), "--kv-disk-size", "64M"]
+    assert main(["plan", "--device", "cpu", *some]) == 0
+    assert re.search(
+        r"KV on disk +64.00 MiB in .*/kv: \d+ blocks", capsys.readouterr().out
+    )
+    assert not folder.parent.exists()
