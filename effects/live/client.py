@@ -126,8 +126,6 @@ class Snapshot:
     # Counts of all fronts, where they are processes of their own.
     fronts: Totals = NO_TOTALS
     replicas: tuple[ReplicaState, ...] = ()  # if there are several
-    # How many requests this front sent to each of them: by its name, a space, and why.
-    routed: Mapping[str, int] = field(factory=dict)
 
 
 class EngineClient(Protocol):

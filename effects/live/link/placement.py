@@ -182,8 +182,8 @@ class Placement:
         if search:
             if (whole := self._live.get(search)) is not None:
                 whole.placed.append(decision)
-            # Queue places are not valid in another engine.
-            kept.request = evolve(request, place=None)
+            if request.place is not None:  # it is not valid in another engine
+                kept.request = evolve(request, place=None)
             if len(self._searches) >= _SEARCHES:
                 del self._searches[next(iter(self._searches))]
             self._searches[search] = number

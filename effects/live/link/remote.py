@@ -152,7 +152,8 @@ class Remote:
         now = self.clock()
         known = [one for one in self.replicas if one.snapshot is not None]
         each = [one for one in known if one.progress is None] or known
-        found = [one.now(now, busy=bool(self._requests.on(one.number))) for one in each]
+        busy = {kept.replica for kept in self._requests.all()}
+        found = [one.now(now, busy=one.number in busy) for one in each]
         if not found:
             snapshot = unknown_snapshot(now, len(self.live.served()))
         else:
@@ -162,7 +163,6 @@ class Remote:
                 snapshot,
                 totals=sum_totals(one.totals for one in known),
                 replicas=tuple([one.state() for one in self.replicas]),
-                routed=dict(self._router.routed),
             )
         return evolve(
             snapshot,
@@ -215,8 +215,9 @@ class Remote:
                 link.note_status(snapshot)
                 self.resets = max(self.resets, snapshot.resets)
             case wire.ProbingRequest(name):
+                changed = bool(link.probing) != bool(name)
                 link.probing = name
-                if link.progress is None:
+                if changed and link.progress is None:
                     self._placement.note_ready(link)
             case wire.CachedKeys() if self._router is not None:
                 self._router.note_keys(link.name, message)
@@ -229,9 +230,11 @@ class Remote:
             case wire.LoadingProgress():
                 link.progress = message
             case wire.EngineReady():
+                changed = link.progress is not None
                 link.progress = None
                 link.ready = message
-                self._placement.note_ready(link)
+                if changed:
+                    self._placement.note_ready(link)
 
     def disconnect(self, replica: int = 0) -> None:
         """Note that a link is over: end what had to end, note which samples may have been

@@ -1,21 +1,19 @@
 """Metrics of an engine for Prometheus: vLLM's, under the prefix `minfer_`.
 
 Names and meanings are vLLM's (minfer's own: `failed_steps`, `overruled_policy_answers`,
-`request_wait_seconds`, `request_preemptions`, of several engines `routed` and
-those of each, `replica_...`, and of a journal, if there is one,
+`request_wait_seconds`, `request_preemptions`, and of a journal, if there is one,
 `journal_errors` and `journal_writing`); samples of a request count one by one.
 The engine's counts are read from its snapshot at each scrape
 (`minfer.effects.live.totals`); histograms of requests are filled here, as they end.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
-from minfer.effects.live.client import ReplicaState
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
@@ -25,6 +23,7 @@ from minfer.effects.live.totals import (
     Totals,
 )
 from minfer.effects.serving.observability.metric_help import HELP, SETTINGS
+from minfer.effects.serving.observability.replica_metrics import replica_metrics
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
@@ -70,6 +69,9 @@ class Metrics(Collector):
         self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIMES}
         self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZES}
         self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
+        # Requests that this front sent to one of several engines: by the name of that, a
+        # space, and why.
+        self.routed: Mapping[str, int] = {}
         self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -113,8 +115,8 @@ class Metrics(Collector):
         """The counts of requests that came through this front."""
         ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
         waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
-        sent = self.client.snapshot().routed
-        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent.items()}
+        sent = self.routed.items()
+        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent}
         filled = {name: one.histogram() for name, one in self.buckets.items()}
         return Totals(ends | waits | routed, filled)
 
@@ -138,7 +140,8 @@ class Metrics(Collector):
         yield self._family(counter, "request_wait_seconds", waits, "cause")
         yield from self._engine_metrics(now.totals.counts)
         if now.replicas:
-            yield from self._replica_metrics(now.replicas, ours.counts)
+            routed = _with_prefix(ours.counts, _ROUTED)
+            yield from replica_metrics(self.model, now.replicas, routed)
         for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))
@@ -169,29 +172,6 @@ class Metrics(Collector):
         yield self._family(
             core.GaugeMetricFamily, "spec_decode_mean_acceptance_length", length
         )
-
-    def _replica_metrics(
-        self, replicas: Sequence[ReplicaState], counts: Mapping[str, float]
-    ) -> Iterator[core.Metric]:
-        """The metrics of each of several engines."""
-        gauge = core.GaugeMetricFamily
-        each = {
-            "replica_up": {one.name: int(not one.unready) for one in replicas},
-            "replica_requests_running": {one.name: one.running for one in replicas},
-            "replica_requests_waiting": {one.name: one.waiting for one in replicas},
-            "replica_kv_cache_usage_perc": {
-                one.name: 1 - one.blocks_free / one.blocks if one.blocks else 0.0
-                for one in replicas
-            },
-        }
-        for name, values in each.items():
-            yield self._family(gauge, name, values, "replica")
-        family = core.CounterMetricFamily(
-            "minfer_routed", HELP["routed"], labels=["model_name", "replica", "why"]
-        )
-        for where, count in _with_prefix(counts, _ROUTED).items():
-            family.add_metric([self.model, *where.split(" ", 1)], count)
-        yield family
 
     def _family(self, kind: Any, name: str, value: Any, *by: str) -> Any:
         """A metric with its value, or with one for each value of the label `by`."""

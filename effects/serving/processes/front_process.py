@@ -95,11 +95,12 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
 
 async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
     recorder = _open_recorder(plan)
+    router = _router(plan, recorder)
     remote = Remote(
         plan.number,
         max_waiting=plan.args.max_waiting,
         replicas=len(plan.paths),
-        router=_router(plan, recorder),
+        router=router,
     )
     gate = Gate(lambda: remote.unready)
     tasks = [
@@ -107,7 +108,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         for replica, path in enumerate(plan.paths)
     ]
     tasks.append(
-        asyncio.create_task(_open_application(plan, shared, remote, gate, ready))
+        asyncio.create_task(_open_application(plan, shared, remote, router, gate, ready))
     )
     try:
         name = front_name(plan.number)
@@ -161,6 +162,7 @@ async def _open_application(
     plan: FrontPlan,
     shared: SharedCounts,
     remote: Remote,
+    router: FrontRouter | None,
     gate: Gate,
     ready: Callable[[], None],
 ) -> None:
@@ -184,6 +186,8 @@ async def _open_application(
     gate.application.lookup.join(remote.queries)
     ready()
     metrics = gate.application.metrics
+    if router is not None:
+        metrics.routed = router.routed
     last_report = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
