@@ -124,3 +124,17 @@ HELP: Final[Mapping[str, str]] = {
     "request_preemptions": "How often samples of a request were preempted.",
 }
 SETTINGS: Final = "How the engine was set up, as labels; the value is always 1."
+# Of each replica, where there are several; those above are of all together.
+REPLICA_HELP: Final[Mapping[str, str]] = {
+    "replica_up": "1 while the replica takes requests, 0 while it is started again.",
+    "replica_requests_running": "Samples that the replica computes now.",
+    "replica_requests_waiting": "Samples in the waiting queue of the replica now.",
+    "replica_kv_cache_usage_perc": (
+        "Share of the replica's KV cache that running samples hold, from 0 to 1."
+    ),
+    "routed": (
+        "Requests that were sent to a replica, by why: cost, session, hash, load or turn "
+        "(the routing policy's reasons), resumed (another replica had it, and died), "
+        "moved, search (a later round of a beam search)."
+    ),
+}
