@@ -37,7 +37,7 @@ from bench.shapes import SHAPES
 from minfer import LLM
 from minfer.blocks.keys import DIGEST
 from minfer.effects.execution.tiers.block_folder import STORED
-from minfer.effects.execution.tiers.disk_copier import DiskCommand, DiskCopier
+from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
@@ -117,7 +117,7 @@ def file_rates(folder: Path, size: int, repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def copied(copier: DiskCopier, command: DiskCommand) -> None:
+def copied(copier: KeyedCopier, command: KeyedCommand) -> None:
     ended = SimpleQueue[Moved | Lost]()
     copier.move(command, ended.put)
     end = ended.get()

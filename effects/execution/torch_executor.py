@@ -35,7 +35,7 @@ from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.page_parts import Part
 from minfer.effects.execution.tiers.tier_copiers import TierCopiers
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
@@ -127,10 +127,10 @@ class TorchExecutor:
         kernels: bool = False,
         readiness: Readiness = Readiness(),
         draft: LoadedDraft | None = None,
-        folder: BlockFolder | None = None,
+        store: KeyedStore | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
-        `folder` is the keyed tier.
+        `store` has the blocks of the keyed tier.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
@@ -184,8 +184,8 @@ class TorchExecutor:
         if is_gpu(self.device):
             self._warm_up(spec, readiness)
         self.runner.wait()
-        if config.host is not None or folder is not None:
-            self.copiers = TierCopiers(config, self._parts, folder)
+        if config.host is not None or store is not None:
+            self.copiers = TierCopiers(config, self._parts, store)
 
     # --- the executor's contract --------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Never, Self
 import attrs
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
+from minfer.effects.execution.tiers.peers.peers import PeerPlan
 from minfer.effects.execution.warming.start_progress import (
     Report,
     ignore_progress,
@@ -108,6 +109,7 @@ class ServedModel(Renders):
         journal_size: int = 2**30,
         seed: int = 0,
         kv_disk_secret: str = "",
+        kv_peers: PeerPlan | None = None,
         skip_tokenizer_init: bool = False,
         max_waiting: int = 2**20,
         executor: str = "torch",
@@ -147,6 +149,7 @@ class ServedModel(Renders):
             journal_size=journal_size,
             seed=seed,
             kv_disk_secret=kv_disk_secret,
+            kv_peers=kv_peers,
             skip_tokenizer_init=skip_tokenizer_init,
             max_waiting=max_waiting,
             executor=executor,
@@ -168,8 +171,8 @@ class ServedModel(Renders):
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
-        folder = opening.open_folder(setup)
-        executor = opening.open_executor(setup, self.tokenizer, logged(report), folder)
+        store = opening.open_store(setup)
+        executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
@@ -180,7 +183,7 @@ class ServedModel(Renders):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = EngineWorker(driver, journal, self.grammars, folder)
+        self.worker = EngineWorker(driver, journal, self.grammars, store)
         self._attach(self.worker, 0)
 
     @classmethod

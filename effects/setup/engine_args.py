@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from attrs import field, fields, frozen
 
+from minfer.effects.execution.tiers.peers.peers import PeerPlan
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
@@ -192,6 +193,8 @@ class EngineArgs:
     seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
     # Signs the files in `kv_disk`, so that those of others are refused.
     kv_disk_secret: str = field(default="", repr=False)
+    # Other engines that it sends KV blocks to, or gets them from.
+    kv_peers: PeerPlan | None = field(default=None, repr=False)
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     max_waiting: int = field(default=2**20, validator=COUNT)  # waiting samples
     executor: str = field(default="torch", validator=one_of(EXECUTORS))

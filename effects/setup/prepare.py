@@ -47,7 +47,7 @@ from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
-from minfer.effects.setup.tiers import described, disk_tier, host_tier
+from minfer.effects.setup.tiers import described, host_tier, keyed_tier
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE
@@ -139,7 +139,9 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
         draft=None if draft is None else draft.spec,
-        tiers=(args.kv_host_memory is not None) + (args.kv_disk is not None),
+        tiers=(args.kv_host_memory is not None)
+        + (args.kv_disk is not None)
+        + (args.kv_peers is not None),
     )
     blocks = memory.num_blocks
     return Setup(
@@ -155,7 +157,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             num_blocks=blocks,
             watermark=blocks // ONE_FREE_IN,
             host=host_tier(args, memory, on_cpu=device.kind == "cpu"),
-            keyed=disk_tier(args, memory),
+            keyed=keyed_tier(args, memory),
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec, folder),

@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Final
 
 from minfer.effects.execution.tiers.block_folder import capacity, file_bytes
+from minfer.effects.execution.tiers.peers.peers import DECODE
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import MemoryPlan, memory_limit, size_text
 from minfer.records.config import EngineConfig
-from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.tiers import LOAD, RECOMPUTE, HostTier, KeyedTier
 from minfer.values.checks import ConfigError
 
 DISK: Final = 64 << 30  # bytes, by default; or
 PART: Final = 4  # one in so many bytes of the file system
+REMEMBERED: Final = 2  # keys, for each block of the device, at least
 
 
 def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
@@ -38,7 +40,21 @@ def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier
     return HostTier(pages=pages, choice=args.kv_host_choice)
 
 
-def disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
+def keyed_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
+    """Returns the keyed tier: other engines, or a disk. Raises ConfigError."""
+    if args.kv_peers is None:
+        return _disk_tier(args, memory)
+    if args.kv_disk is not None:
+        raise ConfigError(
+            "kv_disk is not supported where prefill and decode are apart; leave it out"
+        )
+    _check_supported(args, memory, "--prefill", "another engine")
+    gets = args.kv_peers.role == DECODE
+    most = REMEMBERED * memory.num_blocks
+    return KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
+
+
+def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
     """Returns the tier on disk. Raises ConfigError if it is too small, or larger than the
     file system.
     """
@@ -63,7 +79,8 @@ def disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             f"kv_disk_size is {size_text(size)}, and the file of a KV block has "
             f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
         )
-    return KeyedTier(known=known, choice=args.kv_disk_choice)
+    most = max(known, REMEMBERED * memory.num_blocks)
+    return KeyedTier(known=most, choice=args.kv_disk_choice)
 
 
 def disk_size(args: EngineArgs) -> int:
@@ -83,9 +100,9 @@ def described(
         found.append(
             ("KV in host memory", f"{size}: {_content(config, config.host.pages)}")
         )
-    if config.keyed is not None:
+    if args.kv_disk is not None:
         size = size_text(disk_size(args))
-        content = _content(config, config.keyed.known)
+        content = _content(config, disk_size(args) // file_bytes(memory.block_bytes))
         found.append(("KV on disk", f"{size} in {args.kv_disk}: {content}"))
     return found
 

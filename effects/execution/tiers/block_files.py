@@ -24,6 +24,7 @@ from typing import Final
 from attrs import field, frozen
 
 from minfer.blocks.keys import Key
+from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
 FORMAT: Final = 1
 MAGIC: Final = b"minferKV"
@@ -49,10 +50,9 @@ HEADER: Final = _SIGNED + MAC  # bytes
 # A name might be a link, or a pipe that nobody writes to.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
-Contents = Sequence[memoryview]  # of bytes, one after the other
 
 
-class UnusableFileError(Exception):
+class UnusableFileError(NotStoredError):
     """A file cannot be used as a block; `cause` is one of `CAUSES`."""
 
     def __init__(self, cause: str, path: Path, *, removable: bool = False) -> None:

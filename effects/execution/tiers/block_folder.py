@@ -33,12 +33,12 @@ from minfer.effects.execution.tiers.block_files import (
     CAUSES,
     HEADER,
     MISSING,
-    Contents,
     Signature,
     UnusableFileError,
     read_block,
     write_block,
 )
+from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
 PART: Final = 20  # of the size that is written between two looks, and freed at once: 1/20
 UNIT: Final = 4096  # bytes that file systems give out
@@ -63,7 +63,7 @@ COUNTS: Final = (
 )
 
 
-class StoppedError(Exception):
+class StoppedError(NotStoredError):
     """Nothing is stored for a while, as a write has failed."""
 
 
@@ -203,10 +203,20 @@ class BlockFolder:
                 RETRY,
             )
 
-    def note(self, name: str, amount: float) -> None:
-        """Add to a count."""
+    def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
+        """Count the time of a transfer, and blocks that were not stored."""
         with self._lock:
-            self.counts[name] += amount
+            self.counts[FETCHING if fetches else STORING] += seconds
+            self.counts[DROPPED] += dropped
+
+    def open(self, layout: bytes, block_bytes: int) -> None:
+        """As `KeyedStore` says: nothing is to be done."""
+
+    def want(self, keys: Keys, engine: str) -> None:
+        """As `KeyedStore` says: it sends nothing."""
+
+    def close(self) -> None:
+        """As `KeyedStore` says: it holds nothing."""
 
     def totals(self) -> dict[str, float]:
         """All counts so far."""

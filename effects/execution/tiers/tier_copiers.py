@@ -1,12 +1,14 @@
-"""The copiers of an engine's tiers: host memory, and a folder of blocks."""
+"""The copiers of an engine's tiers: host memory, and the keyed one."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from attrs import evolve
 
 from minfer.effects.execution.tiers.block_folder import BlockFolder
-from minfer.effects.execution.tiers.disk_copier import DiskCopier
+from minfer.effects.execution.tiers.keyed_copier import KeyedCopier
+from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.effects.execution.tiers.page_parts import Part
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
@@ -26,16 +28,16 @@ class TierCopiers:
         self,
         config: EngineConfig,
         make_parts: Callable[[int], Sequence[Part]],
-        folder: BlockFolder | None,
+        store: KeyedStore | None,
     ) -> None:
         """`make_parts` returns the tensors of the cache, with so many pages in host
-        memory; `folder` is the keyed tier. Raises NoHostMemoryError.
+        memory; `store` has the blocks of the keyed tier. Raises NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
         self.host: PageCopier | None = None
-        self.disk: DiskCopier | None = None
-        if folder is not None:
-            self.disk = DiskCopier(make_parts, folder, self.bundle)
+        self.keyed: KeyedCopier | None = None
+        if store is not None:
+            self.keyed = KeyedCopier(make_parts, store, self.bundle)
         if config.host is not None:
             self.host = PageCopier(make_parts(config.host.pages))
 
@@ -45,8 +47,8 @@ class TierCopiers:
             if self.host is not None:
                 self.host.move(command, report)
                 return
-        elif self.disk is not None:
-            self.disk.move(command, report)
+        elif self.keyed is not None:
+            self.keyed.move(command, report)
             return
         report(Lost(command.number, "there is no such tier for KV pages"))
 
@@ -60,14 +62,20 @@ class TierCopiers:
         if host is not None and self.host is not None:
             count = min(few, host.pages)
             host = _with_costs(host, self.host.seconds, 1, count, token)
-        if keyed is not None and self.disk is not None:
+        store = None if self.keyed is None else self.keyed.store
+        if (
+            keyed is not None
+            and self.keyed is not None
+            and isinstance(store, BlockFolder)
+        ):
+            seconds = partial(self.keyed.seconds, store)
             blocks = max(1, few // self.bundle)
-            keyed = _with_costs(keyed, self.disk.seconds, self.bundle, blocks, token)
+            keyed = _with_costs(keyed, seconds, self.bundle, blocks, token)
         return evolve(config, host=host, keyed=keyed)
 
     def close(self) -> None:
         """End all transfers, and release memory."""
-        for copier in (self.host, self.disk):
+        for copier in (self.host, self.keyed):
             if copier is not None:
                 copier.close()
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
@@ -44,11 +44,11 @@ class EngineWorker:
         driver: Driver,
         journal: JournalWriter | None = None,
         grammars: Grammars | None = None,
-        folder: BlockFolder | None = None,
+        store: KeyedStore | None = None,
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
-        the requests' constraints, before the requests enter the waiting queue; `folder`
-        has KV blocks.
+        the requests' constraints, before the requests enter the waiting queue; `store`
+        has the blocks of the keyed tier.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
@@ -56,7 +56,7 @@ class EngineWorker:
         self.live = LiveRequests()
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
-        self.folder = folder
+        self.store = store
         self.tally = TotalsCounter()
         # Gets each turn, once its outputs were sent: the state before, what it did.
         self.on_turn: Callable[[EngineState, Transition], None] | None = None
@@ -163,9 +163,9 @@ class EngineWorker:
 
     def _totals(self) -> Totals:
         totals = self.tally.totals()
-        if self.folder is None:
+        if self.store is None:
             return totals
-        return sum_totals([totals, Totals(self.folder.totals(), {})])
+        return sum_totals([totals, Totals(self.store.totals(), {})])
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `EngineClient` says."""
@@ -190,10 +190,12 @@ class EngineWorker:
             self.driver.close()
 
     def _stored(self, request: Request) -> int:
-        """Returns how many leading blocks of a prompt are in the folder."""
-        if self.folder is None or not request.reads_cache:
+        """Returns how many leading blocks of a prompt are in the store."""
+        if self.store is None or not request.reads_cache:
             return 0
-        return self.folder.leading(request.keys)
+        if request.push_to:
+            self.store.want(request.keys, request.push_to)
+        return self.store.leading(request.keys)
 
     # --- the thread ---------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import attrs
 from minfer.effects.execution.contract import Executor
 from minfer.effects.execution.tiers.block_files import Signature
 from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.keyed_store import KeyedStore
+from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.warming.start_progress import (
     WEIGHTS,
     Report,
@@ -44,9 +46,13 @@ _log = logging.getLogger("minfer.executor")
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
-def open_folder(setup: Setup) -> BlockFolder | None:
-    """Returns the folder of KV blocks of the settings, which is there; None: none."""
+def open_store(setup: Setup) -> KeyedStore | None:
+    """Returns where the blocks of the keyed tier are: other engines, or a folder, which
+    is there; None: there is no such tier.
+    """
     args, groups = setup.args, setup.config.groups
+    if args.kv_peers is not None:
+        return Peers(args.kv_peers, len(groups))
     if args.kv_disk is None:
         return None
     whole = [number for number, group in enumerate(groups) if not group.window]
@@ -64,10 +70,10 @@ def open_executor(
     setup: Setup,
     tokenizer: Tokenizer | None,
     report: Report = ignore_progress,
-    folder: BlockFolder | None = None,
+    store: KeyedStore | None = None,
 ) -> Executor:
-    """Returns the executor of the settings, with its weights if it has any; `folder` is
-    the one of its KV blocks.
+    """Returns the executor of the settings, with its weights if it has any; `store` has
+    the blocks of its keyed tier.
 
     Progress is reported to `report`, from any thread. Raises CheckpointError if the
     weights cannot be used, and NotEnoughMemoryError.
@@ -84,7 +90,7 @@ def open_executor(
             spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
             return Dry(spelled or (tuple(range(vocab_size)),))
         case _:
-            return _with_torch(setup, report, folder)
+            return _with_torch(setup, report, store)
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:
@@ -163,7 +169,7 @@ def host_drafts(setup: Setup) -> HostDraftSource:
     return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
-def _with_torch(setup: Setup, report: Report, folder: BlockFolder | None) -> Executor:
+def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Executor:
     """Returns the model's own executor. Raises NotEnoughMemoryError, which names the
     purpose.
     """
@@ -208,7 +214,7 @@ def _with_torch(setup: Setup, report: Report, folder: BlockFolder | None) -> Exe
                 fewer_drafts=_may_have_fewer_drafts(setup),
             ),
             draft=draft,
-            folder=folder,
+            store=store,
         )
     except (MemoryError, RuntimeError) as error:
         size = size_text(needs.kv_cache)

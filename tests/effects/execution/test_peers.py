@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from minfer.effects.execution.tiers.peers import inbox as inboxes
+from minfer.effects.execution.tiers.peers import peers as peering
 from minfer.effects.execution.tiers.peers import sender as senders
 from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
-from minfer.effects.execution.tiers.peers.listener import (
-    listen_locally,
-    listen_on_port,
-)
 from minfer.effects.execution.tiers.peers.peer_messages import (
+    Address,
     Block,
     Challenge,
     Hello,
@@ -26,8 +24,7 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     proof,
     read_to_sender,
 )
-from minfer.effects.execution.tiers.peers.peers import Peers
-from minfer.effects.execution.tiers.peers.sender import Address
+from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
 
 SIZE = 1000
 KEYS = tuple([bytes([i]) * 32 for i in range(20)])
@@ -54,6 +51,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inboxes, "PATIENCE", 0.5)
     monkeypatch.setattr(senders, "PATIENCE", 0.05)
     monkeypatch.setattr(senders, "RETRY", 0.2)
+    monkeypatch.setattr(peering, "MOST", 64)
 
 
 @pytest.fixture(params=["local", "tcp"])
@@ -67,38 +65,40 @@ class Receiving:
     """An engine that gets blocks."""
 
     def __init__(self, how: str, folder: Path, **changes: Any) -> None:
-        local = folder / "peer"
-        sock = listen_locally(local) if how == "local" else listen_on_port("127.0.0.1", 0)
-        self.address: Address = local if how == "local" else sock.getsockname()[:2]
-        self.box = Inbox(changes.pop("slots", 32), SIZE)
-        what: dict[str, Any] = {
-            "name": "d",
-            "layout": LAYOUT,
-            "secret": SECRET,
-            "groups": 1,
-        } | changes
-        self.peers = Peers(**what, addresses={}, inbox=self.box, sockets=[sock])
+        self.address: Address = folder / "peer"
+        if how == "tcp":
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self.address = free.getsockname()
+        self.peers = Peers(plan("d", listens=(self.address,), **changes), 1)
+        self.peers.open(LAYOUT, SIZE)
+        assert self.peers.inbox is not None
+        self.box = self.peers.inbox
 
-    def sender(self, **changes: Any) -> Peers:
-        what: dict[str, Any] = {
-            "name": "p",
-            "layout": LAYOUT,
-            "secret": SECRET,
-            "groups": 1,
-        } | changes
-        return Peers(**what, addresses={"d": self.address})
+    def sender(self, layout: bytes = LAYOUT, groups: int = 1, **changes: Any) -> Peers:
+        name = changes.pop("name", "p")
+        found = Peers(plan(name, sends={"d": self.address}, **changes), groups)
+        found.open(layout, SIZE)
+        return found
+
+
+def plan(name: str, **changes: Any) -> PeerPlan:
+    return PeerPlan(**({"name": name, "role": "", "secret": SECRET} | changes))
+
+
+def send(peers: Peers, key: bytes, data: bytes = b"") -> None:
+    peers.write(key, b"", views(data or contents_of(key)))
 
 
 def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
     prefill = decode.sender()
     prefill.want(KEYS, "d")
     for key in KEYS:
-        assert prefill.send(key, views(contents_of(key)))
-    assert not prefill.send(KEYS[0], views(b"x"))  # once
+        send(prefill, key)
+    send(prefill, KEYS[0])  # nobody wants it
     for key in reversed(KEYS):
         assert fetched(decode.box, key) == contents_of(key)
     assert decode.box.received_bytes == SIZE * len(KEYS)
-    [one] = prefill.senders
+    [one] = prefill._senders.values()
     assert (one.sent, one.sent_bytes, one.dropped) == (20, SIZE * 20, 0)
     with pytest.raises(NotSentError):
         fetched(decode.box, KEYS[0])  # it was fetched, and its slot is free
@@ -111,22 +111,26 @@ def test_a_block_is_waited_for(decode: Receiving) -> None:
     waits = threading.Thread(target=lambda: found.append(fetched(decode.box, KEYS[0])))
     waits.start()
     assert not found
-    prefill.send(KEYS[0], views(contents_of(KEYS[0])))
+    send(prefill, KEYS[0])
     waits.join(5)
     assert found == [contents_of(KEYS[0])]
     prefill.close()
 
 
-def test_old_blocks_make_room_and_slots_come_back(tmp_path: Path) -> None:
-    small = Receiving("local", tmp_path, slots=3)
+def test_old_blocks_make_room_and_slots_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "FEWEST", 3)
+    monkeypatch.setattr(peering, "MOST", 3)
+    small = Receiving("local", tmp_path)
     prefill = small.sender()
     prefill.want(KEYS, "d")
     for key in KEYS[:8]:
-        prefill.send(key, views(contents_of(key)))
+        send(prefill, key)
     assert fetched(small.box, KEYS[7]) == contents_of(KEYS[7])
     assert small.box.evicted
     for key in KEYS[8:]:
-        prefill.send(key, views(contents_of(key)))
+        send(prefill, key)
         assert fetched(small.box, key) == contents_of(key)
     prefill.close()
     small.peers.close()
@@ -137,11 +141,11 @@ def test_two_engines_send_and_one_dies(decode: Receiving) -> None:
     for one, keys in ((first, KEYS[:10]), (second, KEYS[10:])):
         one.want(keys, "d")
         for key in keys[:9]:
-            one.send(key, views(contents_of(key)))
+            send(one, key)
     first.close()
     for key in (*KEYS[:9], *KEYS[10:19]):
         assert fetched(decode.box, key) == contents_of(key)
-    second.send(KEYS[19], views(contents_of(KEYS[19])))
+    send(second, KEYS[19])
     assert fetched(decode.box, KEYS[19]) == contents_of(KEYS[19])
     second.close()
 
@@ -160,25 +164,26 @@ def test_strangers_are_refused(
     stranger.want(KEYS[:2], "d")
     for key in KEYS[:2]:  # the second one is not even tried
         with pytest.raises(PeerError, match=why):
-            stranger.send(key, views(contents_of(key)))
+            send(stranger, key)
     assert not decode.box.received
-    [one] = stranger.senders
+    [one] = stranger._senders.values()
     assert one.dropped == 2
 
 
 def test_an_engine_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
-    prefill = Peers("p", LAYOUT, SECRET, 1, {"d": tmp_path / "peer"})
+    prefill = Peers(plan("p", sends={"d": tmp_path / "peer"}), 1)
+    prefill.open(LAYOUT, SIZE)
     prefill.want(KEYS, "d")
     with pytest.raises(PeerError, match="No such file"):
-        prefill.send(KEYS[0], views(contents_of(KEYS[0])))
+        send(prefill, KEYS[0])
     decode = Receiving("local", tmp_path)
-    [one] = prefill.senders
+    [one] = prefill._senders.values()
     one._failed = -9.0
-    prefill.send(KEYS[1], views(contents_of(KEYS[1])))
+    send(prefill, KEYS[1])
     assert fetched(decode.box, KEYS[1]) == contents_of(KEYS[1])
     prefill.want(KEYS[2:3], "nobody")
     with pytest.raises(PeerError, match="nobody"):
-        prefill.send(KEYS[2], views(b"x" * SIZE))
+        send(prefill, KEYS[2], b"x" * SIZE)
     prefill.close()
     decode.peers.close()
 
@@ -235,7 +240,7 @@ def test_a_broken_sender_harms_nobody(
     prefill = decode.sender()
     prefill.want(KEYS, "d")
     for key in KEYS:
-        prefill.send(key, views(contents_of(key)))
+        send(prefill, key)
         assert fetched(decode.box, key) == contents_of(key)
     prefill.close()
 
@@ -243,11 +248,11 @@ def test_a_broken_sender_harms_nobody(
 def test_a_block_of_another_size_is_not_taken(decode: Receiving) -> None:
     prefill = decode.sender()
     prefill.want(KEYS, "d")
-    prefill.send(KEYS[0], views(b"x" * 500))
+    send(prefill, KEYS[0], b"x" * 500)
     with pytest.raises(NotSentError, match="500"):
         fetched(decode.box, KEYS[0])
     with pytest.raises(PeerError, match="1001"):
-        prefill.send(KEYS[1], views(b"x" * 1001))
+        send(prefill, KEYS[1], b"x" * 1001)
     prefill.close()
 
 
@@ -255,6 +260,6 @@ def test_groups_have_keys_of_their_own(decode: Receiving) -> None:
     prefill = decode.sender(groups=2)
     prefill.want(KEYS[:1], "d")
     second = b"\x01" + KEYS[0]
-    assert prefill.send(second, views(contents_of(second)))
+    send(prefill, second)
     assert fetched(decode.box, second) == contents_of(second)
     prefill.close()

@@ -55,7 +55,7 @@ def settle(llm: LLM) -> None:
 @pytest.mark.long
 def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None:
     llm, metrics, _ = made(journal=tmp_path)
-    llm.worker.folder = BlockFolder(tmp_path, 1 << 20, "cpu")
+    llm.worker.store = BlockFolder(tmp_path, 1 << 20, "cpu")
     llm.generate([[5] * 20], STEADY)
     text = generate_latest(metrics.registry).decode()
     families = [
@@ -276,8 +276,8 @@ def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> Non
 def test_files_of_blocks_are_counted(made: Made, tmp_path: Path) -> None:
     llm, metrics, _ = made()
     assert "kv_disk_stored_blocks_total" not in read(metrics)
-    llm.worker.folder = BlockFolder(tmp_path, 1 << 20, "cpu")
-    llm.worker.folder.note(REFUSED + "torn", 2)
+    llm.worker.store = BlockFolder(tmp_path, 1 << 20, "cpu")
+    llm.worker.store.counts[REFUSED + "torn"] += 2
     found = read(metrics)
     assert found["kv_disk_refused_files_total torn"] == 2
     assert found["kv_disk_refused_files_total missing"] == 0

@@ -21,13 +21,13 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
+from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
 SHARE: Final = 4  # a connection may fill one of so many slots at once
 
 
-class NotSentError(Exception):
+class NotSentError(PeerError):
     """A block has not come."""
 
 

@@ -18,6 +18,7 @@ from attrs import define, field
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.peer_messages import (
     VERSION,
+    Address,
     Block,
     Challenge,
     Grant,
@@ -159,15 +160,18 @@ def _granting(sock: Socket) -> Callable[[tuple[int, ...]], None]:
     return send
 
 
-def listen_locally(path: Path) -> Socket:
-    """Returns a local socket that listens at `path`. Raises OSError."""
+def listen_at(address: Address) -> Socket:
+    """Returns a socket that listens: a local one, at a path, or a TCP port. Raises
+    OSError.
+    """
+    if not isinstance(address, Path):
+        return socket.create_server(address)
+    address.unlink(missing_ok=True)  # of an earlier engine
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    path.unlink(missing_ok=True)
-    sock.bind(os.fspath(path))
-    sock.listen()
+    try:
+        sock.bind(os.fspath(address))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
     return sock
-
-
-def listen_on_port(host: str, port: int) -> Socket:
-    """Returns a socket that listens on a TCP port. Raises OSError."""
-    return socket.create_server((host, port))

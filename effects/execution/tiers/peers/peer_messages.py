@@ -21,20 +21,24 @@ import secrets
 import socket
 import struct
 import zlib
+from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
+from minfer.effects.execution.tiers.keyed_store import NotStoredError
+
 VERSION: Final = 1  # of this protocol
 NONCE: Final = 16  # bytes
 LARGEST: Final = 1 << 20  # bytes of a message
 _LENGTH: Final = struct.Struct("<I")
 Socket: TypeAlias = socket.socket
+Address: TypeAlias = Path | tuple[str, int]  # of a local socket, or a TCP port
 
 
-class PeerError(Exception):
+class PeerError(NotStoredError):
     """The other side is not one that blocks can be exchanged with, or it has gone."""
 
 

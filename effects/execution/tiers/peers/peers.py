@@ -1,78 +1,139 @@
-"""The engines that this one sends KV blocks to, or gets them from."""
+"""The engines that this one sends KV blocks to, or gets them from: a keyed store.
+
+prefill engine                                  decode engine
+want: a request's blocks are for that one
+write: a block is computed ---- connection ---> inbox
+                                                read: a request waits for it
+
+"""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.blocks.keys import Key, Keys, group_keys
+from minfer.effects.execution.tiers.keyed_store import Contents
 from minfer.effects.execution.tiers.peers.inbox import Inbox
-from minfer.effects.execution.tiers.peers.listener import Listener
-from minfer.effects.execution.tiers.peers.peer_messages import PeerError, Socket
-from minfer.effects.execution.tiers.peers.sender import Address, Sender
+from minfer.effects.execution.tiers.peers.listener import Listener, listen_at
+from minfer.effects.execution.tiers.peers.peer_messages import Address, PeerError
+from minfer.effects.execution.tiers.peers.sender import Sender
 
 MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
+INBOX: Final = 2 << 30  # bytes of an inbox, at most; at least
+FEWEST: Final = 16  # slots, and at most
+MOST: Final = 4096
+PREFILL: Final = "prefill"  # roles of engines: one computes prompts, and sends their KV;
+DECODE: Final = "decode"  # one gets that, and goes on
+# Counts.
+SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
+SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
+RECEIVED, RECEIVED_BYTES = "kv_received_blocks", "kv_received_bytes"
+FETCHING, UNREAD = "kv_receive_seconds", "kv_unread_blocks"
+
+
+@frozen(kw_only=True)
+class PeerPlan:
+    """What an engine is to others."""
+
+    name: str
+    role: str  # PREFILL or DECODE
+    listens: tuple[Address, ...] = ()  # where it gets blocks
+    sends: Mapping[str, Address] = field(factory=dict)  # to these engines, by name
+    secret: bytes = field(default=b"", repr=False)  # of all of them
 
 
 @define(eq=False)
 class Peers:
-    """One engine's exchange of blocks. Methods may be called from any thread.
-
-    `wanted` is told of a request's blocks when it is submitted; they are sent when they
-    have been computed. What others send is in the inbox until it is fetched.
+    """One engine's exchange of blocks. Methods may be called from any thread, `open`
+    first.
     """
 
-    name: str  # of this engine
-    layout: bytes  # of pages: a digest
-    secret: bytes
+    plan: PeerPlan
     groups: int  # of layers, with keys of their own
-    addresses: dict[str, Address]  # of those that it may send to, by name
-    inbox: Inbox | None = None
-    sockets: Sequence[Socket] = ()  # on which others may connect
+    inbox: Inbox | None = field(init=False, default=None)
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _senders: dict[str, Sender] = field(init=False)
+    _senders: dict[str, Sender] = field(init=False, factory=dict)
     _listeners: list[Listener] = field(init=False, factory=list)
+    _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
     def __attrs_post_init__(self) -> None:
+        self._seconds = {False: 0.0, True: 0.0}
+
+    def open(self, layout: bytes, block_bytes: int) -> None:
+        """As `KeyedStore` says. Raises OSError if it cannot listen, or there is no
+        memory.
+        """
+        plan = self.plan
         self._senders = {
-            name: Sender(address, self.layout, self.secret, self.name)
-            for name, address in self.addresses.items()
+            name: Sender(address, layout, plan.secret, plan.name)
+            for name, address in plan.sends.items()
         }
-        if self.inbox is not None:
-            for sock in self.sockets:
-                one = Listener(self.inbox, self.layout, self.secret, sock)
+        if plan.listens:
+            slots = max(FEWEST, min(INBOX // block_bytes, MOST))
+            inbox = self.inbox = Inbox(slots, block_bytes)
+            for address in plan.listens:
+                one = Listener(inbox, layout, plan.secret, listen_at(address))
                 one.start()
                 self._listeners.append(one)
 
-    def want(self, keys: Keys, peer: str) -> None:
-        """Have the blocks of a request sent to a peer, once they are computed."""
+    def check_stores(self) -> None:
+        """As `KeyedStore` says: each engine that blocks are for is tried."""
+
+    def leading(self, keys: Keys) -> int:
+        """As `KeyedStore` says: a request says what was sent for it."""
+        del keys
+        return 0
+
+    def want(self, keys: Keys, engine: str) -> None:
+        """As `KeyedStore` says."""
         with self._lock:
             for group in range(self.groups):
                 for key in group_keys(keys, group):
-                    self._wanted[key] = self._wanted.get(key, frozenset()) | {peer}
+                    self._wanted[key] = self._wanted.get(key, frozenset()) | {engine}
                     self._wanted.move_to_end(key)
             while len(self._wanted) > MOST_WANTED:
                 self._wanted.popitem(last=False)
 
-    def send(self, key: Key, contents: Sequence[memoryview]) -> bool:
-        """Send a block to all that want it; returns whether there was one. Raises
-        PeerError.
-        """
+    def write(self, key: Key, layout: bytes, contents: Contents) -> None:
+        """Send a block to all engines that want it. Raises PeerError."""
+        del layout
         with self._lock:
-            peers = self._wanted.pop(key, frozenset())
-        for peer in sorted(peers):
-            if (sender := self._senders.get(peer)) is None:
-                raise PeerError(f"there is no engine {peer!r} to send blocks to")
+            engines = self._wanted.pop(key, frozenset())
+        for engine in sorted(engines):
+            if (sender := self._senders.get(engine)) is None:
+                raise PeerError(f"there is no engine {engine!r} to send blocks to")
             sender.send(key, contents)
-        return bool(peers)
 
-    @property
-    def senders(self) -> Iterable[Sender]:
-        """One for each peer, with what was sent to it."""
-        return self._senders.values()
+    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
+        """Get a block that was sent; waits for it. Raises PeerError."""
+        del layout, used
+        if self.inbox is None:
+            raise PeerError("this engine gets no blocks from others")
+        self.inbox.fetch(key, contents)
+
+    def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
+        """As `KeyedStore` says; senders count what they could not send."""
+        del dropped
+        with self._lock:
+            self._seconds[fetches] += seconds
+
+    def totals(self) -> dict[str, float]:
+        """As `KeyedStore` says."""
+        box, senders = self.inbox, self._senders.values()
+        return {
+            SENT: sum(one.sent for one in senders),
+            SENT_BYTES: sum(one.sent_bytes for one in senders),
+            SENDING: self._seconds[False],
+            UNSENT: sum(one.dropped for one in senders),
+            RECEIVED: box.received if box else 0,
+            RECEIVED_BYTES: box.received_bytes if box else 0,
+            FETCHING: self._seconds[True],
+            UNREAD: box.evicted if box else 0,
+        }
 
     def close(self) -> None:
         """Close all connections."""

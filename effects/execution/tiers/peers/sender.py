@@ -15,6 +15,7 @@ from attrs import define, field
 
 from minfer.effects.execution.tiers.peers.peer_messages import (
     VERSION,
+    Address,
     Block,
     Challenge,
     Grant,
@@ -36,7 +37,6 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
 GREETING: Final = 5.0  # seconds to connect in
 PATIENCE: Final = 0.5  # seconds that a block waits for a slot, twice
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
-Address = Path | tuple[str, int]
 _log = logging.getLogger("minfer.peers")
 
 

@@ -19,7 +19,7 @@ from minfer.effects.execution.tiers.block_folder import (
     BlockFolder,
     StoppedError,
 )
-from minfer.effects.execution.tiers.disk_copier import DiskCommand, DiskCopier
+from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
 from minfer.effects.execution.tiers.page_parts import Part
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
@@ -38,7 +38,7 @@ class Caches:
         self.one = (40 * torch.randn(2, 11, 4, device=DEVICE)).to(dtype)
         self.two = torch.randn(1, 2, 11, 3, device=DEVICE)
         self.folder = BlockFolder(path, 1 << 20, DEVICE)
-        self.copier = DiskCopier(self.parts, self.folder, 2)
+        self.copier = KeyedCopier(self.parts, self.folder, 2)
 
     def parts(self, pages: int) -> list[Part]:
         return [Part.of(self.one, 1, pages), Part.of(self.two, 2, pages)]
@@ -47,7 +47,7 @@ class Caches:
         one = self.one.float().select(1, number)
         return one.cpu(), self.two.select(2, number).cpu()
 
-    def ended(self, command: DiskCommand) -> Moved | Lost:
+    def ended(self, command: KeyedCommand) -> Moved | Lost:
         reports = SimpleQueue[Moved | Lost]()
         self.copier.move(command, reports.put)
         return reports.get(timeout=30)
@@ -111,7 +111,7 @@ def test_stores_that_fail_are_counted(
 
 
 def test_costs_are_measured_and_leave_nothing(caches: Caches, tmp_path: Path) -> None:
-    assert caches.copier.seconds(3) > 0
+    assert caches.copier.seconds(caches.folder, 3) > 0
     assert not list(tmp_path.glob("*/*"))
     assert not any(caches.folder.totals().values())
 

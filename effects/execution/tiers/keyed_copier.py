@@ -1,8 +1,9 @@
-"""Copies KV blocks between the device and files, beside the steps.
+"""Copies KV blocks between the device and a keyed store, beside the steps: files, or what
+other engines send and get.
 
 Like copies to host memory (`page_copier`), a transfer needs no order among the steps, and
 each direction has a thread with two buffers. A piece of a transfer is in a buffer's host
-memory, from which it is written to files, or to which it is read, by a few threads: the
+memory, from which it is written to the store, or to which it is read, by threads: the
 checksum of a block takes as long as its copy from the page cache, both run without the
 interpreter's lock, and disks are fastest with several requests at once. Meanwhile the
 other piece is on its way between host memory and the device.
@@ -23,15 +24,10 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import DIGEST, Key
 from minfer.blocks.prefix import Pages, bundles, flattened
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.tiers.block_files import LAYOUT, UnusableFileError
-from minfer.effects.execution.tiers.block_folder import (
-    DROPPED,
-    FETCHING,
-    STORING,
-    BlockFolder,
-    StoppedError,
-)
+from minfer.effects.execution.tiers.block_files import LAYOUT
+from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
+from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
 from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
@@ -40,7 +36,7 @@ from minfer.values.checks import ConfigError
 SLOTS: Final = 2  # of a direction
 THREADS: Final = 4  # that read, and that write
 REPEATS: Final = 2
-DiskCommand = StoreBlocks | FetchBlocks
+KeyedCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
 
 
@@ -106,28 +102,26 @@ class _Piece:
 class _Lane:
     """Transfers in one direction."""
 
-    folder: BlockFolder
+    store: KeyedStore
     layout: bytes
     slots: Sequence[_Slot]
     room: int  # pages of a slot
     loads: bool
     pool: ThreadPoolExecutor = field(init=False)
-    thread: TransferThread[DiskCommand] = field(init=False)
+    thread: TransferThread[KeyedCommand] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         name = f"minfer-kv-{'fetch' if self.loads else 'save'}"
         self.pool = ThreadPoolExecutor(THREADS, f"{name}-file")
-        self.thread = TransferThread(
-            name, self._perform, (UnusableFileError, StoppedError)
-        )
+        self.thread = TransferThread(name, self._perform, (NotStoredError,))
 
-    def _perform(self, command: DiskCommand) -> None:
+    def _perform(self, command: KeyedCommand) -> None:
         """Copy all blocks; nothing is written any more when it returns, or raises."""
         begin, stamp, pending = time.perf_counter(), time.time_ns(), deque[_Piece]()
         begin_piece = self._read if self.loads else self._write
         try:
             if not self.loads:
-                self.folder.check_stores()
+                self.store.check_stores()
             for number, blocks in enumerate(self._pieces(command)):
                 if len(pending) == len(self.slots):
                     self._end_piece(pending)
@@ -146,9 +140,9 @@ class _Lane:
             for slot in self.slots:
                 slot.wait()
             seconds = time.perf_counter() - begin
-            self.folder.note(FETCHING if self.loads else STORING, seconds)
+            self.store.note(fetches=self.loads, seconds=seconds)
 
-    def _pieces(self, command: DiskCommand) -> Sequence[Blocks]:
+    def _pieces(self, command: KeyedCommand) -> Sequence[Blocks]:
         """The blocks of a transfer, as many at once as a slot has room for."""
         found, used = list[list[tuple[Key, Pages]]](), self.room
         for key, pages in zip(command.keys, command.pages, strict=True):
@@ -162,7 +156,7 @@ class _Lane:
     def _read(self, piece: _Piece) -> None:
         self._submit(
             piece,
-            lambda at, key, contents: self.folder.read(
+            lambda at, key, contents: self.store.read(
                 key, self.layout, contents, piece.used - at
             ),
         )
@@ -171,7 +165,7 @@ class _Lane:
         piece.slot.copy(piece.pages, loads=False)
         piece.slot.wait()
         self._submit(
-            piece, lambda _, key, contents: self.folder.write(key, self.layout, contents)
+            piece, lambda _, key, contents: self.store.write(key, self.layout, contents)
         )
 
     def _submit(
@@ -198,25 +192,27 @@ class _Lane:
         self.pool.shutdown()
 
 
-class DiskCopier:
+class KeyedCopier:
     """Performs `StoreBlocks` and `FetchBlocks` over the parts of the caches."""
 
     def __init__(
         self,
         make_parts: Callable[[int], Sequence[Part]],
-        folder: BlockFolder,
+        store: KeyedStore,
         bundle: int,
     ) -> None:
         """`make_parts` returns the parts of the caches, with so many pages in host
         memory; a block has up to `bundle` pages. Raises NoHostMemoryError.
         """
-        self.folder, self.bundle = folder, bundle
+        self.store, self.bundle = store, bundle
         parts = make_parts(1)
+        layout = layout_of(parts)
+        store.open(layout, bundle * sum(part.page_bytes for part in parts))
         room = max(bundle, pages_a_piece(parts))
         self.lanes = {
             loads: _Lane(
-                folder,
-                layout_of(parts),
+                store,
+                layout,
                 [_Slot.of(make_parts(room), room) for _ in range(SLOTS)],
                 room,
                 loads,
@@ -224,7 +220,7 @@ class DiskCopier:
             for loads in (False, True)
         }
 
-    def move(self, command: DiskCommand, report: ReportEnd) -> None:
+    def move(self, command: KeyedCommand, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, in another thread."""
         if isinstance(command, FetchBlocks):
             self.lanes[True].thread.begin(command, report)
@@ -232,42 +228,44 @@ class DiskCopier:
 
         def noted(end: Moved | Lost) -> None:
             if isinstance(end, Lost):
-                self.folder.note(DROPPED, len(command.keys))
+                self.store.note(fetches=False, seconds=0.0, dropped=len(command.keys))
             report(end)
 
         self.lanes[False].thread.begin(command, noted)
 
-    def seconds(self, blocks: int) -> float:
-        """Returns the shortest time of some fetches of so many of the largest blocks,
-        whose pages then have no defined content. They are read from the disk itself, as
-        far as the operating system can forget them. Raises ConfigError.
+    def seconds(self, folder: BlockFolder, blocks: int) -> float:
+        """Returns the shortest time of some fetches of so many of the largest blocks from
+        a folder, the store, whose pages then have no defined content. They are read from
+        the disk itself, as far as the operating system can forget them. Raises
+        ConfigError.
         """
         keys = tuple([secrets.token_bytes(DIGEST) for _ in range(blocks)])
         pages = (*bundles(tuple(range(blocks * self.bundle)), self.bundle),)
         times = list[float]()
         try:
-            self._finish(StoreBlocks(-1, keys, pages))
+            self._finish(folder, StoreBlocks(-1, keys, pages))
             for _ in range(REPEATS):
-                self.folder.uncache(keys)
+                folder.uncache(keys)
                 begin = time.perf_counter()
-                self._finish(FetchBlocks(-1, keys, pages))
+                self._finish(folder, FetchBlocks(-1, keys, pages))
                 times.append(time.perf_counter() - begin)
         finally:
-            self.folder.remove(keys)
-            self.folder.forget_counts()
+            folder.remove(keys)
+            folder.forget_counts()
         return min(times)
 
-    def _finish(self, command: DiskCommand) -> None:
+    def _finish(self, folder: BlockFolder, command: KeyedCommand) -> None:
         ended = SimpleQueue[Moved | Lost]()
         self.move(command, ended.put)
         if isinstance(end := ended.get(), Lost):
             raise ConfigError(
-                f"kv_disk {self.folder.path} cannot be used: {end.error}; name another "
+                f"kv_disk {folder.path} cannot be used: {end.error}; name another "
                 "folder, or make room there"
             )
 
     def close(self) -> None:
-        """End all transfers, and release the memory."""
+        """End all transfers, and release the memory: those that wait are lost."""
+        self.store.close()
         for lane in self.lanes.values():
             lane.close()
 

@@ -1,0 +1,58 @@
+"""Where the blocks of the keyed tier are: a folder, or other engines."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from minfer.blocks.keys import Key, Keys
+
+Contents = Sequence[memoryview]  # of a block: bytes, one after the other
+
+
+class NotStoredError(Exception):
+    """A block could not be stored or fetched; if somebody must know, it is logged."""
+
+
+class KeyedStore(Protocol):
+    """Stores blocks by their content keys, and fetches them. Methods may be called from
+    any thread.
+    """
+
+    def open(self, layout: bytes, block_bytes: int) -> None:
+        """Prepare to take blocks of up to so many bytes; `layout` is a digest of how
+        pages are stored.
+        """
+        ...
+
+    def check_stores(self) -> None:
+        """Raise NotStoredError if nothing is stored at present."""
+        ...
+
+    def leading(self, keys: Keys) -> int:
+        """Returns how many of a prompt's leading blocks are there."""
+        ...
+
+    def want(self, keys: Keys, engine: str) -> None:
+        """Have the blocks of a prompt sent to another engine, once they are computed."""
+        ...
+
+    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
+        """Read a block into `contents`, and note that it was `used` (ns). Raises
+        NotStoredError.
+        """
+        ...
+
+    def write(self, key: Key, layout: bytes, contents: Contents) -> None:
+        """Store a block, or send it. Raises NotStoredError."""
+        ...
+
+    def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
+        """Count the time of a transfer, and blocks that were not stored."""
+        ...
+
+    def totals(self) -> Mapping[str, float]:
+        """All counts so far."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
