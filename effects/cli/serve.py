@@ -124,6 +124,17 @@ def _process_options(add: Callable[..., Any]) -> None:
         "on the CPU, whose threads and memory they divide; other options hold for each "
         "(default: %(default)s)",
     )
+    for name, what in (
+        ("prefill", "compute prompts, and send their KV"),
+        ("decode", "get it, and decode"),
+    ):
+        add(
+            f"--{name}",
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"engines that {what}, as --replicas that do both (default: none)",
+        )
     add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
@@ -300,15 +311,38 @@ def run(options: argparse.Namespace) -> int:
     host, port, fronts = options.host, options.port, options.api_processes
     if fronts is None:
         fronts = server.fronts_by_cores()
+    engines = _engines(options)
     if fronts:
         return serve_in_processes(
-            args, http, host, port, fronts, guarded, options.replicas, options.routing
+            args,
+            http,
+            host,
+            port,
+            fronts,
+            guarded,
+            engines,
+            options.routing,
+            options.prefill,
         )
-    if options.replicas > 1:
+    if engines > 1:
         raise ConfigError(
-            "--api-processes 0 is a single process, which has one engine; leave "
-            f"--replicas {options.replicas} or --api-processes out"
+            f"--api-processes 0 is a single process, which has one engine and not "
+            f"{engines}; leave it out"
         )
     (listener,) = server.listen_at(host, port)
     with listener:
         return server.serve_in_process(args, listener, http)
+
+
+def _engines(options: argparse.Namespace) -> int:
+    """How many engines there are. Raises ConfigError."""
+    prefill, decode = options.prefill, options.decode
+    if not (prefill or decode):
+        return int(options.replicas)
+    if prefill < 1 or decode < 1:
+        raise ConfigError("--prefill and --decode need each other, with at least 1 each")
+    if options.replicas > 1:
+        raise ConfigError(
+            "--replicas are engines that do both; leave it or --prefill and --decode out"
+        )
+    return int(prefill + decode)

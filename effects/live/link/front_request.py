@@ -4,7 +4,7 @@ token that came, and its history with the engines that served it.
 
 from collections.abc import Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.effects.live.link.quarantine import (
     CLEARING_TOKENS,
@@ -65,6 +65,10 @@ class FrontRequest:
     cancelled: bool = False
     # the engine may be compiling its grammar: until it enters the queue
     compiling: bool = False
+    # The replica that is to decode it, while another one computes its prompt.
+    target: int | None = None
+    prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
+    cached: int | None = None  # tokens that the first of two replicas had in its cache
 
     @classmethod
     def of(cls, request: Request) -> "FrontRequest":
@@ -94,6 +98,15 @@ class FrontRequest:
         sample = self.names[name]
         return self.left() if sample is None else [sample]
 
+    def for_engine(self, part: Request) -> Request:
+        """Returns it, or a part of it, as its engine gets it: only for one more token, if
+        another one is to decode it; that one has got the KV of the prompt.
+        """
+        if self.target is not None:
+            most = len(part.output) + 1
+            return evolve(part, max_tokens=most, push_to=str(self.target))
+        return evolve(part, stored=len(part.keys)) if self.prefilled else part
+
     def go(self, name: str, sample: int | None, replica: int) -> None:
         """Note that it, or one of its samples, is sent to an engine under a name."""
         self.replica, self.sent = replica, True
@@ -116,8 +129,8 @@ class FrontRequest:
 
     def leave_engine(self) -> None:
         """Note that no engine has it any more."""
-        self.replica = None
-        self.compiling = self.started = False
+        self.replica = self.target = None
+        self.compiling = self.started = self.prefilled = False
         for history in self.histories:
             history.admitted, history.tokens_received = False, 0
         self.names.clear()

@@ -105,7 +105,7 @@ class FrontRequests:
         """Returns a request that no engine had yet, to send it to a replica."""
         del self.unplaced[kept.request.id]
         kept.go(kept.request.id, None, replica)
-        return kept.request
+        return kept.for_engine(kept.request)
 
     def resume(self, kept: FrontRequest, replica: int) -> list[wire.Resumed]:
         """Returns the unfinished parts of a request, to resubmit them to a replica: as a
@@ -182,7 +182,7 @@ class FrontRequests:
         histories = kept.histories if sample is None else [kept.histories[sample]]
         deaths = max(history.deaths for history in histories)
         solo = max(history.solo_deaths for history in histories)
-        return wire.Resumed(evolve(part, id=name), deaths, solo)
+        return wire.Resumed(evolve(kept.for_engine(part), id=name), deaths, solo)
 
     # --- outputs ------------------------------------------------------------------------
 
@@ -275,7 +275,8 @@ class FrontRequests:
         if (kept := self._named_by(done.id, replica)) is None:
             return None
         sample = _own_sample(kept, done.id, done.sample)
-        return evolve(done, id=kept.request.id, sample=sample)
+        cached = done.cached if kept.cached is None else kept.cached
+        return evolve(done, id=kept.request.id, sample=sample, cached=cached)
 
     def _reason(self, part: wire.WireReason, replica: int) -> RequestReason | None:
         name = part.reason.id

@@ -23,17 +23,21 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_request import FrontRequest
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.front_router import FrontRouter, routing_request
+from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
+from minfer.records.messages import Finished
 from minfer.records.request import Request
 from minfer.routing.messages import (
     Dispatched,
     Ended,
+    NoReplica,
     Placed,
     ReplicaDraining,
     ReplicaJoined,
@@ -58,9 +62,11 @@ class Placement:
         live: LiveRequests,
         replicas: Sequence[ReplicaLink],
         router: FrontRouter | None,
+        prefill: PrefillFirst | None = None,
     ) -> None:
         self.requests = FrontRequests(live)
         self.router = router
+        self.prefill = prefill  # if prompts are computed by some, and outputs by others
         self._live = live
         self._replicas = replicas
         # Where rounds of beam searches ran: their KV is there, and their queue place.
@@ -106,22 +112,60 @@ class Placement:
         self._send(target, [kept])
         return True
 
+    def hand_over(self, outputs: TurnOutputs) -> TurnOutputs:
+        """Send requests whose prompts are computed to the replicas that decode them;
+        returns the outputs without the ends that this is no end of.
+        """
+        if self.prefill is None or not outputs.finished:
+            return outputs
+        left = list[Finished]()
+        for done in outputs.finished:
+            kept = self.requests.get(done.id)
+            if kept is None or not self.prefill.is_first_half(kept, done):
+                left.append(done)
+                continue
+            self._go_on(kept, done, self.prefill)
+        return evolve(outputs, finished=tuple(left))
+
+    def _go_on(self, kept: FrontRequest, done: Finished, prefill: PrefillFirst) -> None:
+        """Have a request decoded by its target, or, if that is gone, begin anew."""
+        target = None if kept.target is None else self._replicas[kept.target]
+        if kept.cached is None:
+            kept.cached = done.cached
+        self.requests.leave(kept)
+        prefill.router.apply(Ended(done.id))
+        if kept.ends_without_engine():
+            return  # it has ended, but for its caller's being told
+        if target is None or not _takes(target):
+            self.place_waiting()
+            return
+        kept.prefilled = True
+        prefill.handed_over += 1
+        self._send(target, [kept])
+
     # --- what the router must know ------------------------------------------------------
+
+    def router_of(self, replica: ReplicaLink) -> FrontRouter | None:
+        """The router among replicas that do what this one does, if there is one."""
+        if self.prefill is not None and replica.prefills:
+            return self.prefill.router
+        return self.router
 
     def note_ready(self, replica: ReplicaLink) -> None:
         """Note that a replica takes requests, or that it serves one alone now."""
-        if self.router is None:
+        if (router := self.router_of(replica)) is None:
             return
         if _takes(replica):
-            self.router.apply(ReplicaJoined(replica.name))
+            router.apply(ReplicaJoined(replica.name))
             self.place_waiting()
         else:
-            self.router.apply(ReplicaDraining(replica.name))
+            router.apply(ReplicaDraining(replica.name))
 
     def note_gone(self, replica: ReplicaLink) -> None:
         """Note that a replica has left: what was on it waits here."""
-        if self.router is not None and replica.name in self.router.state.replicas:
-            self.router.apply(ReplicaLeft(replica.name))
+        router = self.router_of(replica)
+        if router is not None and replica.name in router.state.replicas:
+            router.apply(ReplicaLeft(replica.name))
         on = self._searches.items()
         self._searches = {name: at for name, at in on if at != replica.number}
 
@@ -134,9 +178,11 @@ class Placement:
             return
         each: list[RouterEvent] = [Started(name) for name in started]
         each += [Ended(name) for name in ended]
-        if events := [one for one in each if self.router.has(one.id)]:  # type: ignore[union-attr]  # both kinds have an id
-            self.router.apply(*events)
-            self.place_waiting()
+        prefill = None if self.prefill is None else self.prefill.router
+        for router in filter(None, (prefill, self.router)):
+            if events := [one for one in each if router.has(one.id)]:  # type: ignore[union-attr]  # both kinds have an id
+                router.apply(*events)
+                self.place_waiting()
 
     # --- decisions ----------------------------------------------------------------------
 
@@ -175,6 +221,12 @@ class Placement:
             return at
         record = self._live[request.id]
         decision = router.route(request, record.session, again=kept.sent)
+        if isinstance(decision, NoReplica) and self.prefill is not None:
+            # One that prefills can decode, too.
+            decision = self.prefill.router.route(request, record.session, again=kept.sent)
+        elif isinstance(decision, Placed) and self.prefill is not None:
+            first = self.prefill.place(kept, decision, record.session)
+            decision = decision if first is None else first
         if not isinstance(decision, Placed):
             return None
         record.placed.append(decision)
@@ -191,12 +243,12 @@ class Placement:
 
     def _note_dispatch(self, kept: FrontRequest, replica: ReplicaLink, why: str) -> None:
         """Note that a request goes to a replica without a decision of the router."""
-        if self.router is None:
+        if (router := self.router_of(replica)) is None:
             return
         record = self._live[kept.request.id]
         asked = routing_request(kept.request, record.session)
-        self.router.apply(Dispatched(replica.name, asked))
-        self.router.count(replica.name, why)
+        router.apply(Dispatched(replica.name, asked))
+        router.count(replica.name, why)
         blocks, tokens = len(asked.keys), asked.tokens
         record.placed.append(Placed(asked.id, replica.name, why, 0, blocks, tokens))
 

@@ -38,6 +38,7 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import summed_snapshot, unknown_snapshot
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.placement import Placement
+from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.replica_link import ReplicaLink
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.live_requests import LiveRequests
@@ -59,8 +60,12 @@ class Remote:
         max_waiting: int = 2**20,
         replicas: int = 1,
         router: FrontRouter | None = None,
+        prefill: PrefillFirst | None = None,
+        prefillers: int = 0,
     ) -> None:
-        """`max_waiting` is each replica's; several need a `router`."""
+        """`max_waiting` is each replica's; several need a `router`. The first
+        `prefillers` of them compute prompts for the others.
+        """
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
@@ -71,8 +76,10 @@ class Remote:
         self.links = 0  # links so far
         self.queries = RequestQueries()
         self.live = LiveRequests()
-        self.replicas = tuple(ReplicaLink(number) for number in range(replicas))
-        self._placement = Placement(self.live, self.replicas, router)
+        self.replicas = tuple(
+            ReplicaLink(number, number < prefillers) for number in range(replicas)
+        )
+        self._placement = Placement(self.live, self.replicas, router, prefill)
         self._requests = self._placement.requests
         self._router = router
         self._listeners: list[Listener] = []
@@ -135,6 +142,11 @@ class Remote:
         moved = self._placement.move(name, replica)
         self._end(self._requests.pending_ends())
         return moved
+
+    def bound_lengths(self, most: int) -> None:
+        """Note how many tokens a sequence may have."""
+        if self._placement.prefill is not None:
+            self._placement.prefill.max_model_len = most
 
     def reset_cache(self) -> None:
         """As `EngineClient` says, of all replicas."""
@@ -207,7 +219,8 @@ class Remote:
         link.last_message = self.clock()
         match message:
             case wire.FrontOutputs():
-                outputs = self._requests.take(message, replica)
+                taken = self._requests.take(message, replica)
+                outputs = self._placement.hand_over(taken)
                 ended = self._requests.end(outputs.finished)
                 self._send_to_listeners(outputs)
                 self._placement.note_progress(ended)
@@ -219,10 +232,10 @@ class Remote:
                 link.probing = name
                 if changed and link.progress is None:
                     self._placement.note_ready(link)
-            case wire.CachedKeys() if self._router is not None:
-                self._router.note_keys(link.name, message)
-            case wire.EngineLoad() if self._router is not None:
-                self._router.note_load(link.name, message)
+            case wire.CachedKeys() if router := self._placement.router_of(link):
+                router.note_keys(link.name, message)
+            case wire.EngineLoad() if router := self._placement.router_of(link):
+                router.note_load(link.name, message)
             case wire.ReceivedQuery() if link.send is not None:
                 self.queries.answer_query(message, link.send)
             case wire.QueryAnswer():

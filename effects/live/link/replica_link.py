@@ -20,6 +20,7 @@ class ReplicaLink:
     """The link to a replica, of which there is one at a time or none."""
 
     number: int  # of the replica, from 0
+    prefills: bool = False  # it computes prompts for others
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING

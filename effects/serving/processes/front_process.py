@@ -21,6 +21,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.journal.routing_writer import RoutingJournalWriter
 from minfer.effects.live.link.front_router import FrontRouter
+from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
 from minfer.effects.serving.application import Application
@@ -61,6 +62,7 @@ class FrontPlan:
         factory=SharedCounts
     )  # what it counts with the other fronts
     routing: str = "prefix"  # the policy by which it chooses among several engines
+    prefillers: int = 0  # how many engines, the first, compute prompts for the others
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -96,11 +98,16 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
 async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
     recorder = _open_recorder(plan)
     router = _router(plan, recorder)
+    prefill = None
+    if plan.prefillers:
+        prefill = PrefillFirst(FrontRouter(_router_config(plan)))
     remote = Remote(
         plan.number,
         max_waiting=plan.args.max_waiting,
         replicas=len(plan.paths),
         router=router,
+        prefill=prefill,
+        prefillers=plan.prefillers,
     )
     gate = Gate(lambda: remote.unready)
     tasks = [
@@ -151,11 +158,14 @@ def _router(plan: FrontPlan, recorder: RoutingJournalWriter | None) -> FrontRout
     """The router among several engines."""
     if len(plan.paths) == 1:
         return None
-    policy = routing_policy_named(plan.routing)
-    config = RouterConfig(policy, plan.args.block_size)
+    config = _router_config(plan)
     if recorder is not None:
         recorder.begin(config)
     return FrontRouter(config, recorder)
+
+
+def _router_config(plan: FrontPlan) -> RouterConfig:
+    return RouterConfig(routing_policy_named(plan.routing), plan.args.block_size)
 
 
 async def _open_application(
@@ -173,6 +183,7 @@ async def _open_application(
         prepare_elsewhere, plan.args, facts.device, facts.num_blocks
     )
     _check_same(setup.fingerprint, remote)
+    remote.bound_lengths(setup.config.max_model_len)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from attrs import evolve
+
 from minfer.effects.live.engine_process import STOP, run_engine
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.serving.observability.logs import configure_logs
@@ -41,7 +43,11 @@ from minfer.effects.serving.processes.replica_devices import (
     ReplicaDevice,
     replica_devices,
 )
-from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
+from minfer.effects.serving.processes.run_folder import (
+    peer_plans,
+    run_folder,
+    socket_paths,
+)
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     describe_address,
@@ -68,9 +74,11 @@ def serve_in_processes(
     guard: Guard,
     replicas: int = 1,
     routing: str = "prefix",
+    prefillers: int = 0,
 ) -> int:
     """Serve with so many fronts and engines until a signal comes; returns the exit code.
-    `routing` is the policy by which fronts choose among several engines.
+    `routing` is the policy by which fronts choose among several engines, of which the
+    first `prefillers` compute prompts for the others.
 
     Raises ConfigError if the address, a socket or as many GPUs as engines cannot be had,
     and CheckpointError if there is no such model.
@@ -86,23 +94,26 @@ def serve_in_processes(
         shared = SharedCounts.of(fronts)
         runs: dict[str, Run] = {}
         heartbeats: dict[str, Heartbeat] = {}
-        for name, device, path in zip(
-            engine_names(replicas), devices, paths, strict=True
+        peers = peer_plans(paths, prefillers)
+        for name, device, path, plan in zip(
+            engine_names(replicas), devices, paths, peers, strict=True
         ):
+            own = evolve(args, kv_peers=plan)
             beats = heartbeats[name] = Heartbeat(options.engine_timeout)
-            runs[name] = partial(_run_engine, name, args, device, path, fronts, beats)
+            runs[name] = partial(_run_engine, name, own, device, path, fronts, beats)
         for number, one in enumerate(listeners):
-            plan = FrontPlan(
+            front = FrontPlan(
                 number=number,
                 listener=one,
                 paths=paths,
                 args=args,
                 http=options,
                 routing=routing,
+                prefillers=prefillers,
                 shared=shared,
                 announced=lambda: announced[0] == 1,
             )
-            runs[front_name(number)] = partial(run_front, plan)
+            runs[front_name(number)] = partial(run_front, front)
 
         def ready() -> None:
             print(describe_address(listeners[0], options), flush=True)
