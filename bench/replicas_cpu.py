@@ -1,8 +1,9 @@
 """Replicas of the bundled model on the CPU under sessions of several turns: what routing
 by prefixes is worth beside round robin, and whether the simulator says so, too.
 
-`minfer serve --replicas 3` has a KV cache in which a third of the sessions fit. Each
-session sends its turns one after the other; a prompt is the one before and some more.
+`minfer serve --replicas 3` has KV caches in which all sessions fit once, but not in each
+of them. Each session sends its turns one after the other; a prompt is the one before and
+some more.
 `served` are shares of prompt tokens that were cached, and times to first tokens as
 clients see them. `simulated` takes the requests as the engines recorded them, at their
 times and with their lengths, through `minfer.runs.simulate_replicas`, with costs of steps
