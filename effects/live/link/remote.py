@@ -132,9 +132,10 @@ class Remote:
 
     def move(self, name: str, replica: int) -> bool:
         """Move a request to another replica: see `Placement.move`."""
-        moved = self._placement.move(name, replica)
-        self._end(self._requests.pending_ends())
-        return moved
+        requests = self._requests
+        return self._placement.move(
+            name, replica, lambda: self._end(requests.pending_ends())
+        )
 
     def reset_cache(self) -> None:
         """As `EngineClient` says, of all replicas."""
