@@ -1,12 +1,13 @@
 """Replicas of the bundled model on the CPU under sessions of several turns: what routing
 by prefixes is worth beside round robin, and whether the simulator says so, too.
 
-`minfer serve --replicas 3` has a KV cache in which a third of the sessions fit. Each
-session sends its turns one after the other; a prompt is the one before and some more.
+`minfer serve --replicas 3` has KV caches in which all sessions fit once, but not in each
+of them. Each session sends its turns one after the other; a prompt is the one before and
+some more.
 `served` are shares of prompt tokens that were cached, and times to first tokens as
 clients see them. `simulated` takes the requests as the engines recorded them, at their
 times and with their lengths, through `minfer.runs.simulate_replicas`, with costs of steps
-that are fitted to the same run.
+that are fitted to the same run. There is one front, and so one router, as there.
 """
 
 import argparse
@@ -100,7 +101,11 @@ def counted(served: Server, name: str) -> float:
 def serve(policy: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Serve all sessions under a policy; the engines record in `folder`."""
     options = [f"--replicas={args.replicas}", f"--routing={policy}", "--device=cpu"]
-    options += [f"--block-size={BLOCK}", f"--num-gpu-blocks-override={args.blocks}"]
+    options += [
+        "--api-processes=1",
+        f"--block-size={BLOCK}",
+        f"--num-gpu-blocks-override={args.blocks}",
+    ]
     with server(*options, f"--journal={folder}") as served:
         begin = time.monotonic()
         firsts = asyncio.run(sessions(served, args))

@@ -18,7 +18,7 @@ With one replica there is no router, and all that is not on it goes to its next 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from attrs import evolve
@@ -49,9 +49,8 @@ from minfer.routing.messages import (
 # Why, of requests that were sent to a replica without a decision of the router.
 MOVED: Final = "moved"
 SEARCH: Final = "search"  # a later round of a beam search
-_SEARCHES: Final = (
-    4096  # of which the replica is known; of others, a round is routed anew
-)
+# Searches of which the replica is known; the next round of another one is routed anew.
+_SEARCHES: Final = 4096
 
 
 class Placement:
@@ -92,10 +91,11 @@ class Placement:
         each = (self.requests.resume(kept, replica.number) for kept in every)
         return tuple(part for parts in each for part in parts)
 
-    def move(self, name: str, number: int) -> bool:
+    def move(self, name: str, number: int, end: Callable[[], None]) -> bool:
         """Move a request to another replica, with its tokens so far as history: it goes
-        on there, and what the other one still sends does not count. Returns False if it
-        is not served here, or is there already, or if that replica takes no requests.
+        on there, and what the other one still sends does not count. `end` is called while
+        it is on none, to end what has to. Returns False if it is not served here, or is
+        there already, or if that replica takes no requests.
         """
         kept, target = self.requests.get(name), self._replicas[number]
         if kept is None or kept.replica == number or not _takes(target):
@@ -105,11 +105,10 @@ class Placement:
             names = self.requests.leave(kept)
             if send is not None:
                 send(wire.CancelRequests(names))
-        if kept.ends_without_engine():
-            return True  # it has ended, but for its caller's being told
-        if self.router is not None:
+        end()
+        if kept.left() and kept.replica is None:
             self._note_dispatch(kept, target, MOVED)
-        self._send(target, [kept])
+            self._send(target, [kept])
         return True
 
     def hand_over(self, outputs: TurnOutputs) -> TurnOutputs:
@@ -169,18 +168,19 @@ class Placement:
         on = self._searches.items()
         self._searches = {name: at for name, at in on if at != replica.number}
 
-    def note_progress(self, ended: Iterable[str]) -> None:
+    def note_progress(self, ended: Sequence[str]) -> None:
         """Note which requests have ended, and those whose first tokens came: others may
         have waited for that.
         """
         started, self.requests.started = self.requests.started, []
         if self.router is None or not (started or ended):
             return
-        each: list[RouterEvent] = [Started(name) for name in started]
-        each += [Ended(name) for name in ended]
         prefill = None if self.prefill is None else self.prefill.router
         for router in filter(None, (prefill, self.router)):
-            if events := [one for one in each if router.has(one.id)]:  # type: ignore[union-attr]  # both kinds have an id
+            events: list[RouterEvent] = []
+            events += [Started(name) for name in started if router.has(name)]
+            events += [Ended(name) for name in ended if router.has(name)]
+            if events:
                 router.apply(*events)
                 self.place_waiting()
 

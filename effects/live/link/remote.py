@@ -139,9 +139,10 @@ class Remote:
 
     def move(self, name: str, replica: int) -> bool:
         """Move a request to another replica: see `Placement.move`."""
-        moved = self._placement.move(name, replica)
-        self._end(self._requests.pending_ends())
-        return moved
+        requests = self._requests
+        return self._placement.move(
+            name, replica, lambda: self._end(requests.pending_ends())
+        )
 
     def bound_lengths(self, most: int) -> None:
         """Note how many tokens a sequence may have."""
@@ -171,8 +172,12 @@ class Remote:
         else:
             snapshot = summed_snapshot([one for one in found if one is not None])
         if self._router is not None:
+            each_waiting = [len(kept.left()) for kept in self._requests.unplaced.values()]
+            held = {"replica": sum(each_waiting)} if each_waiting else {}
             snapshot = evolve(
                 snapshot,
+                waiting=snapshot.waiting + sum(held.values()),
+                waiting_for={**snapshot.waiting_for, **held},
                 totals=sum_totals(one.totals for one in known),
                 replicas=tuple([one.state() for one in self.replicas]),
             )
@@ -223,6 +228,8 @@ class Remote:
                 outputs = self._placement.hand_over(taken)
                 ended = self._requests.end(outputs.finished)
                 self._send_to_listeners(outputs)
+                if outputs is not taken:  # requests were handed over
+                    self._end(self._requests.pending_ends())
                 self._placement.note_progress(ended)
             case wire.EngineStatus(snapshot):
                 link.note_status(snapshot)

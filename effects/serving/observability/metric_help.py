@@ -16,7 +16,8 @@ HELP: Final[Mapping[str, str]] = {
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
         "of rows while others run), loading (their KV blocks are on their way from host "
-        "memory or a disk), policy, sibling, step, fault."
+        "memory, a disk or another engine), replica (none of several takes them now), "
+        "policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "

@@ -14,7 +14,7 @@ def replica_metrics(
     """The metrics at present. `routed` counts requests, by the name of a replica, a
     space, and why.
     """
-    each = {
+    each: dict[str, list[float]] = {
         "replica_up": [int(not one.unready) for one in replicas],
         "replica_requests_running": [one.running for one in replicas],
         "replica_requests_waiting": [one.waiting for one in replicas],

@@ -14,9 +14,10 @@ from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.journal.routing_writer import RoutingJournalWriter
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_router import FrontRouter
-from minfer.effects.live.link.quarantine import GIVEN_UP
+from minfer.effects.live.link.quarantine import GIVEN_UP, SUSPECT_DEATHS
 from minfer.effects.live.link.remote import Remote
-from minfer.records.messages import Finish, Finished
+from minfer.effects.live.link.replica_link import MOST_FAILURES
+from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
 from minfer.routing.key_index import holders
 from minfer.routing.messages import Lost
@@ -227,6 +228,12 @@ class Links:
         ]
         return [[one.id for part in each for one in part.requests] for each in every]
 
+    def resumed(self, number: int) -> list[wire.Resumed]:
+        """What an engine was asked to resume."""
+        every = self.sent[number]
+        each = [one for one in every if isinstance(one, wire.ResumeRequests)]
+        return [part for one in each for part in one.resumed]
+
     def tokens(self) -> list[int]:
         """The tokens that listeners got, of any request."""
         each = [one for one in self.heard if isinstance(one, TurnOutputs)]
@@ -242,9 +249,7 @@ def test_a_request_that_is_moved_goes_on_with_its_tokens_and_hears_no_echo() -> 
     assert not ends.remote.move("b", 1), "there is none"
     assert ends.remote.move("a", 1)
     assert ends.sent[0][-1] == wire.CancelRequests(("a",))
-    resumed = ends.sent[1][-1]
-    assert isinstance(resumed, wire.ResumeRequests)
-    (again,) = resumed.resumed
+    (again,) = ends.resumed(1)
     assert again.request.output == (5, 6)
     # The old engine had a step in flight, and then says that it is cancelled.
     ends.hear(0, wire.FrontOutputs(2.0, ids=None, tokens=((7,),)))
@@ -258,14 +263,15 @@ def test_a_request_that_is_moved_goes_on_with_its_tokens_and_hears_no_echo() -> 
     assert [(done.id, done.reason) for done in ended] == [("a", "stop")]
 
 
-def test_what_was_told_to_end_ends_when_it_is_moved() -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_was_told_to_end_ends_when_it_is_moved(n: int) -> None:
     ends = Links(2, routing_policy_named("round_robin"))
-    ends.remote.submit([request("a")])
+    ends.remote.submit([request("a", n=n)])
     ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
     ends.remote.finish([Finish("a", 0, 1, "stop")])
     assert ends.remote.move("a", 1)
-    assert not ends.remote.working
-    assert not any(isinstance(one, wire.ResumeRequests) for one in ends.sent[1])
+    assert ends.remote.working == (n == 2)
+    assert [one.request.first_sample for one in ends.resumed(1)] == [*range(1, n)]
 
 
 def test_all_requests_of_a_replica_can_be_moved_while_they_run() -> None:
@@ -280,6 +286,59 @@ def test_all_requests_of_a_replica_can_be_moved_while_they_run() -> None:
     assert {where(front, name) for name in moved} == {1}
     world.run(0)
     world.judge()
+
+
+# --- deaths -----------------------------------------------------------------------------
+
+
+def admitted(name: str) -> wire.FrontOutputs:
+    reason = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=3))
+    return wire.FrontOutputs(0.0, reasons=(reason,))
+
+
+def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine() -> None:
+    ends = Links(3, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a"), request("b"), request("c")])
+    ends.hear(0, admitted("a"))
+    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5,),)))
+    ends.remote.disconnect(0)
+    (again,) = ends.resumed(1)
+    assert (again.request.output, again.deaths) == ((5,), 1)
+    ends.hear(1, admitted(again.request.id))
+    ends.remote.disconnect(1)
+    (only_waited,) = ends.resumed(2)
+    assert (only_waited.request.id.partition("#")[0], only_waited.deaths) == ("b", 0)
+    assert list(ends.remote._requests.unplaced) == ["a"], "the last one must not see it"
+    ends.remote.connect(ends.sent[0].append, 0)
+    (hello,) = [one for one in ends.sent[0] if isinstance(one, wire.Hello)][1:]
+    assert [(one.request.output, one.deaths) for one in hello.resumed] == [((5,), 2)]
+
+
+def test_a_suspect_goes_to_an_engine_that_loads_or_else_to_any() -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    ends.remote.disconnect(0)
+    ends.remote.connect(ends.sent[0].append, 0)  # and loads
+    ends.remote.submit([request("a")])
+    for _ in range(SUSPECT_DEATHS):
+        assert where_of(ends, "a") == 1
+        name = next(iter(ends.remote._requests.all()[0].names))
+        ends.hear(1, admitted(name))
+        ends.remote.disconnect(1)
+        if where_of(ends, "a") is None:
+            ends.link(1)
+    assert where_of(ends, "a") == 0
+    for _ in range(MOST_FAILURES):  # it cannot be loaded
+        ends.remote.disconnect(0)
+        ends.remote.connect(ends.sent[0].append, 0)
+    ends.link(1)
+    ends.remote.disconnect(0)
+    assert where_of(ends, "a") == 1
+
+
+def where_of(ends: Links, name: str) -> int | None:
+    kept = ends.remote._requests.get(name)
+    assert kept is not None
+    return kept.replica
 
 
 # --- what the router knows --------------------------------------------------------------

@@ -89,6 +89,29 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
     assert not world.fronts[0].remote.queries._pending
 
 
+def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -> None:
+    links: list[list[wire.ToEngine]] = [[], []]
+    first, second = (one.append for one in links)
+    queries = RequestQueries()
+    queries.connect(first)
+    queries.connect(second)
+    heard: Answers = []
+    queries.ask(wire.RequestQuery("a"), heard.append)
+    queries.disconnect(second)
+    assert (len(links[0]), links[1], heard) == (1, [], [])
+    queries.connect(second)
+    queries.disconnect(first)
+    assert heard == [None]
+    queries.ask(wire.RequestQuery("b"), heard.append)
+    (asked,) = links[1]
+    assert isinstance(asked, wire.SendQuery)
+    queries.take_answer(wire.QueryAnswer(asked.number, 1, b"b"))
+    assert heard == [None, b"b"]
+    queries.answer = lambda query: query.name.encode()
+    queries.answer_query(wire.ReceivedQuery(3, 7, 1, wire.RequestQuery("c")), first)
+    assert links[0][-1] == wire.SendAnswer(3, wire.QueryAnswer(7, 1, b"c"))
+
+
 @pytest.mark.long
 @seeds(10, 200)
 def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
