@@ -9,6 +9,7 @@ other piece is on its way between host memory and the device.
 """
 
 import hashlib
+import os
 import secrets
 import time
 from collections import deque
@@ -38,7 +39,7 @@ from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
 SLOTS: Final = 2  # of a direction
-THREADS: Final = 4  # that read, and that write
+THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and that write
 REPEATS: Final = 2
 DiskCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
@@ -93,7 +94,6 @@ class _Piece:
 
     slot: _Slot
     blocks: Blocks
-    used: int  # when, in ns: parents later than their children, so that they stay longer
     work: "list[Future[None]]" = field(factory=list)
 
     @property
@@ -123,7 +123,7 @@ class _Lane:
 
     def _perform(self, command: DiskCommand) -> None:
         """Copy all blocks; nothing is written any more when it returns, or raises."""
-        begin, stamp, pending = time.perf_counter(), time.time_ns(), deque[_Piece]()
+        begin, pending = time.perf_counter(), deque[_Piece]()
         begin_piece = self._read if self.loads else self._write
         try:
             if not self.loads:
@@ -133,8 +133,7 @@ class _Lane:
                     self._end_piece(pending)
                 slot = self.slots[number % len(self.slots)]
                 slot.wait()
-                used = stamp - number * self.room
-                pending.append(piece := _Piece(slot, blocks, used))
+                pending.append(piece := _Piece(slot, blocks))
                 begin_piece(piece)
             while pending:
                 self._end_piece(pending)
@@ -160,27 +159,20 @@ class _Lane:
         return found
 
     def _read(self, piece: _Piece) -> None:
-        self._submit(
-            piece,
-            lambda at, key, contents: self.folder.read(
-                key, self.layout, contents, piece.used - at
-            ),
-        )
+        self._submit(piece, self.folder.read)
 
     def _write(self, piece: _Piece) -> None:
         piece.slot.copy(piece.pages, loads=False)
         piece.slot.wait()
-        self._submit(
-            piece, lambda _, key, contents: self.folder.write(key, self.layout, contents)
-        )
+        self._submit(piece, self.folder.write)
 
     def _submit(
-        self, piece: _Piece, work: Callable[[int, Key, list[memoryview]], None]
+        self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first = 0
         for key, pages in piece.blocks:
             contents = piece.slot.contents(first, first + len(pages))
-            piece.work.append(self.pool.submit(work, first, key, contents))
+            piece.work.append(self.pool.submit(work, key, self.layout, contents))
             first += len(pages)
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
@@ -193,9 +185,12 @@ class _Lane:
             piece.slot.copy(piece.pages, loads=True)
 
     def close(self) -> None:
-        """Perform what has begun, and end."""
+        """Perform what has begun, and release the memory."""
         self.thread.close()
         self.pool.shutdown()
+        for slot in self.slots:
+            for part in slot.parts:
+                part.host.close()
 
 
 class DiskCopier:
@@ -267,9 +262,10 @@ class DiskCopier:
             )
 
     def close(self) -> None:
-        """End all transfers, and release the memory."""
+        """Perform what has begun, and release the memory."""
         for lane in self.lanes.values():
             lane.close()
+        self.folder.close()
 
 
 def layout_of(parts: Sequence[Part]) -> bytes:
