@@ -29,7 +29,7 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from bench.results import ROOT, percentiles, spread
-from bench.shapes import SHAPES, qwen
+from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.kernels import activation, attention, fused_linear, norm, rope, sample
@@ -68,6 +68,7 @@ class Lab:
     rng: random.Random = field(factory=lambda: random.Random(SEED))
     llm: LLM | None = None
     opened: object = None  # what the open engine was made of
+    words: int = 100_000  # token ids of prompts are below it
 
     def model(self, name: str) -> str:
         """A folder with a config, and a tokenizer whose words are numbers."""
@@ -76,7 +77,7 @@ class Lab:
         if not (folder := self.folder / name).exists():
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(qwen(name)))
-            words = {f"{i:x}": i for i in range(SHAPES[name][5])}
+            words = {f"{i:x}": i for i in range({**SHAPES, **TINY}[name][5])}
             Tokenizer(models.WordLevel(words, "0")).save(str(folder / "tokenizer.json"))
         return str(folder)
 
@@ -104,7 +105,7 @@ class Lab:
         torch.cuda.empty_cache()
 
     def prompts(self, count: int, length: int) -> list[list[int]]:
-        return [self.rng.choices(range(1, 100_000), k=length) for _ in range(count)]
+        return [self.rng.choices(range(1, self.words), k=length) for _ in range(count)]
 
     def equal(self, batch: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Requests of 512 tokens in and 128 out."""

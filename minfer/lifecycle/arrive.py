@@ -149,15 +149,17 @@ class _Arrivals:
         prompt stored there: those that are cached now, and others once they are.
         """
         known, unsaved = self.tiers.known, self.tiers.unsaved
+        wanted = self.tiers.wanted
         prompt = keys[: len(request.prompt) // self.config.block_size]
         for g in range(len(self.config.groups)):
             if request.push_to:
                 own = group_keys(prompt, g)
                 known, unsaved = known.discard(own), unsaved + own
+                wanted = wanted.add(own, tier.known) if tier.sends else wanted
             else:
                 known = known.add(group_keys(prompt[: request.stored], g), tier.known)
         unsaved = unsaved[-self.config.num_blocks :]
-        self.tiers = evolve(self.tiers, known=known, unsaved=unsaved)
+        self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
 
     def _kept(self, request: Request) -> Place | None:
         """The place that a request brings along, if it can have that: one that was given

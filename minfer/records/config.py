@@ -134,6 +134,11 @@ class EngineConfig:
         """Check that the host tier holds a block at least."""
         if not isinstance(self.keyed, KeyedTier | None):
             raise ConfigError(f"keyed must be KeyedTier or none, not {self.keyed!r:.80}")
+        if self.keyed is not None and self.keyed.known < 2 * self.num_blocks:
+            raise ConfigError(
+                f"keyed: known ({self.keyed.known}) must be at least twice num_blocks "
+                f"({self.num_blocks}), or blocks would be stored again and again"
+            )
         host = self.host
         if not isinstance(host, HostTier | None):
             raise ConfigError(f"host must be HostTier or none, not {host!r:.80}")

@@ -29,7 +29,7 @@ from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
-from minfer.values.checks import MOST, ConfigError, is_number, number
+from minfer.values.checks import MOST, ConfigError, flag, is_number, number
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
 
@@ -73,12 +73,16 @@ class HostTier(Tier):
 class KeyedTier(Tier):
     """Storage outside the engine, which is asked by content key."""
 
-    known: int = field(validator=number(2))  # keys that are remembered, at most
+    # Keys that are remembered, at most: more than the device has blocks of.
+    known: int = field(validator=number(2))
+    # Whether only blocks of requests with `push_to` are stored: they are for another
+    # engine, and cannot be fetched again.
+    sends: bool = field(default=False, validator=flag)
 
 
 @frozen
 class KnownKeys:
-    """Contents that the keyed tier is believed to have.
+    """Keys that are remembered, the last ones: a set of bounded size.
 
     Keys are in two generations: once the younger one has half of those that may be
     remembered, it becomes the older one, and what that had is forgotten.
@@ -158,6 +162,7 @@ class Tiers:
 
     host: Blocks | None = None
     known: KnownKeys = KnownKeys()
+    wanted: KnownKeys = KnownKeys()  # if the keyed tier sends: what is still to be sent
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
     # Published blocks that are to be stored, in order, parents before their children: in

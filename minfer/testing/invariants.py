@@ -161,7 +161,7 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     """
     tiers, host = state.tiers, state.tiers.host
     given = (host is not None) == (config.host is not None)
-    keyed = bool(tiers.known or tiers.stores(keyed=True))
+    keyed = bool(tiers.known or tiers.wanted or tiers.stores(keyed=True))
     given = given and (not keyed or config.keyed is not None)
     require(given, "tiers", "a tier that the configuration lacks, or none that it has")
     numbers = [one.number for one in tiers.transfers]

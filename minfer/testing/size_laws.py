@@ -54,6 +54,8 @@ def bounds(
         "tiers.unsaved": config.num_blocks,
         "tiers.known.young": known // 2,
         "tiers.known.old": known // 2,
+        "tiers.wanted.young": known // 2,
+        "tiers.wanted.old": known // 2,
         **{f"policy.{name}": most for name, most in of_policy(after, samples).items()},
     }
 

@@ -49,7 +49,9 @@ def check_transfers(
         for one in ended:
             if one.loads or not one.keyed:
                 _arrived(one, turn.state)
-        _known(events, [one for one in ended if one.keyed and not one.loads], turn.state)
+        stored = [one for one in ended if one.keyed and not one.loads]
+        if books.config.keyed is not None and not books.config.keyed.sends:
+            _known(events, stored, turn.state)
     _reasons(turn, [after[command.number] for command in begun])
 
 

@@ -8,7 +8,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, LostBlocks, Moved, clip
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition, ignore
-from minfer.records.tiers import KnownKeys, Transfer
+from minfer.records.tiers import KnownKeys, Tiers, Transfer
 from minfer.records.waiting import WaitingQueue
 from minfer.values.record import evolve
 
@@ -43,9 +43,18 @@ def finish_transfer(
             transfers=tuple([one for one in tiers.transfers if one is not transfer]),
         ),
     )
+    if lost and not transfer.loads:
+        state = evolve(state, tiers=_without_queue(state.tiers, transfer))
     if isinstance(event, Moved):
         return Transition(state)
     return Transition(state, (), (LostBlocks(len(transfer.keys), clip(event.error)),))
+
+
+def _without_queue(tiers: Tiers, transfer: Transfer) -> Tiers:
+    """These tiers after a store that failed: what waits for it would fail, too, or have
+    the lost blocks stored again and again. What is published from now on is stored.
+    """
+    return evolve(tiers, unsaved=()) if transfer.keyed else evolve(tiers, unstored=())
 
 
 def _known(
@@ -56,7 +65,9 @@ def _known(
         return known
     if transfer.loads:
         return known.discard(transfer.keys) if lost else known
-    return known if lost else known.add(transfer.keys, config.keyed.known)
+    if lost or config.keyed.sends:
+        return known
+    return known.add(transfer.keys, config.keyed.known)
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:

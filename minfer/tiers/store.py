@@ -8,7 +8,7 @@ stored with it, as long as the device has it.
 
 from collections.abc import Container
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.blocks.keys import DIGEST, TAIL, Key, Keys
 from minfer.blocks.ownership import Blocks, Transaction
@@ -46,6 +46,8 @@ def _queue(config: EngineConfig, state: EngineState) -> EngineState:
     if config.host is not None:
         tiers = evolve(tiers, unstored=(tiers.unstored + new)[-most:])
     if config.keyed is not None:
+        if config.keyed.sends:
+            new = tuple([key for key in new if key in tiers.wanted])
         tiers = evolve(tiers, unsaved=(tiers.unsaved + new)[-most:])
     blocks = evolve(state.blocks, prefix=evolve(prefix, unstored=()))
     return evolve(state, blocks=blocks, tiers=tiers)
@@ -169,13 +171,24 @@ def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transit
 # --- the keyed tier ---------------------------------------------------------------------
 
 
+@frozen
+class _Except(Container[Key]):
+    """All but some keys."""
+
+    some: Container[Key]
+
+    def __contains__(self, key: object) -> bool:
+        return key not in self.some
+
+
 def _store_by_key(config: EngineConfig, state: EngineState) -> Transition:
     tiers, prefix = state.tiers, state.blocks.prefix
     if config.keyed is None or not tiers.unsaved:
         return Transition(state)
     stores = tiers.stores(keyed=True)
     moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    batch = _Batch.of(prefix, tiers.known, config.keyed.storing - moving, stores)
+    there = _Except(tiers.wanted) if config.keyed.sends else tiers.known
+    batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
     rest = batch.collect(tiers.unsaved)
     tiers = evolve(tiers, unsaved=rest)
     if not batch.paths:
@@ -185,6 +198,8 @@ def _store_by_key(config: EngineConfig, state: EngineState) -> Transition:
         device.prefix.hold(chain[-1])
         paths.append(ChainRun(prefix.nodes[chain[0]][1], tuple(chain), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
+    if config.keyed.sends:
+        tiers = evolve(tiers, wanted=tiers.wanted.discard(tiers.transfers[-1].keys))
     transfer = tiers.transfers[-1]
     pages = tuple([prefix.nodes[key][0] for key in transfer.keys])
     store = StoreBlocks(transfer.number, transfer.keys, pages)

@@ -543,8 +543,8 @@ BUGS: Final = (
         "what a full disk did not take is believed to be there",
         "tiers/finish.py",
         "_known",
-        "known if lost else known.add(transfer.keys, config.keyed.known)",
-        "known.add(transfer.keys, config.keyed.known)",
+        "lost or config.keyed.sends",
+        "config.keyed.sends",
         tests="tiers/test_keyed.py",
     ),
     Bug(

@@ -341,8 +341,9 @@ def with_keyed(config: EngineConfig, rng: Random) -> EngineConfig:
     """`config`, or with a keyed tier."""
     if rng.random() < 0.7:
         return config
-    known = rng.choice((2, 8, 1000, 1000))
-    return evolve(config, keyed=KeyedTier(known=known, **tier_costs(rng)))
+    known = config.num_blocks * rng.choice((2, 3, 100))
+    keyed = KeyedTier(known=known, sends=rng.random() < 0.3, **tier_costs(rng))
+    return evolve(config, keyed=keyed)
 
 
 def tier_costs(rng: Random) -> dict[str, Any]:

@@ -118,6 +118,34 @@ def test_no_more_is_stored_at_once_than_allowed() -> None:
     assert [len(one.keys) for one in bench.saves] == [1] * 4
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_store_that_fails_is_not_repeated(keyed: bool) -> None:
+    config = evolve(BOTH, keyed=evolve(KEYED, storing=1), host=evolve(HOST, storing=1))
+    bench = Keyed(config)
+    bench.late = True
+    bench.turn(Submit(LONG))
+    while bench.state.requests:
+        bench.turn()
+    waits = "unsaved" if keyed else "unstored"
+    assert getattr(bench.state.tiers, waits)
+    at = next(
+        at
+        for at, one in enumerate(bench.oracle.moves)
+        if isinstance(one, StoreBlocks) == keyed
+    )
+    before = len(bench.moves)
+    bench.give(bench.oracle.finish_move(at, "full"))
+    assert not getattr(bench.state.tiers, waits)
+    assert len(bench.moves) == before
+    bench.late = False
+    bench.push_out()
+    bench.serve(evolve(LONG, id="again"))  # published anew, and stored
+    host = bench.state.tiers.host
+    assert host is not None
+    there = bench.oracle.outside if keyed else host.prefix.nodes
+    assert all(key in there for key in keys_of(LONG))
+
+
 def test_a_block_whose_parent_is_nowhere_is_not_stored() -> None:
     bench = Keyed()
     bench.late = True
@@ -214,6 +242,23 @@ def test_pushed_blocks_are_stored_while_the_prompt_is_computed() -> None:
     assert len(bench.saves) == 4
 
 
+def test_a_tier_that_sends_stores_only_what_is_for_another_engine() -> None:
+    bench = Keyed(sends=True)
+    bench.serve(ask("own", prompt=(40,) * 9, max_tokens=1))
+    assert not bench.saves
+    bench.serve(LONG)
+    bench.serve(evolve(AGAIN, push_to="x", prompt=(*LONG.prompt, 1, 2)))
+    first = [key for one in bench.saves for key in one.keys]
+    assert first == [*keys_of(evolve(LONG, prompt=(*LONG.prompt, 1, 2)), 5)]
+    bench.push_out()
+    assert bench.serve(evolve(LONG, id="more")) == bench.right(LONG)
+    assert not bench.fetches  # they are not there any more
+    assert len([key for one in bench.saves for key in one.keys]) == 5
+    bench.serve(evolve(LONG, id="third", push_to="y"))
+    assert [key for one in bench.saves for key in one.keys][5:] == [*keys_of(LONG)]
+    assert not bench.state.tiers.wanted
+
+
 def test_windows_fetch_what_the_next_query_reads() -> None:
     groups = (CacheGroup(), CacheGroup(window=5))
     config = evolve(ALONE, num_blocks=16, groups=groups)
@@ -244,6 +289,8 @@ def test_known_keys_are_the_last_ones() -> None:
 def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KeyedTier(**{"known": 2, **wrong})
+    with pytest.raises(ConfigError, match=r"known \(15\) must be at least twice"):
+        evolve(ALONE, keyed=KeyedTier(known=15))
     with pytest.raises(ConfigError, match="keyed must be"):
         evolve(CONFIG, keyed=HOST)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ParameterError, match="stored"):

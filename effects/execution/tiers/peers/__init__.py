@@ -1,0 +1,1 @@
+"""KV blocks that engines send each other."""

@@ -1,0 +1,174 @@
+"""Memory for blocks that other engines send, until this engine fetches them.
+
+Theory. It is divided into slots, each as large as the largest block:
+
+    free ----> granted to a connection ----> here, under its key ----> free
+                     |                                   (fetched, or evicted: the oldest)
+                     +----> free (the connection has ended)
+
+A sender fills slots that were granted to it, and nobody reads a slot before its block is
+here. A block that comes late is waited for as long as any block came lately.
+"""
+
+import mmap
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
+
+PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
+SHARE: Final = 4  # a connection may fill one of so many slots at once
+
+
+class NotSentError(Exception):
+    """A block has not come."""
+
+
+Grant = Callable[[tuple[int, ...]], None]  # sends granted slots
+
+
+@define(eq=False)
+class _Connection:
+    """What a sender may fill."""
+
+    grant: Grant
+    slots: set[int] = field(factory=set)
+
+
+@define(eq=False)
+class Inbox:
+    """Slots of `slot_bytes` each. Methods may be called from any thread."""
+
+    slots: int
+    slot_bytes: int
+    clock: Callable[[], float] = time.monotonic
+    descriptor: int = field(init=False, default=-1)  # of the memory; -1: not shared
+    memory: memoryview = field(init=False, repr=False)
+    received: int = field(init=False, default=0)  # blocks
+    received_bytes: int = field(init=False, default=0)
+    evicted: int = field(init=False, default=0)  # blocks that were not fetched
+    _map: mmap.mmap = field(init=False, repr=False)
+    _changed: threading.Condition = field(init=False, factory=threading.Condition)
+    _free: list[int] = field(init=False)
+    # Key -> slot and bytes; the oldest first.
+    _here: OrderedDict[bytes, tuple[int, int]] = field(init=False, factory=OrderedDict)
+    _connections: dict[int, _Connection] = field(init=False, factory=dict)
+    _last: float = field(init=False)  # when a block came
+    _closed: bool = field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Allocates the memory. Raises OSError."""
+        size = self.slots * self.slot_bytes
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("minfer-kv", os.MFD_CLOEXEC)
+            os.ftruncate(self.descriptor, size)
+        self._map = mmap.mmap(self.descriptor, size)
+        self.memory = memoryview(self._map)
+        self._free = [*reversed(range(self.slots))]
+        self._last = self.clock()
+
+    def slot(self, number: int, length: int) -> memoryview:
+        """The first `length` bytes of a slot."""
+        first = number * self.slot_bytes
+        return self.memory[first : first + length]
+
+    # --- connections --------------------------------------------------------------------
+
+    def join(self, connection: int, grant: Grant) -> None:
+        """Add a connection, to which `grant` sends slots."""
+        with self._changed:
+            self._connections[connection] = _Connection(grant)
+        self._grant_free()
+
+    def leave(self, connection: int) -> None:
+        """Remove a connection: what it was about to fill is free."""
+        with self._changed:
+            if (gone := self._connections.pop(connection, None)) is not None:
+                self._free += gone.slots
+        self._grant_free()
+
+    def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
+        """Note that a granted slot holds a block. Raises ValueError for a slot that is
+        not the connection's.
+        """
+        with self._changed:
+            slots = self._connections[connection].slots
+            if slot not in slots or not 0 <= length <= self.slot_bytes:
+                raise ValueError(f"slot {slot} was not granted for {length} bytes")
+            slots.remove(slot)
+            if (old := self._here.pop(key, None)) is not None:
+                self._free.append(old[0])
+            self._here[key] = slot, length
+            self.received += 1
+            self.received_bytes += length
+            self._last = self.clock()
+            self._changed.notify_all()
+        self._grant_free()
+
+    def make_room(self, connection: int) -> None:
+        """Evict the oldest block, if a connection has no slot: nobody fetches it."""
+        with self._changed:
+            starved = not self._connections[connection].slots
+            if starved and not self._free and self._here:
+                _, (slot, _) = self._here.popitem(last=False)
+                self.evicted += 1
+                self._free.append(slot)
+        self._grant_free()
+
+    def _grant_free(self) -> None:
+        """Grant slots to the connections that have less than their share."""
+        due = list[tuple[Grant, tuple[int, ...]]]()
+        with self._changed:
+            most = max(1, self.slots // SHARE)
+            for one in self._connections.values():
+                count = min(most - len(one.slots), len(self._free))
+                new = [self._free.pop() for _ in range(count)]
+                one.slots.update(new)
+                if new:
+                    due.append((one.grant, tuple(new)))
+        for grant, slots in due:
+            grant(slots)
+
+    # --- the engine ---------------------------------------------------------------------
+
+    def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
+        """Copy a block, and free its slot; waits for it. Raises NotSentError."""
+        slot, length = self._wait(key)
+        if length != sum(map(len, contents)):
+            raise NotSentError(f"a block of {length} bytes came")
+        at = 0
+        for part in contents:
+            copy_bytes(part, self.slot(slot, length)[at : at + len(part)])
+            at += len(part)
+        with self._changed:
+            self._free.append(slot)
+        self._grant_free()
+
+    def _wait(self, key: bytes) -> tuple[int, int]:
+        began = self.clock()
+        with self._changed:
+            while (found := self._here.pop(key, None)) is None:
+                left = max(self._last, began) + PATIENCE - self.clock()
+                if left <= 0 or self._closed:
+                    raise NotSentError("no other engine has sent it")
+                self._changed.wait(left)
+            return found
+
+    def close(self) -> None:
+        """Wake who waits. The memory is released when nobody uses it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        with suppress(BufferError):  # a connection still has a view of it
+            self.memory.release()
+            self._map.close()

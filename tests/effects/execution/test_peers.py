@@ -1,0 +1,260 @@
+"""Blocks that engines send each other, over local sockets and TCP."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer.effects.execution.tiers.peers import inbox as inboxes
+from minfer.effects.execution.tiers.peers import sender as senders
+from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
+from minfer.effects.execution.tiers.peers.listener import (
+    listen_locally,
+    listen_on_port,
+)
+from minfer.effects.execution.tiers.peers.peer_messages import (
+    Block,
+    Challenge,
+    Hello,
+    PeerError,
+    framed,
+    new_nonce,
+    proof,
+    read_to_sender,
+)
+from minfer.effects.execution.tiers.peers.peers import Peers
+from minfer.effects.execution.tiers.peers.sender import Address
+
+SIZE = 1000
+KEYS = tuple([bytes([i]) * 32 for i in range(20)])
+SECRET, LAYOUT = b"secret", b"layout"
+
+
+def contents_of(key: bytes) -> bytes:
+    return (key * SIZE)[:SIZE]
+
+
+def views(data: bytes) -> list[memoryview]:
+    """In two parts, as a cache with scales has them."""
+    return [memoryview(bytearray(data[:300])), memoryview(bytearray(data[300:]))]
+
+
+def fetched(box: Inbox, key: bytes, length: int = SIZE) -> bytes:
+    parts = views(bytes(length))
+    box.fetch(key, parts)
+    return b"".join(parts)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inboxes, "PATIENCE", 0.5)
+    monkeypatch.setattr(senders, "PATIENCE", 0.05)
+    monkeypatch.setattr(senders, "RETRY", 0.2)
+
+
+@pytest.fixture(params=["local", "tcp"])
+def decode(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Receiving"]:
+    one = Receiving(request.param, tmp_path)
+    yield one
+    one.peers.close()
+
+
+class Receiving:
+    """An engine that gets blocks."""
+
+    def __init__(self, how: str, folder: Path, **changes: Any) -> None:
+        local = folder / "peer"
+        sock = listen_locally(local) if how == "local" else listen_on_port("127.0.0.1", 0)
+        self.address: Address = local if how == "local" else sock.getsockname()[:2]
+        self.box = Inbox(changes.pop("slots", 32), SIZE)
+        what: dict[str, Any] = {
+            "name": "d",
+            "layout": LAYOUT,
+            "secret": SECRET,
+            "groups": 1,
+        } | changes
+        self.peers = Peers(**what, addresses={}, inbox=self.box, sockets=[sock])
+
+    def sender(self, **changes: Any) -> Peers:
+        what: dict[str, Any] = {
+            "name": "p",
+            "layout": LAYOUT,
+            "secret": SECRET,
+            "groups": 1,
+        } | changes
+        return Peers(**what, addresses={"d": self.address})
+
+
+def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
+    prefill = decode.sender()
+    prefill.want(KEYS, "d")
+    for key in KEYS:
+        assert prefill.send(key, views(contents_of(key)))
+    assert not prefill.send(KEYS[0], views(b"x"))  # once
+    for key in reversed(KEYS):
+        assert fetched(decode.box, key) == contents_of(key)
+    assert decode.box.received_bytes == SIZE * len(KEYS)
+    [one] = prefill.senders
+    assert (one.sent, one.sent_bytes, one.dropped) == (20, SIZE * 20, 0)
+    with pytest.raises(NotSentError):
+        fetched(decode.box, KEYS[0])  # it was fetched, and its slot is free
+    prefill.close()
+
+
+def test_a_block_is_waited_for(decode: Receiving) -> None:
+    prefill, found = decode.sender(), list[bytes]()
+    prefill.want(KEYS[:1], "d")
+    waits = threading.Thread(target=lambda: found.append(fetched(decode.box, KEYS[0])))
+    waits.start()
+    assert not found
+    prefill.send(KEYS[0], views(contents_of(KEYS[0])))
+    waits.join(5)
+    assert found == [contents_of(KEYS[0])]
+    prefill.close()
+
+
+def test_old_blocks_make_room_and_slots_come_back(tmp_path: Path) -> None:
+    small = Receiving("local", tmp_path, slots=3)
+    prefill = small.sender()
+    prefill.want(KEYS, "d")
+    for key in KEYS[:8]:
+        prefill.send(key, views(contents_of(key)))
+    assert fetched(small.box, KEYS[7]) == contents_of(KEYS[7])
+    assert small.box.evicted
+    for key in KEYS[8:]:
+        prefill.send(key, views(contents_of(key)))
+        assert fetched(small.box, key) == contents_of(key)
+    prefill.close()
+    small.peers.close()
+
+
+def test_two_engines_send_and_one_dies(decode: Receiving) -> None:
+    first, second = decode.sender(name="1"), decode.sender(name="2")
+    for one, keys in ((first, KEYS[:10]), (second, KEYS[10:])):
+        one.want(keys, "d")
+        for key in keys[:9]:
+            one.send(key, views(contents_of(key)))
+    first.close()
+    for key in (*KEYS[:9], *KEYS[10:19]):
+        assert fetched(decode.box, key) == contents_of(key)
+    second.send(KEYS[19], views(contents_of(KEYS[19])))
+    assert fetched(decode.box, KEYS[19]) == contents_of(KEYS[19])
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"secret": b"another"}, "the secret is another one"),
+        ({"layout": b"8 bits"}, "the model, or how its KV is stored, is another one"),
+    ],
+)
+def test_strangers_are_refused(
+    decode: Receiving, changes: dict[str, Any], why: str
+) -> None:
+    stranger = decode.sender(**changes)
+    stranger.want(KEYS[:2], "d")
+    for key in KEYS[:2]:  # the second one is not even tried
+        with pytest.raises(PeerError, match=why):
+            stranger.send(key, views(contents_of(key)))
+    assert not decode.box.received
+    [one] = stranger.senders
+    assert one.dropped == 2
+
+
+def test_an_engine_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+    prefill = Peers("p", LAYOUT, SECRET, 1, {"d": tmp_path / "peer"})
+    prefill.want(KEYS, "d")
+    with pytest.raises(PeerError, match="No such file"):
+        prefill.send(KEYS[0], views(contents_of(KEYS[0])))
+    decode = Receiving("local", tmp_path)
+    [one] = prefill.senders
+    one._failed = -9.0
+    prefill.send(KEYS[1], views(contents_of(KEYS[1])))
+    assert fetched(decode.box, KEYS[1]) == contents_of(KEYS[1])
+    prefill.want(KEYS[2:3], "nobody")
+    with pytest.raises(PeerError, match="nobody"):
+        prefill.send(KEYS[2], views(b"x" * SIZE))
+    prefill.close()
+    decode.peers.close()
+
+
+def raw(address: Address) -> tuple[socket.socket, Challenge]:
+    if isinstance(address, Path):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(address))
+    else:
+        sock = socket.create_connection(address)
+    sock.settimeout(5)
+    said = read_to_sender(sock)
+    assert isinstance(said, Challenge)
+    return sock, said
+
+
+def greeted(said: Challenge, **changes: Any) -> bytes:
+    nonce = new_nonce()
+    mac = proof(SECRET, "sender", said.nonce, nonce)
+    what: dict[str, Any] = {
+        "version": 1,
+        "name": "x",
+        "layout": LAYOUT,
+        "nonce": nonce,
+        "mac": mac,
+    }
+    return framed(Hello(**(what | changes)))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda _: b"\xff" * 8,  # a length beyond the largest
+        lambda _: b"\x03\x00\x00\x00abc",
+        lambda _: framed(Block(KEYS[0], 0, 4, 0)) + b"abcd",  # before the introduction
+        lambda said: greeted(said, version=2),
+        lambda said: greeted(said, mac=b""),
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0)) + b"abcd",
+        lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0)) + b"abcd",
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 10**9, 0)),
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, -1, 0)),
+        lambda said: greeted(said) + greeted(said),
+    ],
+)
+def test_a_broken_sender_harms_nobody(
+    decode: Receiving, made: Callable[[Challenge], bytes]
+) -> None:
+    sock, said = raw(decode.address)
+    with sock, suppress(ConnectionResetError):
+        sock.sendall(made(said))
+        while sock.recv(4096):  # until it is cut
+            pass
+    assert not decode.box.received
+    prefill = decode.sender()
+    prefill.want(KEYS, "d")
+    for key in KEYS:
+        prefill.send(key, views(contents_of(key)))
+        assert fetched(decode.box, key) == contents_of(key)
+    prefill.close()
+
+
+def test_a_block_of_another_size_is_not_taken(decode: Receiving) -> None:
+    prefill = decode.sender()
+    prefill.want(KEYS, "d")
+    prefill.send(KEYS[0], views(b"x" * 500))
+    with pytest.raises(NotSentError, match="500"):
+        fetched(decode.box, KEYS[0])
+    with pytest.raises(PeerError, match="1001"):
+        prefill.send(KEYS[1], views(b"x" * 1001))
+    prefill.close()
+
+
+def test_groups_have_keys_of_their_own(decode: Receiving) -> None:
+    prefill = decode.sender(groups=2)
+    prefill.want(KEYS[:1], "d")
+    second = b"\x01" + KEYS[0]
+    assert prefill.send(second, views(contents_of(second)))
+    assert fetched(decode.box, second) == contents_of(second)
+    prefill.close()
