@@ -12,6 +12,7 @@ from minfer.values.checks import ConfigError
 
 DISK: Final = 64 << 30  # bytes, by default; or
 PART: Final = 4  # one in so many bytes of the file system
+LEAST: Final = 2  # blocks
 
 
 def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
@@ -57,12 +58,14 @@ def disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             f"kv_disk_size is {size_text(size)}, and the file system of {args.kv_disk} "
             f"has {size_text(total)}; make it smaller"
         )
-    known = size // file_bytes(memory.block_bytes)
-    if known < 2:  # as the core's tier has at least
+    blocks = size // file_bytes(memory.block_bytes)
+    if blocks < LEAST:
         raise ConfigError(
             f"kv_disk_size is {size_text(size)}, and the file of a KV block has "
             f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
         )
+    # The core wants to remember more than the device has.
+    known = max(blocks, 2 * memory.num_blocks)
     return KeyedTier(known=known, choice=args.kv_disk_choice)
 
 
@@ -79,14 +82,13 @@ def described(
     """The tiers of an engine, and how many blocks they hold, in words."""
     found = list[tuple[str, str]]()
     if config.host is not None:
-        size = size_text(config.host.pages * memory.block_bytes)
-        found.append(
-            ("KV in host memory", f"{size}: {_content(config, config.host.pages)}")
-        )
+        content = _content(config, config.host.pages)
+        taken = size_text(config.host.pages * memory.block_bytes)
+        found.append(("KV in host memory", f"{taken}: {content}"))
     if config.keyed is not None:
-        size = size_text(disk_size(args))
-        content = _content(config, config.keyed.known)
-        found.append(("KV on disk", f"{size} in {args.kv_disk}: {content}"))
+        size = disk_size(args)
+        content = _content(config, size // file_bytes(memory.block_bytes))
+        found.append(("KV on disk", f"{size_text(size)} in {args.kv_disk}: {content}"))
     return found
 
 
