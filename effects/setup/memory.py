@@ -168,7 +168,8 @@ def plan_memory(
         activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
         activations += shaping_bytes(spec, sizes) + expansion_bytes(spec, sizes)
         activations += dequantized_context_bytes(spec, sizes)
-        activations += tiers * COPY_BUFFERS * max(BUFFER, block)
+        largest = block * max(group.pages for group in sizes.groups)
+        activations += tiers * COPY_BUFFERS * max(BUFFER, largest)
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)

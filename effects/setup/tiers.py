@@ -14,6 +14,7 @@ from minfer.values.checks import ConfigError
 DISK: Final = 64 << 30  # bytes, by default; or
 PART: Final = 4  # one in so many bytes of the file system
 REMEMBERED: Final = 2  # keys, for each block of the device, at least
+LEAST: Final = 2  # blocks
 
 
 def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier | None:
@@ -73,13 +74,13 @@ def _disk_tier(args: EngineArgs, memory: MemoryPlan) -> KeyedTier | None:
             f"kv_disk_size is {size_text(size)}, and the file system of {args.kv_disk} "
             f"has {size_text(total)}; make it smaller"
         )
-    known = size // file_bytes(memory.block_bytes)
-    if known < 2:  # as the core's tier has at least
+    blocks = size // file_bytes(memory.block_bytes)
+    if blocks < LEAST:
         raise ConfigError(
             f"kv_disk_size is {size_text(size)}, and the file of a KV block has "
             f"{size_text(file_bytes(memory.block_bytes))}; give it several blocks"
         )
-    most = max(known, REMEMBERED * memory.num_blocks)
+    most = max(blocks, REMEMBERED * memory.num_blocks)
     return KeyedTier(known=most, choice=args.kv_disk_choice)
 
 
@@ -96,14 +97,13 @@ def described(
     """The tiers of an engine, and how many blocks they hold, in words."""
     found = list[tuple[str, str]]()
     if config.host is not None:
-        size = size_text(config.host.pages * memory.block_bytes)
-        found.append(
-            ("KV in host memory", f"{size}: {_content(config, config.host.pages)}")
-        )
+        content = _content(config, config.host.pages)
+        taken = size_text(config.host.pages * memory.block_bytes)
+        found.append(("KV in host memory", f"{taken}: {content}"))
     if args.kv_disk is not None:
-        size = size_text(disk_size(args))
-        content = _content(config, disk_size(args) // file_bytes(memory.block_bytes))
-        found.append(("KV on disk", f"{size} in {args.kv_disk}: {content}"))
+        size = disk_size(args)
+        content = _content(config, size // file_bytes(memory.block_bytes))
+        found.append(("KV on disk", f"{size_text(size)} in {args.kv_disk}: {content}"))
     return found
 
 

@@ -17,7 +17,6 @@ import stat
 import struct
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -119,10 +118,10 @@ def write_block(
 
 
 def read_block(
-    path: Path, key: Key, layout: bytes, contents: Contents, by: Signature, used: int
+    path: Path, key: Key, layout: bytes, contents: Contents, by: Signature
 ) -> int:
-    """Read a block into `contents`, and note that it was `used` (ns); returns its bytes.
-    Raises UnusableFileError: then what is in `contents` is undefined.
+    """Read a block into `contents`; returns its bytes. Raises UnusableFileError: then
+    what is in `contents` is undefined.
     """
     try:
         file = os.open(path, _READ)
@@ -132,7 +131,7 @@ def read_block(
         link = error.errno == errno.ELOOP
         raise UnusableFileError(FOREIGN if link else UNREADABLE, path) from error
     try:
-        return _read(file, path, key, layout, contents, by, used)
+        return _read(file, path, key, layout, contents, by)
     except OSError as error:
         raise UnusableFileError(UNREADABLE, path) from error
     finally:
@@ -146,7 +145,6 @@ def _read(
     layout: bytes,
     contents: Contents,
     by: Signature,
-    used: int,
 ) -> int:
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode):
@@ -165,8 +163,6 @@ def _read(
         raise UnusableFileError(TORN if torn else CORRUPTED, path, removable=True)
     if by.checksum(contents) != checksum:
         raise UnusableFileError(CORRUPTED, path, removable=True)
-    with suppress(OSError):  # it may only be read
-        os.utime(file, ns=(used, used))
     return HEADER + length
 
 

@@ -21,14 +21,16 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from attrs import define, field
 
-from minfer.blocks.keys import Key, Keys, group_key
+from minfer.blocks.keys import DIGEST, Key, Keys, group_key
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
     HEADER,
@@ -95,6 +97,9 @@ class BlockFolder:
     _warned: bool = field(init=False, default=False)
     _refused: set[Key] = field(init=False, factory=set)  # files of no use here
     _used: dict[Key, float] = field(init=False, factory=dict)  # when, by `monotonic`
+    _notes: ThreadPoolExecutor = field(
+        init=False, factory=lambda: ThreadPoolExecutor(1, "minfer-kv-notes")
+    )
 
     def name(self, key: Key) -> Path:
         """Where the block with a key is."""
@@ -103,45 +108,55 @@ class BlockFolder:
     # --- what there is ------------------------------------------------------------------
 
     def leading(self, keys: Keys) -> int:
-        """How many of a prompt's leading blocks are there; notes that these are used. A
-        call to the operating system for each, of some microseconds, unless it was asked
-        for within a minute.
+        """How many of a prompt's leading blocks are there, and notes that these are used.
+        A hint, of a binary search with few calls to the operating system: one of them may
+        be missing.
         """
-        now, stamp, found = time.monotonic(), time.time_ns(), 0
-        if len(self._used) > KNOWN:
-            self._used.clear()
-        for key in keys:
-            if now - self._used.get(key, -FRESH) >= FRESH:
-                # Parents are newer than their children, and stay longer.
-                stamp -= 1000
-                if not self._note_use(group_key(key, self.probed), stamp):
-                    break
-                for group in range(self.groups):
-                    if group != self.probed:
-                        self._note_use(group_key(key, group), stamp)
-                self._used[key] = now
-            found += 1
+        now, every = time.monotonic(), range(len(keys))
+        found = bisect_left(every, True, key=lambda at: not self._is_there(keys[at], now))
+        stale = [key for key in keys[:found] if not self._is_fresh(key, now)]
+        if stale:
+            if len(self._used) > KNOWN:
+                self._used.clear()
+            self._used.update(dict.fromkeys(stale, now))
+            with suppress(RuntimeError):  # it was closed
+                self._notes.submit(self._note_uses, stale)
         return found
 
-    def _note_use(self, key: Key, stamp: int) -> bool:
-        """Note that a file is used, if it is there; returns whether it is."""
-        name = self.name(key)
-        try:
-            os.utime(name, ns=(stamp, stamp))
-        except FileNotFoundError:
-            return False
-        except OSError:  # it may only be read
-            return name.exists()
-        return True
+    def _is_fresh(self, key: Key, now: float) -> bool:
+        return now - self._used.get(key, -FRESH) < FRESH
+
+    def _is_there(self, key: Key, now: float) -> bool:
+        return self._is_fresh(key, now) or self.name(group_key(key, self.probed)).exists()
+
+    def _note_uses(self, keys: Sequence[Key]) -> None:
+        """Note that blocks are used, in all groups: parents later than their children, so
+        that they stay longer.
+        """
+        stamp = time.time_ns()
+        for place, key in enumerate(keys):
+            for group in range(self.groups):
+                try:
+                    name = self.name(group_key(key, group))
+                    os.utime(name, ns=(stamp - place, stamp - place))
+                except FileNotFoundError:
+                    if group == self.probed:
+                        self._used.pop(key, None)
+                except OSError:
+                    pass  # it may only be read
+
+    def close(self) -> None:
+        """Note what was used, and end."""
+        self._notes.shutdown()
 
     # --- blocks -------------------------------------------------------------------------
 
-    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
-        """Read a block into `contents`, and note that it was `used` (ns). Raises
+    def read(self, key: Key, layout: bytes, contents: Contents) -> None:
+        """Read a block into `contents`; its use was noted by `leading`. Raises
         UnusableFileError; a file that is no use to anybody is removed.
         """
         try:
-            size = read_block(self.name(key), key, layout, contents, self.signature, used)
+            size = read_block(self.name(key), key, layout, contents, self.signature)
         except UnusableFileError as error:
             self._refuse(key, error)
             raise
@@ -155,11 +170,12 @@ class BlockFolder:
                 self.name(key).unlink()
         with self._lock:
             self.counts[REFUSED + error.cause] += 1
-            self._used.pop(key[-32:], None)
+            first = self.counts[REFUSED + error.cause] == 1
+            self._used.pop(key[-DIGEST:], None)
             if error.cause != MISSING:
                 self._refused.add(key)
-        if error.cause != MISSING:
-            _log.warning("a KV block on disk is not used: %s", error)
+        if first and error.cause != MISSING:
+            _log.warning("KV blocks on disk are not used: %s; more are counted", error)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Write a block, unless it is there. Raises StoppedError if that is impossible,
@@ -169,8 +185,7 @@ class BlockFolder:
         name = self.name(key)
         length = sum(map(len, contents))
         try:
-            if key not in self._refused and _has_size(name, HEADER + length):
-                os.utime(name)
+            if key not in self._refused and _is_used(name, HEADER + length):
                 return
             self._make_room(file_bytes(length))
             name.parent.mkdir(mode=0o700, exist_ok=True)
@@ -214,9 +229,6 @@ class BlockFolder:
 
     def want(self, keys: Keys, engine: str) -> None:
         """As `KeyedStore` says: it sends nothing."""
-
-    def close(self) -> None:
-        """As `KeyedStore` says: it holds nothing."""
 
     def totals(self) -> dict[str, float]:
         """All counts so far."""
@@ -294,11 +306,14 @@ class BlockFolder:
                     continue  # another engine has removed it
 
 
-def _has_size(name: Path, size: int) -> bool:
+def _is_used(name: Path, size: int) -> bool:
+    """Whether a file is there and has this size; its use is noted."""
     try:
-        return name.lstat().st_size == size
+        found = name.lstat().st_size == size
+        os.utime(name)
     except OSError:
         return False
+    return found
 
 
 def capacity(path: Path) -> int:

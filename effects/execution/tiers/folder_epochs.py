@@ -146,8 +146,9 @@ class FolderEpochs:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name in the folder is one that engines make."""
-    return name.startswith("minfer-kv.") or (len(name) == 2 and name.isalnum())
+    """Whether a name in the folder is one that engines, or file systems, make."""
+    known = name.startswith("minfer-kv.") or (len(name) == 2 and name.isalnum())
+    return known or name == "lost+found"  # where the folder is a whole file system
 
 
 def _digest(name: str) -> str:

@@ -10,6 +10,7 @@ other piece is on its way between host memory and the device.
 """
 
 import hashlib
+import os
 import secrets
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
 SLOTS: Final = 2  # of a direction
-THREADS: Final = 4  # that read, and that write
+THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and that write
 REPEATS: Final = 2
 KeyedCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
@@ -89,7 +90,6 @@ class _Piece:
 
     slot: _Slot
     blocks: Blocks
-    used: int  # when, in ns: parents later than their children, so that they stay longer
     work: "list[Future[None]]" = field(factory=list)
 
     @property
@@ -117,7 +117,7 @@ class _Lane:
 
     def _perform(self, command: KeyedCommand) -> None:
         """Copy all blocks; nothing is written any more when it returns, or raises."""
-        begin, stamp, pending = time.perf_counter(), time.time_ns(), deque[_Piece]()
+        begin, pending = time.perf_counter(), deque[_Piece]()
         begin_piece = self._read if self.loads else self._write
         try:
             if not self.loads:
@@ -127,8 +127,7 @@ class _Lane:
                     self._end_piece(pending)
                 slot = self.slots[number % len(self.slots)]
                 slot.wait()
-                used = stamp - number * self.room
-                pending.append(piece := _Piece(slot, blocks, used))
+                pending.append(piece := _Piece(slot, blocks))
                 begin_piece(piece)
             while pending:
                 self._end_piece(pending)
@@ -154,27 +153,20 @@ class _Lane:
         return found
 
     def _read(self, piece: _Piece) -> None:
-        self._submit(
-            piece,
-            lambda at, key, contents: self.store.read(
-                key, self.layout, contents, piece.used - at
-            ),
-        )
+        self._submit(piece, self.store.read)
 
     def _write(self, piece: _Piece) -> None:
         piece.slot.copy(piece.pages, loads=False)
         piece.slot.wait()
-        self._submit(
-            piece, lambda _, key, contents: self.store.write(key, self.layout, contents)
-        )
+        self._submit(piece, self.store.write)
 
     def _submit(
-        self, piece: _Piece, work: Callable[[int, Key, list[memoryview]], None]
+        self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first = 0
         for key, pages in piece.blocks:
             contents = piece.slot.contents(first, first + len(pages))
-            piece.work.append(self.pool.submit(work, first, key, contents))
+            piece.work.append(self.pool.submit(work, key, self.layout, contents))
             first += len(pages)
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
@@ -187,9 +179,12 @@ class _Lane:
             piece.slot.copy(piece.pages, loads=True)
 
     def close(self) -> None:
-        """Perform what has begun, and end."""
+        """Perform what has begun, and release the memory."""
         self.thread.close()
         self.pool.shutdown()
+        for slot in self.slots:
+            for part in slot.parts:
+                part.host.close()
 
 
 class KeyedCopier:
@@ -264,10 +259,10 @@ class KeyedCopier:
             )
 
     def close(self) -> None:
-        """End all transfers, and release the memory: those that wait are lost."""
-        self.store.close()
+        """Perform what has begun, and release the memory."""
         for lane in self.lanes.values():
             lane.close()
+        self.store.close()
 
 
 def layout_of(parts: Sequence[Part]) -> bytes:

@@ -35,10 +35,8 @@ class KeyedStore(Protocol):
         """Have the blocks of a prompt sent to another engine, once they are computed."""
         ...
 
-    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
-        """Read a block into `contents`, and note that it was `used` (ns). Raises
-        NotStoredError.
-        """
+    def read(self, key: Key, layout: bytes, contents: Contents) -> None:
+        """Read a block into `contents`. Raises NotStoredError."""
         ...
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:

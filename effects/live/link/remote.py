@@ -224,13 +224,7 @@ class Remote:
         link.last_message = self.clock()
         match message:
             case wire.FrontOutputs():
-                taken = self._requests.take(message, replica)
-                outputs = self._placement.hand_over(taken)
-                ended = self._requests.end(outputs.finished)
-                self._send_to_listeners(outputs)
-                if outputs is not taken:  # requests were handed over
-                    self._end(self._requests.pending_ends())
-                self._placement.note_progress(ended)
+                self._take_outputs(message, replica)
             case wire.EngineStatus(snapshot):
                 link.note_status(snapshot)
                 self.resets = max(self.resets, snapshot.resets)
@@ -255,6 +249,15 @@ class Remote:
                 link.ready = message
                 if changed:
                     self._placement.note_ready(link)
+
+    def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
+        taken = self._requests.take(message, replica)
+        outputs = self._placement.hand_over(taken)
+        ended = self._requests.end(outputs.finished)
+        self._send_to_listeners(outputs)
+        if outputs is not taken:  # requests were handed over
+            self._end(self._requests.pending_ends())
+        self._placement.note_progress(ended)
 
     def disconnect(self, replica: int = 0) -> None:
         """Note that a link is over: end what had to end, note which samples may have been

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def write(folder: BlockFolder, name: bytes, layout: bytes = LAYOUT[0]) -> None:
 def read(folder: BlockFolder, name: bytes, layout: bytes = LAYOUT[0]) -> bytearray:
     """Into two parts, as of a cache with scales."""
     found = memoryview(bytearray(LENGTH))
-    folder.read(name, layout, [found[:300], found[300:]], time.time_ns())
+    folder.read(name, layout, [found[:300], found[300:]])
     return bytearray(found)
 
 
@@ -182,8 +181,11 @@ def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
     for number in range(40):
         write(folder, key(number))
         os.utime(folder.name(key(number)), ns=(number, number))
-    assert folder.leading((key(0), key(1), key(99), key(2))) == 2  # noted as used
-    read(folder, key(2))
+    assert folder.leading((key(0), key(1), key(2), key(99))) == 3
+    folder.close()  # their uses are noted
+    times = [folder.name(key(number)).stat().st_mtime_ns for number in range(4)]
+    assert times[0] > times[1] > times[2] > times[3] == 3
+    assert folder.leading((key(3), key(99))) == 1
     write(folder, key(40))
     left = {number for number in range(41) if folder.name(key(number)).exists()}
     assert left == {0, 1, 2, *range(6, 41)}

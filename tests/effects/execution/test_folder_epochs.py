@@ -11,6 +11,7 @@ from minfer.values.checks import ConfigError
 
 
 def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> None:
+    (tmp_path / "new" / "folder" / "lost+found").mkdir(parents=True)
     one = FolderEpochs.open(tmp_path / "new" / "folder")
     two = FolderEpochs.open(one.folder)
     first = one.of_all

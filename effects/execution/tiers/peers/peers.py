@@ -108,9 +108,9 @@ class Peers:
                 raise PeerError(f"there is no engine {engine!r} to send blocks to")
             sender.send(key, contents)
 
-    def read(self, key: Key, layout: bytes, contents: Contents, used: int) -> None:
+    def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that was sent; waits for it. Raises PeerError."""
-        del layout, used
+        del layout
         if self.inbox is None:
             raise PeerError("this engine gets no blocks from others")
         self.inbox.fetch(key, contents)
