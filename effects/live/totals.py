@@ -40,8 +40,8 @@ COUNTERS: Final = (
     "kv_host_loaded_blocks",
     "kv_host_recomputed_blocks",
     "kv_host_lost_blocks",
-    "kv_disk_loaded_blocks",
-    "kv_disk_recomputed_blocks",
+    "kv_keyed_loaded_blocks",
+    "kv_keyed_recomputed_blocks",
     "failed_steps",
     "overruled_policy_answers",
     "spec_decode_num_drafts",  # steps of a sample in which it had drafts
@@ -221,4 +221,4 @@ class TotalsCounter:
 
 def _of_tier(reason: Loading | Recomputing, what: str) -> str:
     """The name of a count of a tier's blocks."""
-    return f"kv_{'disk' if reason.keyed else 'host'}_{what}_blocks"
+    return f"kv_{'keyed' if reason.keyed else 'host'}_{what}_blocks"

@@ -103,7 +103,7 @@ def test_both_tiers_serve_together(tmp_path: Path) -> None:
         with LLM(**some) as llm:
             assert [*serve(llm, 3), *serve(llm, 1)] == [*wanted, wanted[0]]
             assert counts(llm)["kv_host_loaded_blocks"] > 0
-    assert counts(llm)["kv_disk_loaded_blocks"] > 0
+    assert counts(llm)["kv_keyed_loaded_blocks"] > 0
 
 
 def test_broken_files_are_computed_again(tmp_path: Path) -> None:

@@ -56,11 +56,28 @@ HELP: Final[Mapping[str, str]] = {
     "kv_host_lost_blocks": (
         "KV blocks whose copy to or from host memory, or a disk, failed."
     ),
-    "kv_disk_loaded_blocks": (
-        "KV blocks whose loading from disk has begun, for a waiting sample."
+    "kv_keyed_loaded_blocks": (
+        "KV blocks whose loading from disk, or from what another engine has sent, has "
+        "begun, for a waiting sample."
     ),
-    "kv_disk_recomputed_blocks": (
+    "kv_keyed_recomputed_blocks": (
         "KV blocks on disk that a waiting sample computes, as that is faster."
+    ),
+    "kv_sent_blocks": "KV blocks that were sent to another engine.",
+    "kv_sent_bytes": "Bytes of the KV blocks that were sent to another engine.",
+    "kv_send_seconds": "Seconds in which KV blocks were being sent to another engine.",
+    "kv_unsent_blocks": (
+        "KV blocks that could not be sent to another engine, which computes them."
+    ),
+    "kv_received_blocks": "KV blocks that another engine has sent.",
+    "kv_received_bytes": "Bytes of the KV blocks that another engine has sent.",
+    "kv_receive_seconds": (
+        "Seconds in which KV blocks were being copied from what was sent, with the time "
+        "that they were waited for."
+    ),
+    "kv_unread_blocks": (
+        "KV blocks that another engine has sent, and that made room for others before a "
+        "request wanted them."
     ),
     "kv_disk_stored_blocks": "Files of KV blocks that were written.",
     "kv_disk_stored_bytes": "Bytes of the files of KV blocks that were written.",

@@ -99,8 +99,9 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     recorder = _open_recorder(plan)
     router = _router(plan, recorder)
     prefill = None
-    if plan.prefillers:
+    if plan.prefillers and router is not None:
         prefill = PrefillFirst(FrontRouter(_router_config(plan)))
+        prefill.router.routed = router.routed  # counted together
     remote = Remote(
         plan.number,
         max_waiting=plan.args.max_waiting,
