@@ -11,8 +11,9 @@ from itertools import count
 from random import Random
 from typing import Never
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from minfer.blocks.keys import Key, block_keys
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
@@ -21,6 +22,7 @@ from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
+from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.replica_news import ReplicaNews
@@ -28,11 +30,13 @@ from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Finish, Finished
+from minfer.records.messages import FetchBlocks, Finish, Finished
 from minfer.records.plan import Open, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
-from minfer.routing.policies import routing_policy_named
+from minfer.records.state import EngineState, Transition
+from minfer.records.tiers import LOAD, RECOMPUTE, KeyedTier
+from minfer.routing.policies import Prefix, routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.runs.oracle import Oracle
 from minfer.sampling.structured import StructuredOutputs
@@ -91,9 +95,10 @@ class Poison:
 class Poisoned(Oracle):
     """An executor whose process dies when a row of a poisonous request runs."""
 
-    def __init__(self, poison: Poison) -> None:
+    def __init__(self, poison: Poison, outside: dict[Key, list[list[int]]]) -> None:
         super().__init__(CONFIG.block_size, VOCAB)
         self.poison = poison
+        self.outside = outside  # what engines send each other, and none of them loses
         self.left: dict[int, int] = {}  # steps of poisonous rows
 
     def launch(self, plan: Plan) -> None:
@@ -213,8 +218,12 @@ class World:
         kills: Poison | None = None,
         replicas: int = 1,
         policy: str = "prefix",
+        prefillers: int = 0,
     ) -> None:
         self.rng = Random(seed)
+        self.prefillers = prefillers  # the first replicas compute prompts for others
+        self.sent: dict[Key, list[list[int]]] = {}  # blocks, by content key
+        self.fetched = 0
         self.now = 0.0
         self.poison = poison
         self.kills = kills or Poison(poison)
@@ -246,15 +255,35 @@ class World:
     def ready(self, replica: Replica) -> None:
         """The engine has loaded."""
         if replica.host is not None and replica.engine is None:
-            executor = Poisoned(self.kills)
-            driver = Driver(CONFIG, executor, clock=self.clock)
+            executor = Poisoned(self.kills, self.sent)
+            config = self.config_of(replica)
+            driver = Driver(config, executor, clock=self.clock)
             replica.compiling = CompilingRequests()
             replica.engine = Inline(driver, grammars=replica.compiling)
             news = None
             if len(self.replicas) > 1:
-                news = ReplicaNews(CONFIG, lambda: driver.state)
-                replica.engine.on_turn = replica.host.note_turn
+                news = ReplicaNews(config, lambda: driver.state)
+                replica.engine.on_turn = self.watching(replica.host)
             replica.host.open(replica.engine, READY, news)
+
+    def config_of(self, replica: Replica) -> EngineConfig:
+        """The configuration of an engine."""
+        if not self.prefillers:
+            return CONFIG
+        gets = replica.number >= self.prefillers
+        most = 2 * CONFIG.num_blocks
+        tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
+        return evolve(CONFIG, keyed=tier)
+
+    def watching(self, host: Host) -> Callable[[EngineState, Transition], None]:
+        """Counts blocks that are fetched, beside what the host does with a turn."""
+
+        def note(before: EngineState, turn: Transition) -> None:
+            fetches = [one for one in turn.commands if isinstance(one, FetchBlocks)]
+            self.fetched += sum(len(one.keys) for one in fetches)
+            host.note_turn(before, turn)
+
+        return note
 
     def kill(self, number: int = 0) -> None:
         """An engine's process is gone, and with it all links; what it said before comes
@@ -302,15 +331,17 @@ class World:
     def any_request(self) -> Request:
         """One like others."""
         rng = self.rng
+        prompt = tuple(rng.choices(range(VOCAB), k=rng.randint(1, 20)))
         free = SamplingParams(temperature=rng.choice((0, 1)))
         return Request(
             id=f"r{next(self.numbers)}",
-            prompt=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 20))),
+            prompt=prompt,
             max_tokens=rng.randint(1, 40),
             n=rng.choice((1, 1, 1, 2, 3)),
             seed=rng.randrange(2**63),
             sampling=self.constrained("fine") if rng.random() < BOUND else free,
             stop_ids=frozenset(rng.choices(range(VOCAB), k=rng.choice((0, 1)))),
+            keys=block_keys(b"", prompt, CONFIG.block_size) if self.prefillers else (),
         )
 
     def move(self, *, hostile: bool) -> None:
@@ -336,12 +367,13 @@ class World:
             lambda: self._cancel(front),
             lambda: self._finish(front),
             lambda: self._move(front, replica),
+            self._lose,
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
             moves = 10 if len(self.replicas) > 1 else 0
-            weights += [3, 2, 3, 5, 5, moves, 20]
+            weights += [3, 2, 3, 5, 5, moves, 3 * bool(self.prefillers), 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -397,7 +429,18 @@ class World:
             policy = routing_policy_named(self.policy)
             router = FrontRouter(RouterConfig(policy, CONFIG.block_size))
         count = len(self.replicas)
-        remote = Remote(number, clock=self.clock, replicas=count, router=router)
+        prefill = None
+        if self.prefillers:
+            own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
+            prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
+        remote = Remote(
+            number,
+            clock=self.clock,
+            replicas=count,
+            router=router,
+            prefill=prefill,
+            prefillers=self.prefillers,
+        )
         front = Front(remote)
         front.remote.listen(front.hear)
         return front
@@ -493,6 +536,11 @@ class World:
         """A request is moved, if it is served."""
         if front.requested:
             front.remote.move(self.rng.choice(list(front.requested)), replica.number)
+
+    def _lose(self) -> None:
+        """A block that was sent is lost."""
+        if self.sent:
+            del self.sent[self.rng.choice(list(self.sent))]
 
     def _cancel(self, front: Front) -> None:
         names = [one for one in front.requested if one != self.poison]

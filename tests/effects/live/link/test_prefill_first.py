@@ -1,0 +1,167 @@
+"""Prompts that are computed by one engine, and decoded by another."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.keys import block_keys
+from minfer.records.request import Request
+from tests.circles import seeds
+from tests.effects.live.link.test_placement import settle, where
+from tests.effects.live.link.world import CONFIG, Front, World
+
+PROMPT = tuple(range(14))  # three full blocks
+WHOLE = Request(
+    id="a",
+    prompt=PROMPT,
+    max_tokens=12,
+    keys=block_keys(b"", PROMPT, CONFIG.block_size),
+)
+
+
+def started(prefillers: int = 1, replicas: int = 2) -> World:
+    """All engines are ready, and the front knows that."""
+    world = World(0, fronts=1, replicas=replicas, prefillers=prefillers)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    return world
+
+
+def handed(front: Front) -> int:
+    prefill = front.remote._placement.prefill
+    assert prefill is not None
+    return prefill.handed_over
+
+
+def over(front: Front, name: str = "a") -> Callable[[], bool]:
+    return lambda: (name, 0) in front.ended
+
+
+def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 0
+    settle(world, lambda: where(front, "a") == 1)
+    assert len(front.got["a", 0]) == 1
+    settle(world, over(front))
+    world.judge()
+    assert handed(front) == 1
+    assert world.fetched == 3
+    assert front.ended["a", 0].cached == 0  # none was known before
+    for prefills in (True, False):
+        router = front.remote._placement.router_of(front.remote.replicas[not prefills])
+        assert router is not None
+        assert not router.state.requests
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tokens": 1},  # nothing is left to decode
+        {"prompt": PROMPT[:4], "keys": ()},  # computed as soon as it would be sent
+        {"n": 2},
+        {"reads_cache": False},
+    ],
+)
+def test_others_are_served_by_one(changes: dict[str, Any]) -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, evolve(WHOLE, **changes))
+    assert where(front, "a") == 1
+    settle(world, lambda: not front.remote.working)
+    world.judge()
+    assert not handed(front)
+
+
+def test_what_the_decoding_engine_knows_is_not_computed_elsewhere() -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, over(front))
+    settle(world, lambda: not any(one.up or one.down for one in front.links.values()))
+    for _ in range(400):
+        world.move(hostile=False)  # the engine reports its keys
+    world.ask(front, evolve(WHOLE, id="again"))
+    assert where(front, "again") == 1
+    settle(world, over(front, "again"))
+    assert handed(front) == 1
+
+
+def test_a_token_that_ends_it_is_its_end() -> None:
+    world = started()
+    [front] = world.fronts
+    first = started()
+    first.ask(first.fronts[0], WHOLE)
+    settle(first, over(first.fronts[0]))
+    [token, *_] = first.fronts[0].got["a", 0]
+    world.ask(front, evolve(WHOLE, stop_ids=frozenset([token])))
+    settle(world, over(front))
+    assert front.ended["a", 0].reason == "stop"
+    assert not handed(front)
+
+
+def test_blocks_that_are_lost_are_computed() -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, lambda: where(front, "a") == 1)
+    world.sent.clear()
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_engine_dies_before_and_after(number: int) -> None:
+    for at in (0, 1):
+        world = started()
+        [front] = world.fronts
+        world.ask(front, WHOLE)
+        if at:
+            settle(world, lambda: where(front, "a") == 1)  # noqa: B023 - at once
+        world.kill(number)
+        settle(world, over(front))
+        world.judge()
+
+
+def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
+    world = started()
+    [front] = world.fronts
+    world.replicas[1].host = world.replicas[1].engine = None
+    world._cut(front, world.replicas[1], reported=False)
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 0
+    assert not front.remote._requests.all()[0].target
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.long
+@seeds(8, 300)
+def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
+    given = fetched = 0
+    for seed in seeds:
+        rng = Random(f"disaggregated {seed}")
+        replicas = rng.choice((2, 3, 4))
+        world = World(
+            seed,
+            fronts=rng.choice((1, 2)),
+            replicas=replicas,
+            prefillers=rng.randrange(1, replicas),
+        )
+        world.run(600)
+        world.judge()
+        for front in world.fronts:
+            for link in front.remote.replicas:
+                router = front.remote._placement.router_of(link)
+                assert router is not None
+                assert not router.state.requests, "ended ones are on no replica"
+            assert not front.remote._requests.unplaced
+            given += handed(front)
+        fetched += world.fetched
+    assert given > len(seeds)
+    assert fetched > len(seeds)
