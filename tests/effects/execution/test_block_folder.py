@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,9 +172,14 @@ def test_files_of_others_are_refused(folder: BlockFolder) -> None:
     write(signed, key(1))
     assert read(signed, key(1)) == content(key(1))
     assert cause(other, key(1)) == cause(folder, key(1)) == "foreign"
-    # CRC-32 is a sum that anybody can keep: the signature is not made with it.
-    flipped(HEADER)(signed.name(key(1)))
-    assert cause(signed, key(1)) == "corrupted"
+
+
+def test_checksums_are_those_of_the_standards() -> None:
+    """Whoever can change a file can keep its CRC-32: with a secret there is another."""
+    parts = [memoryview(b"some"), memoryview(b"contents")]
+    crc = zlib.crc32(b"somecontents").to_bytes(32, "little")
+    assert Signature().checksum(parts) == crc
+    assert Signature("a").checksum(parts) == hashlib.sha256(b"somecontents").digest()
 
 
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> N
         file.unlink()
     else:
         file.write_text(text)
+    assert one.of_all not in (0, before)
+    assert FolderEpochs.open(tmp_path).of_all == one.of_all
+    file.unlink()
     two = FolderEpochs.open(tmp_path)
     assert one.of_all == two.of_all
     assert one.of_all not in (0, before)

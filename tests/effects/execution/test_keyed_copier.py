@@ -1,6 +1,7 @@
 """Copies of KV blocks between the device and files."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minfer.effects.execution.tiers import page_parts
+from minfer.effects.execution.tiers.block_files import UnusableFileError
 from minfer.effects.execution.tiers.block_folder import (
     DROPPED,
     FETCHED,
@@ -97,6 +99,25 @@ def test_a_block_that_is_not_there_loses_the_transfer(caches: Caches) -> None:
     assert caches.ended(FetchBlocks(3, KEYS[2:], PAGES[2:])) == Moved(3)
     assert not caches.page(7)[0].any()
     assert caches.page(3)[0].any()
+
+
+def test_a_lost_transfer_is_reported_when_its_last_read_has_ended(
+    caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next transfer uses the same memory."""
+    ends = list[bytes]()
+
+    def read(folder: BlockFolder, key: bytes, *_: object) -> None:
+        if key == KEYS[0]:
+            raise UnusableFileError("missing", folder.name(key))
+        time.sleep(0.1)
+        ends.append(key)
+
+    monkeypatch.setattr(BlockFolder, "read", read)
+    assert isinstance(caches.ended(FetchBlocks(1, KEYS, PAGES)), Lost)
+    before = [*ends]
+    time.sleep(0.2)
+    assert ends == before
 
 
 def test_stores_that_fail_are_counted(
