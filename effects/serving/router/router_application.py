@@ -1,0 +1,359 @@
+"""The ASGI application of a router."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from attrs import field, frozen
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.serving.access.api_keys import Keys, digest
+from minfer.effects.serving.access.authentication import RequireKey, caller_of
+from minfer.effects.serving.application import error_format, refusal
+from minfer.effects.serving.client_errors import ApiError, to_api_error
+from minfer.effects.serving.router.body import Bodies, decoded
+from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
+from minfer.effects.serving.router.forwarding import (
+    Answered,
+    ClientRequest,
+    Exchange,
+    Failed,
+    Outcome,
+    Refused,
+    open_session,
+    pass_on,
+)
+from minfer.effects.serving.router.head import RawHeaders
+from minfer.effects.serving.router.health import HealthWatch
+from minfer.effects.serving.router.homes import Homes
+from minfer.effects.serving.router.paths import Target, Way, target_of
+from minfer.effects.serving.router.prompt_keys import (
+    BLOCK_TOKENS,
+    RequestFields,
+    read_fields,
+    text_keys,
+)
+from minfer.effects.serving.router.router_metrics import RouterMetrics
+from minfer.effects.serving.wire.http import failure_response
+from minfer.effects.serving.wire.request_ids import RequestIds
+from minfer.effects.serving.wire.request_targets import NormalizeTarget
+from minfer.routing.messages import RoutingRequest
+from minfer.routing.policies import routing_policy_named
+from minfer.routing.state import RouterConfig
+from minfer.values.checks import LARGEST_TOKEN
+
+CACHE_TOKENS: Final = 2**20
+MAX_BODY: Final = 2**25  # bytes
+MAX_WAITING: Final = 1024
+PATIENCE: Final = 600.0  # seconds
+JOURNAL_SIZE: Final = 2**30  # bytes
+_TENANT: Final = 16  # hexadecimal digits of a key's digest
+_NOT_FOUND: Final = 404
+_UNAVAILABLE: Final = 503
+
+
+@frozen(kw_only=True)
+class RouterOptions:
+    """How requests are routed."""
+
+    backends: Sequence[str]  # base URLs, as `read_backends` returns them
+    policy: str = "prefix"
+    keys: Keys = field(factory=Keys)  # that clients must have
+    cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
+    max_body: int = MAX_BODY  # bytes
+    max_waiting: int = MAX_WAITING  # requests
+    patience: float = PATIENCE  # seconds between two parts of a response
+    journal: Path | None = None  # a folder
+    journal_size: int = JOURNAL_SIZE
+
+
+class Router:
+    """Requests for several servers over HTTP. `open` and `close` are called in the event
+    loop that serves it. Raises ConfigError.
+    """
+
+    def __init__(self, options: RouterOptions) -> None:
+        self.closing = False
+        self.live = 0  # requests that wait or are answered
+        config = RouterConfig(routing_policy_named(options.policy), BLOCK_TOKENS)
+        self._journal: RoutingJournalFile | None = None
+        if options.journal is not None:
+            size = options.journal_size
+            self._journal = RoutingJournalFile(options.journal, config, size)
+        self.dispatcher = Dispatcher(
+            config,
+            cache_blocks=max(1, options.cache_tokens // BLOCK_TOKENS),
+            most_waiting=options.max_waiting,
+            journal=self._journal,
+        )
+        self._options = options
+        self._bodies = Bodies(options.max_body)
+        self._homes = Homes()
+        self._numbers = count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: aiohttp.ClientSession | None = None
+        self.watches: dict[str, HealthWatch] = {}
+        app = self._with_routes(options.keys)
+        self.app = RequestIds(NormalizeTarget(app, refusal))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self.app(scope, receive, send)
+
+    async def open(self) -> None:
+        """Ask all backends how they are, and go on asking them."""
+        http = self._http = open_session(self._options.patience)
+        for name in self._options.backends:
+            self.watches[name] = HealthWatch(name, http, self.dispatcher)
+        watches = self.watches.values()
+        self.metrics = RouterMetrics(
+            self._options.policy, self.dispatcher, [*watches], self._journal
+        )
+        await asyncio.gather(*(watch.ask() for watch in watches))
+        self._tasks = [asyncio.create_task(watch.run()) for watch in watches]
+
+    async def close(self) -> None:
+        """Close all connections to backends, and the journal."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _with_routes(self, keys: Keys) -> Starlette:
+        errors = (ApiError, HTTPException, Exception)
+        app = Starlette(
+            routes=[
+                *(Route(path, self._health) for path in ("/health", "/healthz")),
+                Route("/ready", self._ready),
+                Route("/metrics", self._metrics),
+                Route("/router", self._status),
+                Route("/{path:path}", _Asgi(self._serve), methods=None),
+            ],
+            middleware=[Middleware(RequireKey, keys, refusal)],
+            exception_handlers=dict.fromkeys(
+                errors, lambda request, error: refusal(error, request.scope)
+            ),
+        )
+        # A redirect would send clients, and their keys, to whatever their own Host names.
+        app.router.redirect_slashes = False
+        return app
+
+    # --- the router's own ---------------------------------------------------------------
+
+    async def _health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        ready = bool(self.dispatcher.available()) and not self.closing
+        status = "ready" if ready else "no server takes requests"
+        return JSONResponse({"status": status}, 200 if ready else _UNAVAILABLE)
+
+    async def _metrics(self, request: Request) -> Response:
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self.metrics.registry), headers={"content-type": kind})
+
+    async def _status(self, _: Request) -> Response:
+        return JSONResponse(self.metrics.status())
+
+    # --- requests for backends ----------------------------------------------------------
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request for a backend, until it is answered or its client leaves."""
+        self.live += 1
+        try:
+            if self.closing:
+                why = "the router is shutting down"
+                raise ApiError(why, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
+            target = target_of(scope["method"], scope["path"], scope["raw_path"])
+            body = await self._bodies.read(scope, receive)
+            try:
+                await self._until_disconnect(
+                    self._answer(
+                        target, ClientRequest(scope=scope, send=send, body=body)
+                    ),
+                    receive,
+                )
+            finally:
+                self._bodies.release(body)
+        except ClientDisconnect:
+            return
+        except ApiError as error:
+            failure = error_format(scope)(to_api_error(error))
+            await failure_response(failure)(scope, receive, send)
+        finally:
+            self.live -= 1
+
+    @staticmethod
+    async def _until_disconnect(answer: Any, receive: Receive) -> None:
+        """Run `answer`; cancel it when the client leaves. Raises its errors, and
+        ClientDisconnect.
+        """
+        answering = asyncio.create_task(answer)
+        watching = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ClientDisconnect
+            answering.result()
+        finally:
+            watching.cancel()
+            if not answering.done():
+                answering.cancel()
+                await asyncio.wait((answering,))
+
+    async def _answer(self, target: Target, request: ClientRequest) -> None:
+        """Have a request answered. Raises ApiError."""
+        if target.way is Way.POLICY:
+            await self._answer_routed(request)
+        elif target.way is Way.HOME:
+            await self._try_in_turn(request, [self._home(target.id)])
+        else:
+            free = sorted(self.dispatcher.available(), key=lambda one: one.requests)
+            await self._try_in_turn(request, [one.name for one in free])
+
+    def _home(self, key: str) -> str:
+        """The backend that has a response or request. Raises ApiError."""
+        backends = self._options.backends
+        found = backends[0] if len(backends) == 1 else self._homes.find(key)
+        if found is None:
+            why = f"the router knows no server that made {key[:128]!r}"
+            raise ApiError(why, "id", "not_found", _NOT_FOUND)
+        return found
+
+    async def _try_in_turn(self, request: ClientRequest, names: list[str]) -> None:
+        """Pass a request on to the first of these backends that answers."""
+        failed: Failed | None = None
+        for name in names:
+            if failed is not None:
+                self.metrics.note_retry(failed.cause)
+            outcome = await self._attempt(request, name)
+            if not isinstance(outcome, Failed):
+                return
+            failed = outcome
+            if not failed.again:
+                break
+        raise no_backend() if failed is None else failed.error
+
+    async def _answer_routed(self, request: ClientRequest) -> None:
+        """Place a request, and if its backend fails, place it elsewhere."""
+        body = decoded(request.body, request.scope, self._options.max_body)
+        fields = read_fields(body)
+        routed = self._routing_request(request, fields, body)
+        try:
+            name: str | None = await self._first(routed, fields)
+            tried = list[str]()
+            refused, error = None, no_backend()
+            while name is not None:
+                tried.append(name)
+                outcome = await self._attempt(
+                    request, name, routed.id, may_refuse=refused is None
+                )
+                if isinstance(outcome, Answered):
+                    return
+                if isinstance(outcome, Refused):
+                    refused, cause, again = outcome, "refused", True
+                else:
+                    cause, again, error = outcome.cause, outcome.again, outcome.error
+                name = self.dispatcher.elsewhere(routed, tried) if again else None
+                if name is not None:
+                    self.metrics.note_retry(cause)
+            if refused is None:
+                raise error
+            await pass_on(refused, request.send)
+        finally:
+            self.dispatcher.end(routed.id)
+
+    async def _first(self, routed: RoutingRequest, fields: RequestFields) -> str:
+        """The first backend to try. Raises ApiError."""
+        home = self._homes.find(fields.previous) if fields.previous else None
+        if home is None:
+            return await self.dispatcher.place(routed)
+        if home not in self.dispatcher.state.replicas:
+            why = f"the server that has {fields.previous!r} cannot be reached now"
+            raise ApiError(why, "previous_response_id", "no_backend", _UNAVAILABLE)
+        self.dispatcher.send_to(home, routed)
+        return home
+
+    def _routing_request(
+        self, request: ClientRequest, fields: RequestFields, body: bytes
+    ) -> RoutingRequest:
+        prompt = text_keys(fields, body)
+        return RoutingRequest(
+            id=str(next(self._numbers)),
+            keys=prompt.keys,
+            tokens=min(prompt.tokens, LARGEST_TOKEN),
+            tenant=_key_digest(request.scope) or fields.whose or _address(request.scope),
+            session=fields.session,
+            output=0 if request.scope["path"] == "/v1/embeddings" else fields.output,
+        )
+
+    async def _attempt(
+        self,
+        request: ClientRequest,
+        name: str,
+        routed: str | None = None,
+        *,
+        may_refuse: bool = False,
+    ) -> Outcome:
+        """Try one backend; what is `routed` starts with its first part."""
+        if self._http is None:
+            raise no_backend()
+        exchange = Exchange(self._http, request, name)
+        first = partial(self._note_first, name, routed)
+        outcome = await exchange.run(first, may_refuse=may_refuse)
+        if isinstance(outcome, Failed):
+            self.watches[name].failed(refused=outcome.refused)
+        elif isinstance(outcome, Answered) and outcome.broken:
+            self.metrics.broken += 1
+            self.watches[name].failed(refused=False)
+        return outcome
+
+    def _note_first(
+        self, name: str, routed: str | None, status: int, headers: RawHeaders, part: bytes
+    ) -> None:
+        self.metrics.note_answer(name, status)
+        if routed is not None:
+            self.dispatcher.start(routed)
+            self._homes.note(name, headers, part)
+
+
+class _Asgi:
+    """An ASGI application for a route: Starlette calls functions with a Request."""
+
+    def __init__(self, serve: Any) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, receive, send)
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _key_digest(scope: Scope) -> str:
+    """The digest of the API key that a client sent, or nothing."""
+    headers = dict(scope["headers"])
+    key = headers.get(b"authorization") or headers.get(b"x-api-key")
+    return digest(key).hex()[:_TENANT] if key else ""
+
+
+def _address(scope: Scope) -> str:
+    return caller_of({"client": scope.get("client")}).name
