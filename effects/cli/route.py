@@ -30,7 +30,6 @@ COMMON: Final = (
     "--ssl-keyfile",
     "--journal",
 )
-_NEEDED: Final = "aiohttp"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +64,27 @@ def _routing_options(add: Callable[..., Any]) -> None:
         metavar="N",
         help="tokens that the prefix cache of each server is assumed to hold (default: "
         "%(default)s)",
+    )
+    add(
+        "--kv-events",
+        action="append",
+        default=[],
+        metavar="URL[,REPLAY]",
+        help="where a server publishes what it caches, as vLLM does, tcp://HOST:PORT, "
+        "and where missed events are sent again; give one for each --backend, in order, "
+        "or - for one without; needs --model, and the extra kv-events",
+    )
+    add(
+        "--model",
+        help="the checkpoint whose tokenizer and chat template the servers use, for "
+        "--kv-events",
+    )
+    add(
+        "--kv-block-size",
+        type=int,
+        default=16,
+        metavar="N",
+        help="tokens of a block of these servers (default: %(default)s)",
     )
     add(
         "--journal",
@@ -147,8 +167,10 @@ def _bound_options(add: Callable[..., Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Route until a signal comes; returns the exit code. Raises ConfigError."""
-    if find_spec(_NEEDED) is None:
-        raise ConfigError(f"minfer route needs {_NEEDED}: {how_to_install('route')}")
+    needed = {"aiohttp": "route", **({"zmq": "kv-events"} if options.kv_events else {})}
+    for module, extra in needed.items():
+        if find_spec(module) is None:
+            raise ConfigError(f"minfer route needs {module}: {how_to_install(extra)}")
     # It imports the HTTP server.
     from minfer.effects.serving.router.route_server import serve_router
 

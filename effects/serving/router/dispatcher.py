@@ -15,11 +15,12 @@ A request that is placed publishes the keys of its blocks for its backend at onc
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from attrs import define
 
+from minfer.blocks.keys import Keys
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.router.assumed_cache import AssumedCache
@@ -64,7 +65,8 @@ class Dispatcher:
     """Places requests on backends; all methods run in one event loop.
 
     `cache_blocks`: blocks that each backend is assumed to cache; those in `reporting` say
-    it themselves. At most `most_waiting` requests are deferred at a time.
+    it themselves, all when asked, and news by `report`. At most `most_waiting` requests
+    are deferred at a time.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Dispatcher:
         cache_blocks: int,
         most_waiting: int,
         journal: RoutingJournalFile | None = None,
-        reporting: Container[str] = (),
+        reporting: Mapping[str, Callable[[], Keys]] | None = None,
     ) -> None:
         self.state: RouterState = initial_router(config)
         self.counts = RoutingCounts()
@@ -83,7 +85,7 @@ class Dispatcher:
         self._cache_blocks = cache_blocks
         self._most_waiting = most_waiting
         self._journal = journal
-        self._reporting = reporting
+        self._reporting = reporting or {}
         self._caches: dict[str, AssumedCache] = {}
         self._lines: dict[str, deque[_Waiter]] = {}  # of tenants, none of them empty
 
@@ -98,14 +100,14 @@ class Dispatcher:
         """A backend takes requests."""
         one = self.state.replicas.get(name)
         if one is None or one.draining:
-            self.apply(ReplicaJoined(name))
+            self.apply(ReplicaJoined(name), *(self._cached(name) if one is None else ()))
             self._wake_all()
 
     def drain(self, name: str) -> None:
         """A backend is well, and takes no more requests."""
         one = self.state.replicas.get(name)
         if one is None or not one.draining:
-            new = () if one is not None else (ReplicaJoined(name),)
+            new = (ReplicaJoined(name), *self._cached(name)) if one is None else ()
             self.apply(*new, ReplicaDraining(name))
             self._wake_all()
 
@@ -115,6 +117,18 @@ class Dispatcher:
             self._caches.pop(name, None)
             self.apply(ReplicaLeft(name))
             self._wake_all()
+
+    def report(self, name: str, *events: RouterEvent) -> None:
+        """Take a backend's news of its cache; while it is not there, `join` asks for
+        all.
+        """
+        if name in self.state.replicas:
+            self.apply(*events)
+
+    def _cached(self, name: str) -> tuple[RouterEvent, ...]:
+        """What a backend says that it has cached."""
+        keys = self._reporting[name]() if name in self._reporting else ()
+        return (BlocksPublished(name, keys),) if keys else ()
 
     def assumed_blocks(self, name: str) -> int:
         """Blocks that a backend is assumed to cache."""

@@ -131,8 +131,8 @@ class Exchange:
             content = response.content
             part = await content.readany()
             if may_refuse and _is_refusal(response.status, headers):
-                while len(part) < _REFUSAL and (more := await content.readany()):
-                    part += more
+                while len(part) < _REFUSAL and (rest := await content.readany()):
+                    part += rest
                 return Refused(response.status, headers, part)
             self._events = any(
                 name == b"content-type" and value.lower().startswith(_EVENTS)
@@ -147,13 +147,16 @@ class Exchange:
                     "headers": headers,
                 }
             )
-            while part:
+            more = True
+            while part and more:
                 self._last = part[-2:]
+                more = not content.at_eof()  # else its end travels with it
                 await send(
-                    {"type": "http.response.body", "body": part, "more_body": True}
+                    {"type": "http.response.body", "body": part, "more_body": more}
                 )
-                part = await content.readany()
-            await send({"type": "http.response.body"})
+                part = await content.readany() if more else b""
+            if more:
+                await send({"type": "http.response.body"})
         return Answered()
 
     def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:

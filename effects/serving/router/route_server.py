@@ -24,12 +24,13 @@ from minfer.effects.serving.processes.server import (
     listen_at,
     with_middleware,
 )
-from minfer.effects.serving.router.backends import read_backends
+from minfer.effects.serving.router.backends import read_backends, read_sources
 from minfer.effects.serving.router.router_application import Router, RouterOptions
 from minfer.effects.serving.wire.connections import Connections, Patience
 from minfer.effects.serving.wire.descriptors import raise_limit
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
+from minfer.values.checks import ConfigError
 
 _STOP: Final = 2  # signals after which the router stops at once
 _LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
@@ -88,8 +89,16 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
         connections=check_whole("max-connections", options.max_connections, 1),
         header=check_seconds("header-timeout", options.header_timeout),
     )
+    backends = read_backends(options.backend)
+    sources = read_sources(options.kv_events, backends)
+    if bool(sources) != (options.model is not None):
+        why = "a server's blocks are compared by token ids"
+        raise ConfigError(f"--kv-events and --model need each other: {why}")
     router = RouterOptions(
-        backends=read_backends(options.backend),
+        backends=backends,
+        kv_sources=sources,
+        kv_block_size=check_whole("kv-block-size", options.kv_block_size, 1),
+        model=options.model,
         policy=options.routing,
         keys=keys,
         cache_tokens=check_whole("cache-tokens", options.cache_tokens, 1),

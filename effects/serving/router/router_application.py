@@ -1,9 +1,8 @@
 """The ASGI application of a router."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +18,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.serving.access.api_keys import Keys, digest
-from minfer.effects.serving.access.authentication import RequireKey, caller_of
+from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
-from minfer.effects.serving.router.body import Bodies, decoded
+from minfer.effects.serving.router.backends import KvSource
+from minfer.effects.serving.router.body import Bodies
+from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
     Answered,
@@ -38,28 +39,24 @@ from minfer.effects.serving.router.forwarding import (
 from minfer.effects.serving.router.head import RawHeaders
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
+from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import Target, Way, target_of
-from minfer.effects.serving.router.prompt_keys import (
-    BLOCK_TOKENS,
-    RequestFields,
-    read_fields,
-    text_keys,
-)
+from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
+from minfer.effects.serving.router.request_reader import ReadRequest, RequestReader
 from minfer.effects.serving.router.router_metrics import RouterMetrics
+from minfer.effects.serving.router.token_keys import TokenKeys
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.request_ids import RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
-from minfer.routing.messages import RoutingRequest
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
-from minfer.values.checks import LARGEST_TOKEN
 
 CACHE_TOKENS: Final = 2**20
+KV_BLOCK: Final = 16  # tokens; vLLM's default
 MAX_BODY: Final = 2**25  # bytes
 MAX_WAITING: Final = 1024
 PATIENCE: Final = 600.0  # seconds
 JOURNAL_SIZE: Final = 2**30  # bytes
-_TENANT: Final = 16  # hexadecimal digits of a key's digest
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
 
@@ -72,6 +69,11 @@ class RouterOptions:
     policy: str = "prefix"
     keys: Keys = field(factory=Keys)  # that clients must have
     cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
+    # Where backends report what they cache, by name; then `model` has the tokenizer, and
+    # blocks have as many tokens as theirs.
+    kv_sources: Mapping[str, KvSource] = field(factory=dict)
+    kv_block_size: int = KV_BLOCK
+    model: str | None = None
     max_body: int = MAX_BODY  # bytes
     max_waiting: int = MAX_WAITING  # requests
     patience: float = PATIENCE  # seconds between two parts of a response
@@ -87,21 +89,26 @@ class Router:
     def __init__(self, options: RouterOptions) -> None:
         self.closing = False
         self.live = 0  # requests that wait or are answered
-        config = RouterConfig(routing_policy_named(options.policy), BLOCK_TOKENS)
+        sources = options.kv_sources
+        block = options.kv_block_size if sources else BLOCK_TOKENS
+        config = RouterConfig(routing_policy_named(options.policy), block)
+        tokens = TokenKeys(options.model, block) if options.model is not None else None
+        self._caches = {name: ReportedCache(name, block) for name in sources}
         self._journal: RoutingJournalFile | None = None
         if options.journal is not None:
             size = options.journal_size
             self._journal = RoutingJournalFile(options.journal, config, size)
         self.dispatcher = Dispatcher(
             config,
-            cache_blocks=max(1, options.cache_tokens // BLOCK_TOKENS),
+            cache_blocks=max(1, options.cache_tokens // block),
             most_waiting=options.max_waiting,
             journal=self._journal,
+            reporting={name: cache.cached for name, cache in self._caches.items()},
         )
         self._options = options
         self._bodies = Bodies(options.max_body)
         self._homes = Homes()
-        self._numbers = count()
+        self._reader = RequestReader(options.max_body, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
         self.watches: dict[str, HealthWatch] = {}
@@ -122,7 +129,18 @@ class Router:
             self._options.policy, self.dispatcher, [*watches], self._journal
         )
         await asyncio.gather(*(watch.ask() for watch in watches))
-        self._tasks = [asyncio.create_task(watch.run()) for watch in watches]
+        running = [*(watch.run() for watch in watches), *self._subscriptions()]
+        self._tasks = [asyncio.create_task(one) for one in running]
+
+    def _subscriptions(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What follows the events of backends."""
+        if self._caches:
+            from minfer.effects.serving.router import kv_subscriber  # it imports zmq
+
+            for name, cache in self._caches.items():
+                source = self._options.kv_sources[name]
+                report = partial(self.dispatcher.report, name)
+                yield kv_subscriber.KvSubscriber(source, cache, report).run()
 
     async def close(self) -> None:
         """Close all connections to backends, and the journal."""
@@ -182,7 +200,7 @@ class Router:
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
             try:
-                await self._until_disconnect(
+                await until_disconnect(
                     self._answer(
                         target, ClientRequest(scope=scope, send=send, body=body)
                     ),
@@ -197,24 +215,6 @@ class Router:
             await failure_response(failure)(scope, receive, send)
         finally:
             self.live -= 1
-
-    @staticmethod
-    async def _until_disconnect(answer: Any, receive: Receive) -> None:
-        """Run `answer`; cancel it when the client leaves. Raises its errors, and
-        ClientDisconnect.
-        """
-        answering = asyncio.create_task(answer)
-        watching = asyncio.create_task(_disconnect(receive))
-        try:
-            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise ClientDisconnect
-            answering.result()
-        finally:
-            watching.cancel()
-            if not answering.done():
-                answering.cancel()
-                await asyncio.wait((answering,))
 
     async def _answer(self, target: Target, request: ClientRequest) -> None:
         """Have a request answered. Raises ApiError."""
@@ -251,11 +251,10 @@ class Router:
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
-        body = decoded(request.body, request.scope, self._options.max_body)
-        fields = read_fields(body)
-        routed = self._routing_request(request, fields, body)
+        read = await self._reader.read(request.scope, request.body)
+        routed = read.routed
         try:
-            name: str | None = await self._first(routed, fields)
+            name: str | None = await self._first(read)
             tried = list[str]()
             refused, error = None, no_backend()
             while name is not None:
@@ -278,29 +277,16 @@ class Router:
         finally:
             self.dispatcher.end(routed.id)
 
-    async def _first(self, routed: RoutingRequest, fields: RequestFields) -> str:
+    async def _first(self, read: ReadRequest) -> str:
         """The first backend to try. Raises ApiError."""
-        home = self._homes.find(fields.previous) if fields.previous else None
+        home = self._homes.find(read.previous) if read.previous else None
         if home is None:
-            return await self.dispatcher.place(routed)
+            return await self.dispatcher.place(read.routed)
         if home not in self.dispatcher.state.replicas:
-            why = f"the server that has {fields.previous!r} cannot be reached now"
+            why = f"the server that has {read.previous!r} cannot be reached now"
             raise ApiError(why, "previous_response_id", "no_backend", _UNAVAILABLE)
-        self.dispatcher.send_to(home, routed)
+        self.dispatcher.send_to(home, read.routed)
         return home
-
-    def _routing_request(
-        self, request: ClientRequest, fields: RequestFields, body: bytes
-    ) -> RoutingRequest:
-        prompt = text_keys(fields, body)
-        return RoutingRequest(
-            id=str(next(self._numbers)),
-            keys=prompt.keys,
-            tokens=min(prompt.tokens, LARGEST_TOKEN),
-            tenant=_key_digest(request.scope) or fields.whose or _address(request.scope),
-            session=fields.session,
-            output=0 if request.scope["path"] == "/v1/embeddings" else fields.output,
-        )
 
     async def _attempt(
         self,
@@ -340,20 +326,3 @@ class _Asgi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(scope, receive, send)
-
-
-async def _disconnect(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _key_digest(scope: Scope) -> str:
-    """The digest of the API key that a client sent, or nothing."""
-    headers = dict(scope["headers"])
-    key = headers.get(b"authorization") or headers.get(b"x-api-key")
-    return digest(key).hex()[:_TENANT] if key else ""
-
-
-def _address(scope: Scope) -> str:
-    return caller_of({"client": scope.get("client")}).name

@@ -153,15 +153,20 @@ class Routing:
 
 @contextlib.asynccontextmanager
 async def routing(
-    count: int = 2, *, down: int = 0, **options: Any
+    count: int = 2, *, down: int = 0, late_sources: Any = None, **options: Any
 ) -> AsyncIterator[Routing]:
-    """So many backends behind a router, the last of them `down`."""
+    """So many backends behind a router, the last of them `down`; `late_sources` makes
+    their KV sources of their addresses.
+    """
     backends = [Backend("abcdef"[i]) for i in range(count)]
     for one in backends:
         await one.start()
     for one in backends[count - down :]:
         await one.stop()
-    router = Router(RouterOptions(backends=[one.url for one in backends], **options))
+    urls = [one.url for one in backends]
+    if late_sources is not None:
+        options["kv_sources"] = late_sources(urls)
+    router = Router(RouterOptions(backends=urls, **options))
     (listener,) = listen_at("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = http_config(router, HttpOptions(names=[]))

@@ -1,10 +1,12 @@
 """Backends that join, drain and leave."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
+from minfer.effects.cli.main import main
 from minfer.effects.serving.router import health
 from minfer.effects.serving.router.backends import read_backends
 from minfer.values.checks import ConfigError
@@ -97,6 +99,24 @@ def test_backends_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_no_backend_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--backend"):
         read_backends([url])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "name at least one server: --backend"),
+        (["--kv-events", "tcp://a:1"], "--kv-events and --model need each other"),
+        (["--model", "m"], "--kv-events and --model need each other"),
+        (["--max-body-size", "0"], "--max-body-size must be a whole number from 1"),
+        (["--backend-timeout", "0"], "--backend-timeout must be a number of seconds"),
+        (["--routing", "nearest"], "invalid choice: 'nearest'"),
+    ],
+)
+def test_options_that_cannot_be_used(options: list[str], why: str, capsys: Any) -> None:
+    given = ["--backend", "http://a"] if options else []
+    with contextlib.suppress(SystemExit):  # argparse's own
+        assert main(["route", *given, *options]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_addresses_of_backends() -> None:
