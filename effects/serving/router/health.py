@@ -10,6 +10,7 @@ A backend that refused a request's connection has left at once, and is asked aga
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -32,6 +33,7 @@ class Health(Enum):
     READY = "ready"
     DRAINING = "draining"
     DOWN = "down"
+    GONE = "gone"
     SILENT = "silent"
 
 
@@ -42,6 +44,8 @@ class HealthWatch:
     name: str  # its base URL
     http: aiohttp.ClientSession
     dispatcher: Dispatcher
+    # Is called when its process seems to have ended: it refused a connection.
+    note_gone: Callable[[], None] = field(default=lambda: None)
     health: Health = field(default=Health.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
     _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -68,7 +72,7 @@ class HealthWatch:
     def failed(self, *, refused: bool) -> None:
         """A request failed there."""
         if refused:
-            self._note(Health.DOWN)
+            self._note(Health.GONE)
         self._asked.set()
 
     def _note(self, found: Health) -> None:
@@ -82,6 +86,8 @@ class HealthWatch:
             self.dispatcher.drain(self.name)
         else:
             self.dispatcher.leave(self.name)
+        if found is Health.GONE:
+            self.note_gone()
 
     async def _question(self) -> Health:
         try:
@@ -89,7 +95,7 @@ class HealthWatch:
                 return Health.DOWN
             unready = await self._status("/ready") == _UNREADY
         except aiohttp.ClientConnectorError:
-            return Health.DOWN
+            return Health.GONE
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return Health.SILENT
         return Health.DRAINING if unready else Health.READY

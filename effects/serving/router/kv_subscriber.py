@@ -36,6 +36,12 @@ class KvSubscriber:
     cache: ReportedCache
     apply: Callable[..., None]
     _next: int = field(default=0, init=False)  # the number of the next batch
+    _heard: int = field(default=-1, init=False)  # the last number that was published
+
+    def restart(self) -> None:
+        """Note that the server has ended: the next one begins anew."""
+        self._next, self._heard = 0, -1
+        self.apply(self.cache.restarted())
 
     async def run(self) -> None:
         """Follow until cancelled; an address that is none is logged."""
@@ -63,9 +69,9 @@ class KvSubscriber:
         self, number: int, batch: bytes, context: "zmq.asyncio.Context"
     ) -> None:
         """Take a batch in its turn."""
-        if number < self._next:  # the server was started again
-            self._next = 0
-            self.apply(self.cache.restarted())
+        if number <= self._heard:  # the server was started again
+            self.restart()
+        self._heard = number
         if number > self._next:
             await self._catch_up(context)
         if number > self._next:  # some are not kept any more

@@ -25,7 +25,8 @@ from minfer.effects.serving.processes.server import (
     with_middleware,
 )
 from minfer.effects.serving.router.backends import read_backends, read_sources
-from minfer.effects.serving.router.router_application import Router, RouterOptions
+from minfer.effects.serving.router.router_application import Router
+from minfer.effects.serving.router.router_options import RouterOptions
 from minfer.effects.serving.wire.connections import Connections, Patience
 from minfer.effects.serving.wire.descriptors import raise_limit
 from minfer.effects.serving.wire.shared_counts import SharedCounts

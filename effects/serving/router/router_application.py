@@ -1,13 +1,11 @@
 """The ASGI application of a router."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import logging
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-from attrs import field, frozen
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +20,6 @@ from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
-from minfer.effects.serving.router.backends import KvSource
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
@@ -42,8 +39,9 @@ from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
-from minfer.effects.serving.router.request_reader import ReadRequest, RequestReader
+from minfer.effects.serving.router.request_reader import RequestReader
 from minfer.effects.serving.router.router_metrics import RouterMetrics
+from minfer.effects.serving.router.router_options import RouterOptions
 from minfer.effects.serving.router.token_keys import TokenKeys
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.request_ids import RequestIds
@@ -51,34 +49,12 @@ from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 
-CACHE_TOKENS: Final = 2**20
-KV_BLOCK: Final = 16  # tokens; vLLM's default
-MAX_BODY: Final = 2**25  # bytes
-MAX_WAITING: Final = 1024
-PATIENCE: Final = 600.0  # seconds
-JOURNAL_SIZE: Final = 2**30  # bytes
+if TYPE_CHECKING:
+    from minfer.effects.serving.router.kv_subscriber import KvSubscriber
+
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
-
-
-@frozen(kw_only=True)
-class RouterOptions:
-    """How requests are routed."""
-
-    backends: Sequence[str]  # base URLs, as `read_backends` returns them
-    policy: str = "prefix"
-    keys: Keys = field(factory=Keys)  # that clients must have
-    cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
-    # Where backends report what they cache, by name; then `model` has the tokenizer, and
-    # blocks have as many tokens as theirs.
-    kv_sources: Mapping[str, KvSource] = field(factory=dict)
-    kv_block_size: int = KV_BLOCK
-    model: str | None = None
-    max_body: int = MAX_BODY  # bytes
-    max_waiting: int = MAX_WAITING  # requests
-    patience: float = PATIENCE  # seconds between two parts of a response
-    journal: Path | None = None  # a folder
-    journal_size: int = JOURNAL_SIZE
+_log: Final = logging.getLogger("minfer.router")
 
 
 class Router:
@@ -122,25 +98,37 @@ class Router:
     async def open(self) -> None:
         """Ask all backends how they are, and go on asking them."""
         http = self._http = open_session(self._options.patience)
+        subscribers = self._subscribers()
         for name in self._options.backends:
-            self.watches[name] = HealthWatch(name, http, self.dispatcher)
-        watches = self.watches.values()
+            watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
+            if name in subscribers:
+                watch.note_gone = subscribers[name].restart
+        watches = [*self.watches.values()]
         self.metrics = RouterMetrics(
-            self._options.policy, self.dispatcher, [*watches], self._journal
+            self._options.policy, self.dispatcher, watches, self._journal
         )
         await asyncio.gather(*(watch.ask() for watch in watches))
-        running = [*(watch.run() for watch in watches), *self._subscriptions()]
-        self._tasks = [asyncio.create_task(one) for one in running]
+        running = [one.run() for one in watches]
+        running += [one.run() for one in subscribers.values()]
+        for one in running:
+            task = asyncio.create_task(one)
+            task.add_done_callback(_log_failure)
+            self._tasks.append(task)
 
-    def _subscriptions(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What follows the events of backends."""
-        if self._caches:
-            from minfer.effects.serving.router import kv_subscriber  # it imports zmq
+    def _subscribers(self) -> dict[str, "KvSubscriber"]:
+        """What follows the events of backends, by their names."""
+        if not self._caches:
+            return {}
+        from minfer.effects.serving.router.kv_subscriber import KvSubscriber  # zmq
 
-            for name, cache in self._caches.items():
-                source = self._options.kv_sources[name]
-                report = partial(self.dispatcher.report, name)
-                yield kv_subscriber.KvSubscriber(source, cache, report).run()
+        return {
+            name: KvSubscriber(
+                self._options.kv_sources[name],
+                cache,
+                partial(self.dispatcher.report, name),
+            )
+            for name, cache in self._caches.items()
+        }
 
     async def close(self) -> None:
         """Close all connections to backends, and the journal."""
@@ -253,8 +241,13 @@ class Router:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
         routed = read.routed
+        home = self._home_of_previous(read.previous)
         try:
-            name: str | None = await self._first(read)
+            if home is None:
+                name: str | None = await self.dispatcher.place(routed)
+            else:
+                self.dispatcher.send_to(home, routed)
+                name = home
             tried = list[str]()
             refused, error = None, no_backend()
             while name is not None:
@@ -268,6 +261,7 @@ class Router:
                     refused, cause, again = outcome, "refused", True
                 else:
                     cause, again, error = outcome.cause, outcome.again, outcome.error
+                again = again and home is None
                 name = self.dispatcher.elsewhere(routed, tried) if again else None
                 if name is not None:
                     self.metrics.note_retry(cause)
@@ -277,15 +271,14 @@ class Router:
         finally:
             self.dispatcher.end(routed.id)
 
-    async def _first(self, read: ReadRequest) -> str:
-        """The first backend to try. Raises ApiError."""
-        home = self._homes.find(read.previous) if read.previous else None
-        if home is None:
-            return await self.dispatcher.place(read.routed)
-        if home not in self.dispatcher.state.replicas:
-            why = f"the server that has {read.previous!r} cannot be reached now"
+    def _home_of_previous(self, previous: str) -> str | None:
+        """The backend that has the response which a request continues, if that is known:
+        no other one can serve it. Raises ApiError.
+        """
+        home = self._homes.find(previous) if previous else None
+        if home is not None and home not in self.dispatcher.state.replicas:
+            why = f"the server that has {previous!r} cannot be reached now"
             raise ApiError(why, "previous_response_id", "no_backend", _UNAVAILABLE)
-        self.dispatcher.send_to(home, read.routed)
         return home
 
     async def _attempt(
@@ -316,6 +309,12 @@ class Router:
         if routed is not None:
             self.dispatcher.start(routed)
             self._homes.note(name, headers, part)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    """Log the error by which a task ended that should not end."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("the router no longer follows a server", exc_info=error)
 
 
 class _Asgi:

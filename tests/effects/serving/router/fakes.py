@@ -11,7 +11,8 @@ from attrs import define, field, frozen
 
 from minfer.effects.serving.processes.server import HttpOptions, http_config, listen_at
 from minfer.effects.serving.router.route_server import RouterServer
-from minfer.effects.serving.router.router_application import Router, RouterOptions
+from minfer.effects.serving.router.router_application import Router
+from minfer.effects.serving.router.router_options import RouterOptions
 
 EVENTS = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 

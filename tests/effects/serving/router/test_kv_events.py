@@ -161,6 +161,14 @@ def test_batches_are_followed_from_the_first_on_and_missed_ones_are_sent_again()
             await publisher.send(5, b"no batch")
             await until(lambda: len(heard) == 3)
             assert heard[2] == CacheCleared("a")
+            del heard[:]
+            publisher.kept += [(6, batch(stored(50, 6))), (7, batch(stored(60, 7)))]
+            await publisher.send(8, batch(stored(70, 8)))
+            await publisher.send(9, batch(stored(80, 9)))  # comes twice, as it was kept
+            await until(lambda: len(heard) == 4)
+            await publisher.send(10, batch(stored(90, 10)))
+            await until(lambda: len(heard) == 5)
+            assert heard == [*map(published, (50, 60, 70, 80, 90))]
             publisher.kept = []  # it is started again
             del heard[:]
             await publisher.send(0, batch(stored(40, 1)))

@@ -248,9 +248,16 @@ def test_responses_are_asked_for_where_they_were_made() -> None:
             assert (await made.http.get("/v1/responses/x")).status_code == 404
             key, name = next(iter(homes.items()))
             gone = next(one for one in made.backends if one.name == name)
+            follow = {"previous_response_id": key}
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.close()
+
+            gone.answer = die
+            answer = await made.http.post("/v1/responses", json=follow)
+            assert answer.status_code == 502, "no other one can serve it"
             gone.health = 500
             await made.health(gone.url)
-            follow = {"previous_response_id": key}
             answer = await made.http.post("/v1/responses", json=follow)
             assert answer.status_code == 503
             assert answer.json()["error"]["param"] == "previous_response_id"
@@ -349,7 +356,7 @@ def test_the_router_says_how_it_is() -> None:
         async with routing(2, down=1) as made:
             await made.chat(LONG)
             status = (await made.http.get("/router")).json()
-            assert [one["health"] for one in status["backends"]] == ["ready", "down"]
+            assert [one["health"] for one in status["backends"]] == ["ready", "gone"]
             assert status["placed"] == 1
             assert status["backends"][0]["assumed_blocks"] == status["prompt_blocks"] > 4
             text = (await made.http.get("/metrics")).text
