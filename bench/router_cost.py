@@ -6,6 +6,10 @@ and this one, which asks. A backend is as cheap as one can be (a few lines over 
 so that what is measured is the router. Requests go straight to a backend and through the
 router by turns, so that a slow minute hits both.
 
+`decisions`: the processor's time, in this process, of what the router does beside HTTP:
+to read a body and make its keys, and to place a request, start and end it, with a journal
+and without.
+
 `requests`: a chat of some length, answered whole; one client at a time for latencies, and
 many at once for requests/s, with the processor's time that the router takes for each.
 `chunks`: a stream of as many chunks, each with the time at which its backend sent it; all
@@ -21,18 +25,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
 from bench.results import percentiles, run, show, spread
+from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.serving.router.dispatcher import Dispatcher
+from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
+from minfer.routing.messages import RoutingRequest
+from minfer.routing.policies import Prefix
+from minfer.routing.state import RouterConfig
 
 CHUNKS: Final = 200  # of a stream
 GAP: Final = 0.002  # seconds between two chunks
 TURN: Final = "What follows is a paragraph of a conversation, of common length. " * 8
 TURNS: Final = (1, 16)  # messages of a prompt
+PART: Final = 300  # decisions that are timed together
 STREAMS: Final = (1, 16)  # at once
 _EVENT: Final = b"data: "
 _HEAD: Final = (
@@ -117,6 +128,48 @@ async def read_stream(
             parts += 1
     assert len(delays) == CHUNKS
     return delays, parts
+
+
+def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
+    """What routing costs by itself, for a prompt that was seen before; the least of
+    several times.
+    """
+    body = body_of(0, turns, streams=False)
+    prompt = text_keys(read_fields(body), body)
+    request = RoutingRequest("r", prompt.keys, prompt.tokens)
+
+    def least(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(args.repeats):
+            begin = time.process_time()
+            for _ in range(PART):
+                act()
+            times.append((time.process_time() - begin) / PART)
+        return min(times)
+
+    def placing(folder: Path | None) -> float:
+        config = RouterConfig(Prefix())
+        journal = None if folder is None else RoutingJournalFile(folder, config, 2**30)
+        made = Dispatcher(config, cache_blocks=2**14, most_waiting=0, journal=journal)
+        made.join("a")
+        made.join("b")
+
+        def place() -> None:
+            with contextlib.suppress(StopIteration):  # it waits for nothing
+                made.place(request).send(None)
+            made.start(request.id)
+            made.end(request.id)
+
+        return least(place)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            "turns": turns,
+            "body_bytes": len(body),
+            "keys_seconds": least(lambda: text_keys(read_fields(body), body)),
+            "place_seconds": placing(None),
+            "place_with_journal_seconds": placing(Path(folder)),
+        }
 
 
 def cpu_seconds(process: int) -> float:
@@ -243,6 +296,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
         )
         urls = {"direct": servers[0], "router": url.removesuffix("/v1")}
         found: dict[str, Any] = {"clients": args.clients, "requests": [], "chunks": []}
+        found["decisions"] = [decisions(args, turns) for turns in (*TURNS, 160)]
+        show({"decisions": found["decisions"]})
         for turns in TURNS:
             one = asyncio.run(requests(urls, router.pid, args, turns))
             found["requests"].append(one)
