@@ -188,6 +188,27 @@ def test_a_stream_that_breaks_off_ends_with_an_error(url: str, start: bytes) -> 
             assert made.router.metrics.retries == {}
 
 
+def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, patience=0.05) as made:
+
+            async def silent(seen: Seen, to: asyncio.StreamWriter) -> None:
+                if b"stream" in seen.body:
+                    begin_events(to, b"data: 1\n\n")
+                await asyncio.sleep(60)
+
+            for one in made.backends:
+                one.answer = silent
+            answer = await made.chat("a")
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "backend_timeout"
+            assert made.router.metrics.retries == {}, "another would take as long"
+            answer = await made.chat("a", stream=True)
+            assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
+            assert not made.router.dispatcher.state.requests
+
+
 def test_a_body_that_breaks_off_is_cut_off() -> None:
     @run
     async def _() -> None:
