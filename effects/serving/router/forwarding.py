@@ -34,6 +34,10 @@ KEPT: Final = 2.0  # seconds that an idle connection is used again; uvicorn clos
 TRIED_AGAIN: Final = frozenset({429, 503})  # another backend may take it
 BAD_GATEWAY: Final = 502
 TIMED_OUT: Final = 504
+# Causes of failures: no connection was made; it ended.
+CONNECT_FAILED: Final = "connect"
+DISCONNECTED: Final = "disconnect"
+_HEAD: Final = 2**16  # bytes of a header of a response
 _RETRY_AFTER: Final = b"retry-after"
 _REFUSAL: Final = 2**16  # bytes of a refusal's body that are kept
 _EVENTS: Final = b"text/event-stream"
@@ -101,7 +105,7 @@ class Exchange:
         try:
             return await self._run(note_first, may_refuse=may_refuse)
         except aiohttp.ClientConnectorError as error:
-            return self._failed("connect", error, refused=True)
+            return self._failed(CONNECT_FAILED, error, refused=True)
         except TimeoutError as error:  # aiohttp's are, too
             if not self.started:
                 why = "the server behind the router did not answer in time"
@@ -110,7 +114,7 @@ class Exchange:
             return await self._break_off(error)
         except (aiohttp.ClientError, OSError) as error:
             if not self.started:
-                return self._failed("disconnect", error)
+                return self._failed(DISCONNECTED, error)
             return await self._break_off(error)
 
     async def _run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
@@ -205,6 +209,8 @@ def open_session(patience: float) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        max_line_size=_HEAD,
+        max_field_size=_HEAD,
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT, sock_read=patience
         ),

@@ -24,6 +24,7 @@ from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
+    DISCONNECTED,
     Answered,
     ClientRequest,
     Exchange,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
+# Connections that may end over a request before it is given up: it may be what kills
+# servers, and is not to kill them all.
+_MOST_ENDED: Final = 2
 _log: Final = logging.getLogger("minfer.router")
 
 
@@ -249,7 +253,7 @@ class Router:
                 self.dispatcher.send_to(home, routed)
                 name = home
             tried = list[str]()
-            refused, error = None, no_backend()
+            refused, error, ended = None, no_backend(), 0
             while name is not None:
                 tried.append(name)
                 outcome = await self._attempt(
@@ -261,7 +265,8 @@ class Router:
                     refused, cause, again = outcome, "refused", True
                 else:
                     cause, again, error = outcome.cause, outcome.again, outcome.error
-                again = again and home is None
+                ended += cause == DISCONNECTED
+                again = again and home is None and ended < _MOST_ENDED
                 name = self.dispatcher.elsewhere(routed, tried) if again else None
                 if name is not None:
                     self.metrics.note_retry(cause)

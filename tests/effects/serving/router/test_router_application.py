@@ -161,6 +161,20 @@ def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
             assert answer.json()["error"]["code"] == "no_backend"
 
 
+def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
+    @run
+    async def _() -> None:
+        async with routing(4) as made:
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.close()
+
+            for one in made.backends:
+                one.answer = die
+            assert (await made.chat("a")).status_code == 502
+            assert sum(len(one.seen) for one in made.backends) == 2
+
+
 @pytest.mark.parametrize(
     ("url", "start"),
     [
