@@ -16,6 +16,8 @@ from minfer.effects.cli.options import (
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
+from minfer.routing.policies import ROUTING_POLICIES
+from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
 DESCRIPTION: Final = (
@@ -37,6 +39,7 @@ COMMON: Final = (
     "--model",
     "--dtype",
     "--device",
+    "--replicas",
     "--max-model-len",
     "--max-num-seqs",
     "--max-num-batched-tokens",
@@ -112,6 +115,23 @@ def _process_options(add: Callable[..., Any]) -> None:
         metavar="N",
         help="processes that speak HTTP, beside the engine's; 0: one process for all "
         "(default: by the number of cores)",
+    )
+    add(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="engines, each a process with a copy of the model: on the first N GPUs, or "
+        "on the CPU, whose threads and memory they divide; other options hold for each "
+        "(default: %(default)s)",
+    )
+    add(
+        "--routing",
+        choices=tuple(ROUTING_POLICIES),
+        default="prefix",
+        help="how a request's replica is chosen: prefix, by what is cached and waits "
+        "there; prefix_hash, by its first tokens; least_loaded; round_robin (default: "
+        "%(default)s)",
     )
     add(
         "--shutdown-timeout",
@@ -282,7 +302,14 @@ def run(options: argparse.Namespace) -> int:
     if fronts is None:
         fronts = server.fronts_by_cores()
     if fronts:
-        return serve_in_processes(args, http, host, port, fronts, guarded)
+        return serve_in_processes(
+            args, http, host, port, fronts, guarded, options.replicas, options.routing
+        )
+    if options.replicas > 1:
+        raise ConfigError(
+            "--api-processes 0 is a single process, which has one engine; leave "
+            f"--replicas {options.replicas} or --api-processes out"
+        )
     (listener,) = server.listen_at(host, port)
     with listener:
         return server.serve_in_process(args, listener, http)

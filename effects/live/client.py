@@ -87,8 +87,20 @@ Listener = Callable[
 
 
 @frozen(kw_only=True)
+class ReplicaState:
+    """One of several engines, at a moment."""
+
+    name: str
+    unready: str  # what it waits for, or nothing
+    running: int  # samples
+    waiting: int  # samples
+    blocks: int  # all KV blocks
+    blocks_free: int  # that can be allocated
+
+
+@frozen(kw_only=True)
 class Snapshot:
-    """An engine's state at a moment, for metrics and health."""
+    """An engine's state at a moment, for metrics and health; of several engines, sums."""
 
     time: float  # seconds
     dead: str  # why it serves no requests any more, or nothing
@@ -113,6 +125,7 @@ class Snapshot:
     journal_errors: int = 0  # failed attempts to write one
     # Counts of all fronts, where they are processes of their own.
     fronts: Totals = NO_TOTALS
+    replicas: tuple[ReplicaState, ...] = ()  # if there are several
 
 
 class EngineClient(Protocol):

@@ -24,6 +24,7 @@ from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.link.sockets import LinkServer
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
@@ -40,8 +41,11 @@ def run_engine(
     fronts: int,
     ready: Callable[[], None],
     beat: Callable[[], None] = lambda: None,
+    *,
+    routed: bool = False,
 ) -> int:
-    """Serve so many fronts at `path`, until a `STOP`; returns the exit code.
+    """Serve so many fronts at `path`, until a `STOP`; returns the exit code. If it is
+    `routed`, as one of several engines, they are told of its cache and load.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
     start on, while it loads or its steps complete. Raises ConfigError and the like if it
@@ -70,7 +74,12 @@ def run_engine(
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
-        host.open(model.client, _facts(model.setup))
+        news = None
+        if routed:
+            driver = model.worker.driver
+            news = ReplicaNews(driver.config, lambda: driver.state)
+            model.worker.on_turn = host.note_turn
+        host.open(model.client, _facts(model.setup), news)
         ready()
         start_log.info("the engine is ready")
         trim = Trim()

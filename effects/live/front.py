@@ -75,7 +75,9 @@ class Front:
             now = self.client.clock()
             for processor in processors:
                 processor.times.arrived = now
-                self._live.add(processor.request, processor)
+                record = self._live.add(processor.request, processor)
+                record.session = processor.session
+                processor.times.placed = record.placed
             try:
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused

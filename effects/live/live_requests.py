@@ -20,11 +20,12 @@ import threading
 from enum import Enum
 from typing import Final, TypeVar
 
-from attrs import define
+from attrs import define, field
 
 from minfer.effects.live.errors import RequestError
 from minfer.records.messages import clip
 from minfer.records.request import Request
+from minfer.routing.messages import Placed
 
 
 class Stage(Enum):
@@ -53,6 +54,9 @@ class LiveRequest:
     # that is resubmitted after a crash, or the `LiveSearch`.
     kept: object = None
     arrived: float = 0.0  # at its client
+    session: str = ""  # requests of a session continue each other; none, if empty
+    # Where it was sent, and why, where there are several engines: the last one has it.
+    placed: list[Placed] = field(factory=list)
     stage: Stage = Stage.NEW
 
 

@@ -291,7 +291,7 @@ class ServedModel(Renders):
         )
         if isinstance(params, str):
             request = input_processor.make_pooled_request(given, params)
-            return OutputProcessor(request, sink, tokenized.text)
+            return OutputProcessor(request, sink, tokenized.text, session=urgency.session)
         special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
@@ -306,7 +306,13 @@ class ServedModel(Renders):
             bad_words = read_bad_words(params.bad_words, self.tokenizer)
             request = input_processor.make_request(given, params, bad_words)
         return OutputProcessor(
-            request, sink, tokenized.text, self.tokenizer, streaming, special
+            request,
+            sink,
+            tokenized.text,
+            self.tokenizer,
+            streaming,
+            special,
+            session=urgency.session,
         )
 
 

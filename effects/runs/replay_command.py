@@ -18,6 +18,7 @@ from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.effects.runs.recorded import latest_of, read_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
+from minfer.effects.runs.replay_routing import is_routing_journal, replay_routing
 from minfer.effects.runs.replay_state import render_state, summary_line
 from minfer.effects.runs.report import Report
 from minfer.runs.codec import dump
@@ -45,7 +46,7 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="a journal, or a folder: every run in it, or with one of the options below "
-        "but --json the latest",
+        "but --json the latest; or the journal of a router, FILE.routing",
     )
     add("--json", action="store_true", help="print the findings as JSON")
     add("--until", type=int, metavar="N", help="replay the turns before turn N only")
@@ -55,6 +56,8 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 
 def replay(options: argparse.Namespace) -> int:
     """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
+    if is_routing_journal(options.file):
+        return replay_routing(options)
     runs = runs_in(options.file)
     journal = runs[-1].open()
     change = change_of(journal, options)

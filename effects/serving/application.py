@@ -238,11 +238,13 @@ class Application:
 
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()
-        return JSONResponse({"status": illness or "ok"}, 503 if illness else 200)
+        body = {"status": illness or "ok", **self.health.replicas()}
+        return JSONResponse(body, 503 if illness else 200)
 
     async def _ready(self, _: Request) -> Response:
         why = self.health.unreadiness()
-        return JSONResponse({"status": why or "ready"}, 503 if why else 200)
+        body = {"status": why or "ready", **self.health.replicas()}
+        return JSONResponse(body, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:

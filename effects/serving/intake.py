@@ -176,6 +176,7 @@ def _urgency(caller: Caller, requested: Urgency, *, trusted: bool) -> Urgency:
     request's: less urgent than others, or if it is trusted, more.
     """
     level = requested.priority if trusted else max(0, requested.priority)
+    requested = attrs.evolve(requested, session=requested.client)
     key = caller.key
     if key is None:
         client = requested.client or caller.name

@@ -54,6 +54,7 @@ class OutputProcessor:
     tokenizer: Tokenizer | None = None
     streaming: bool = False
     shown: frozenset[int] = frozenset()  # special tokens that its text has
+    session: str = ""  # requests of a session continue each other
     times: Timeline = field(factory=Timeline)
     finished: bool = False
     error: Exception | None = None

@@ -1,11 +1,12 @@
 """The times of one request, and the causes of its waiting."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field
 
 from minfer.effects.text.outputs import RequestMetrics
 from minfer.records.messages import Admitted, Preempted
+from minfer.routing.messages import Placed
 
 
 @define
@@ -23,6 +24,8 @@ class Timeline:
     # request joined the queue. And during its own wait, once it was admitted.
     waits_before: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
+    # Where it was sent, and why, where there are several engines: kept by their client.
+    placed: Sequence[Placed] = ()
 
     def note(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]

@@ -68,7 +68,9 @@ def cache_changes(
     evicted = _evicted(old, new, before)
     if not (published or evicted):
         return NO_CHANGES
-    return CacheChanges(_contents(reversed(published), group), _contents(evicted, group))
+    return CacheChanges(
+        content_keys(reversed(published), group), content_keys(evicted, group)
+    )
 
 
 def _published(old: PrefixIndex, new: PrefixIndex, after: EngineState) -> list[Key]:
@@ -113,7 +115,7 @@ def _joined(paths: list[list[Key]]) -> list[Key]:
     return [*reversed(dict.fromkeys(reversed(every)))]
 
 
-def _contents(keys: Iterable[Key], group: int) -> Keys:
+def content_keys(keys: Iterable[Key], group: int) -> Keys:
     """The content keys among those of all groups and of partial blocks."""
     if not group:  # others have a byte before their digest
         return tuple([key for key in keys if len(key) <= DIGEST])

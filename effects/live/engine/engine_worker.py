@@ -9,7 +9,7 @@ needed.
 import gc
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from minfer.effects.live.client import Listener, Snapshot
@@ -25,7 +25,7 @@ from minfer.effects.live.totals import TotalsCounter
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
 from minfer.records.request import Request
-from minfer.records.state import EngineState
+from minfer.records.state import EngineState, Transition
 from minfer.runs.drafts import drafted
 from minfer.schedule import queue_blocked_by
 
@@ -52,6 +52,8 @@ class EngineWorker:
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.tally = TotalsCounter()
+        # Gets each turn, once its outputs were sent: the state before, what it did.
+        self.on_turn: Callable[[EngineState, Transition], None] | None = None
         # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
         self.reporter = OutputReporter(driver.config, self.posted)
@@ -283,6 +285,8 @@ class EngineWorker:
         ) is not None:
             self._free(outputs.finished, transition.state)
             reporter.send(outputs)
+        if self.on_turn is not None:
+            self.on_turn(before, transition)
         self.tally.count_turn(transition)
         self.tally.count_drafts(drafts)
 

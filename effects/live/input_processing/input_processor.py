@@ -52,6 +52,7 @@ class Urgency:
 
     priority: int = 0  # lower runs first
     client: str = ""  # the client's name
+    session: str = ""  # what continues each other; used to choose among replicas
     deadline: float = math.inf  # seconds from arrival
 
     def __attrs_post_init__(self) -> None:

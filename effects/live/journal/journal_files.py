@@ -120,7 +120,9 @@ def runs_in(path: Path) -> list[RunFiles]:
     every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
     every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
     if not every:
-        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
+        inner = sorted({file.parent.name for file in path.glob(f"*/*{SUFFIX}")})
+        instead = f", but there are some in {', '.join(inner)}: name one" if inner else ""
+        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder{instead}")
     runs: dict[str, list[Path]] = {}
     for file in every:
         runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)

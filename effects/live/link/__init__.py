@@ -1,11 +1,17 @@
-"""An engine in another process: the link to it, and both of its ends.
+"""An engine in another process, or several: the links to them, and both of their ends.
 
     link_messages    what is sent over the link, as a schema
     frames           messages on a stream of bytes, numbered
-    remote           a front's end: an `EngineClient` that outlives its engine
+    remote           a front's end: an `EngineClient` that outlives its engines
+    replica_link     a front's link to one of several engines, its replicas
+    placement        which request of a front goes to which replica, and moves
+    front_router     the router among replicas that a front folds
     front_requests   what a front keeps of its requests
-    engine_status    the engine's state, as reported to a front
+    front_request    and of one of them: its tokens, and engines that died
+    engine_status    the engines' state, as reported to a front
     host             the engine's end: the connected fronts and their requests
+    replica_news     what an engine sends to routers: cached keys, and its load
+    front_counts     the counts of fronts, for metrics
     output_routing   splits outputs by front
     quarantine       runs suspects alone after engines have died, and gives requests up
     request_queries  questions between fronts, by way of the host

@@ -1,23 +1,28 @@
 """What a front keeps of its requests, so that they outlive an engine.
 
 Of each request: its prompt and parameters, every token that came, and all commands to the
-engine since. From these follow how it is resubmitted, and how to read outputs of an
-engine in which it, or a part of it, has another name.
+engine since. From these follow how it is resubmitted, to the next engine or to another
+one, and how to read outputs of an engine in which it, or a part of it, has another name.
+
+    add --> unplaced -- send, resume --> on a replica --> ended
+               ^                              |
+               +---- lose (it died), leave ---+
+
+A request is on one replica at most, and only what comes from that one, under the names
+that it has there, is taken for its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from typing import Final
 
-from attrs import define, evolve, field
+from attrs import evolve, frozen
 
 from minfer.effects.live.client import RequestReason, TurnOutputs
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.quarantine import (
-    CLEARING_TOKENS,
-    GIVEN_UP,
-    GUILTY_DEATHS,
-    TOKEN_TOLERANCE,
-)
+from minfer.effects.live.link.front_request import FrontRequest
+from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import again_name, request_of
 from minfer.records.messages import Finish, Finished
@@ -25,88 +30,17 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 
 
-@define(eq=False)
-class CrashHistory:
-    """A sample's history with the engines that served it: see `quarantine`."""
+@frozen
+class _Batch:
+    """The last outputs of an engine that had a batch: its samples, and for each the
+    request and its sample, if that is on this engine.
+    """
 
-    admitted: bool = False  # by the current engine
-    tokens_received: int = 0  # tokens from this engine
-    deaths: int = 0  # engines in a row that did not clear it and died
-    solo_deaths: int = 0  # of these, while they served nothing else
-    solo_tokens: int = 0  # tokens from the last of those
-
-    def end(self, *, solo: bool) -> None:
-        """Note that its engine has died."""
-        cleared = self.tokens_received > CLEARING_TOKENS
-        self.deaths = 1 if cleared else self.deaths + 1
-        if cleared:
-            self.solo_deaths = 0
-        elif solo:
-            alike = abs(self.tokens_received - self.solo_tokens) <= TOKEN_TOLERANCE
-            self.solo_deaths = self.solo_deaths + 1 if alike else 1
-            self.solo_tokens = self.tokens_received
-
-    @property
-    def guilty(self) -> bool:
-        """Whether it is proven that engines died of it."""
-        return self.solo_deaths >= GUILTY_DEATHS + (self.solo_tokens > 0)
+    ids: tuple[SampleId, ...] = ()
+    rows: tuple[tuple[FrontRequest, int] | None, ...] = ()
 
 
-@define(eq=False)
-class FrontRequest:
-    """A request, and its results so far."""
-
-    request: Request
-    tokens: list[list[int]]  # new ones, by sample
-    histories: list[CrashHistory]  # likewise
-    # Of it, or of its parts, on the link: with the sample, or None for all.
-    names: dict[str, int | None] = field(factory=dict)
-    ended: set[int] = field(factory=set)  # samples that have ended
-    ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
-    cancelled: bool = False
-    # the engine may be compiling its grammar: until it enters the queue
-    compiling: bool = False
-
-    def left(self) -> list[int]:
-        """Returns the samples that have not ended."""
-        return [i for i in range(self.request.n) if i not in self.ended]
-
-    def length(self, sample: int) -> int:
-        """Returns a sample's output tokens so far, including those that it began with."""
-        return len(self.request.output) + len(self.tokens[sample])
-
-    def samples_named(self, name: str) -> list[int]:
-        """Returns the samples that have a name on the link."""
-        if name not in self.names:
-            return []
-        sample = self.names[name]
-        return self.left() if sample is None else [sample]
-
-    def go(self, name: str, sample: int | None) -> None:
-        """Note that it, or one of its samples, is sent to the engine under a name."""
-        self.names[name] = sample
-        self.compiling = self.request.sampling.structured_outputs is not None
-
-    def note_death(self, solo: Sequence[int], *, probing: bool) -> bool:
-        """Note that its engine has died; returns whether a sample is proven to kill
-        engines.
-
-        `solo`: its samples that the engine served alone; `probing`: whether the engine
-        served one request alone, this or another one.
-        """
-        for sample in self.left():
-            history = self.histories[sample]
-            if sample in solo or (not probing and (history.admitted or self.compiling)):
-                history.end(solo=sample in solo)
-        self.leave_engine()
-        return any(self.histories[sample].guilty for sample in solo)
-
-    def leave_engine(self) -> None:
-        """Note that no engine has it any more."""
-        self.compiling = False
-        for history in self.histories:
-            history.admitted, history.tokens_received = False, 0
-        self.names.clear()
+_NO_BATCH: Final = _Batch()
 
 
 class FrontRequests:
@@ -114,89 +48,70 @@ class FrontRequests:
 
     def __init__(self, live: LiveRequests) -> None:
         self._live = live
-        self._batch: tuple[SampleId, ...] = ()  # of the last outputs that had one
-        self._rows: tuple[
-            tuple[FrontRequest, int] | None, ...
-        ] = ()  # their requests and samples
+        self._batches: dict[int, _Batch] = {}  # by replica
         self._again = count(1)
+        # Those that are on no replica, by id, in the order in which they came to be so.
+        self.unplaced: dict[str, FrontRequest] = {}
+        self.started: list[str] = []  # ids of requests whose first tokens came
 
     def all(self) -> list[FrontRequest]:
         """Returns all of them."""
         return self._live.all_kept(FrontRequest)
 
+    def on(self, replica: int) -> list[FrontRequest]:
+        """Returns those that are on a replica."""
+        return [kept for kept in self.all() if kept.replica == replica]
+
     def get(self, name: str) -> FrontRequest | None:
         """Returns the request with an id, if there is one."""
         return self._live.kept(name, FrontRequest)
 
-    @property
-    def samples(self) -> int:
-        """The number of samples that have not ended."""
-        return sum(len(kept.left()) for kept in self.all())
-
-    def add(self, request: Request) -> None:
-        """Add a request, under an id that no other one has."""
-        tokens: list[list[int]] = [[] for _ in range(request.n)]
-        histories = [CrashHistory() for _ in range(request.n)]
-        kept = FrontRequest(request, tokens, histories)
-        kept.go(request.id, None)
+    def add(self, request: Request) -> FrontRequest:
+        """Add a request, under an id that no other one has; it is on no replica yet."""
+        kept = FrontRequest.of(request)
         record = self._live.add(request)
         record.kept, record.stage = kept, Stage.SUBMITTED
+        self.unplaced[request.id] = kept
+        return kept
 
-    def cancel(self, ids: Iterable[str]) -> tuple[str, ...]:
-        """Note that requests have to end; returns their names on the link."""
-        names: list[str] = []
+    def cancel(self, ids: Iterable[str]) -> Mapping[int, list[str]]:
+        """Note that requests have to end; returns their names on the links, by
+        replica.
+        """
+        names = defaultdict[int, list[str]](list)
         for name in ids:
             if (kept := self.get(name)) is not None:
                 kept.cancelled = True
-                names += kept.names
-        return tuple(names)
+                if kept.replica is not None:
+                    names[kept.replica] += kept.names
+        return names
 
-    def finish(self, ends: Iterable[Finish]) -> tuple[Finish, ...]:
+    def finish(self, ends: Iterable[Finish]) -> Mapping[int, list[Finish]]:
         """Note that samples have to end at a length; returns that with their names on the
-        link.
+        links, by replica.
         """
-        outputs = []
+        outputs = defaultdict[int, list[Finish]](list)
         for end in ends:
             kept = self.get(end.id)
             if kept is not None and end.sample not in kept.ended:
                 kept.ends[end.sample] = end
-                outputs += self._as_named(kept, end)
-        return tuple(outputs)
+                if kept.replica is not None:
+                    outputs[kept.replica] += self._as_named(kept, end)
+        return outputs
 
-    # --- when the link is over ----------------------------------------------------------
+    # --- to a replica, and from it ------------------------------------------------------
 
-    def lose(self, probing: str, *, served: bool = True) -> tuple[Finished, ...]:
-        """Note that the link is over, on which `probing` ran alone, if it is set; returns
-        the ends of requests that are given up. If the engine had not `served` yet, no
-        request is blamed.
+    def send(self, kept: FrontRequest, replica: int) -> Request:
+        """Returns a request that no engine had yet, to send it to a replica."""
+        del self.unplaced[kept.request.id]
+        kept.go(kept.request.id, None, replica)
+        return kept.request
+
+    def resume(self, kept: FrontRequest, replica: int) -> list[wire.Resumed]:
+        """Returns the unfinished parts of a request, to resubmit them to a replica: as a
+        whole; or, if its samples have begun, each of them.
         """
-        guilty = []
-        for kept in self.all():
-            if not served:
-                kept.leave_engine()
-            elif kept.note_death(kept.samples_named(probing), probing=bool(probing)):
-                guilty.append(kept)
-        self._batch = ()
-        self._rows = ()
-        why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
-        return tuple(
-            Finished(kept.request.id, sample, "error", kept.length(sample), why)
-            for kept in guilty
-            for sample in kept.left()
-        )
-
-    def pending_ends(self) -> tuple[Finished, ...]:
-        """Returns the ends of requests and samples that have to end, without an
-        engine.
-        """
-        return tuple(done for kept in self.all() for done in _ends_without_engine(kept))
-
-    def resumed(self) -> tuple[wire.Resumed, ...]:
-        """Returns the unfinished parts of all requests, to resubmit."""
-        return tuple(part for kept in self.all() for part in self._parts(kept))
-
-    def _parts(self, kept: FrontRequest) -> list[wire.Resumed]:
-        """Returns a request as a whole; or, if its samples have begun, each of them."""
+        del self.unplaced[kept.request.id]
         request = kept.request
         parts: list[tuple[Request, int | None]] = []
         if request.n == 1:
@@ -211,13 +126,59 @@ class FrontRequests:
                 output = tuple(kept.tokens[sample])
                 part = evolve(request, n=1, first_sample=number, output=output)
                 parts.append((part, sample))
-        return [self._named(kept, part, sample) for part, sample in parts]
+        return [self._resumed(kept, part, sample, replica) for part, sample in parts]
 
-    def _named(
-        self, kept: FrontRequest, part: Request, sample: int | None
+    def leave(self, kept: FrontRequest) -> tuple[str, ...]:
+        """Take a request from its replica, which lives; returns its names there. What
+        still comes from there is not its own any more.
+        """
+        names = tuple(kept.names)
+        for history in kept.histories:
+            history.leave()
+        if kept.replica is not None:
+            batch = self._batches.get(kept.replica, _NO_BATCH)
+            rows = [row and (None if row[0] is kept else row) for row in batch.rows]
+            pairs = zip(batch.ids, rows, strict=True)
+            ids = [one if row else ("", one[1]) for one, row in pairs]
+            self._batches[kept.replica] = _Batch(tuple(ids), tuple(rows))
+        kept.leave_engine()
+        self.unplaced[kept.request.id] = kept
+        return names
+
+    def lose(
+        self, replica: int, probing: str = "", *, served: bool = True
+    ) -> tuple[Finished, ...]:
+        """Note that the link to a replica is over, on which `probing` ran alone, if it is
+        set; returns the ends of requests that are given up. If the engine had not
+        `served` yet, no request is blamed.
+        """
+        guilty = []
+        for kept in self.on(replica):
+            if not served:
+                kept.leave_engine()
+            elif kept.note_death(kept.samples_named(probing), probing=bool(probing)):
+                guilty.append(kept)
+            self.unplaced[kept.request.id] = kept
+        self._batches.pop(replica, None)
+        why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
+        return tuple(
+            Finished(kept.request.id, sample, "error", kept.length(sample), why)
+            for kept in guilty
+            for sample in kept.left()
+        )
+
+    def pending_ends(self) -> tuple[Finished, ...]:
+        """Returns the ends of requests and samples that have to end, and that no engine
+        has.
+        """
+        each = list(self.unplaced.values())
+        return tuple(done for kept in each for done in kept.ends_without_engine())
+
+    def _resumed(
+        self, kept: FrontRequest, part: Request, sample: int | None, replica: int
     ) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
-        kept.go(name, sample)
+        kept.go(name, sample, replica)
         histories = kept.histories if sample is None else [kept.histories[sample]]
         deaths = max(history.deaths for history in histories)
         solo = max(history.solo_deaths for history in histories)
@@ -225,88 +186,105 @@ class FrontRequests:
 
     # --- outputs ------------------------------------------------------------------------
 
-    def take(self, outputs: wire.FrontOutputs) -> TurnOutputs:
-        """Keep the engine's outputs, and return them with the requests' own ids."""
+    def take(self, outputs: wire.FrontOutputs, replica: int = 0) -> TurnOutputs:
+        """Keep an engine's outputs, and return them with the requests' own ids."""
         if outputs.ids:
-            self._set_batch(outputs.ids)
+            self._batches[replica] = self._batch(outputs.ids, replica)
+        batch = self._batches.get(replica, _NO_BATCH)
         has_batch = outputs.ids is None or len(outputs.ids) > 0
         if has_batch:
-            for row, tokens in zip(self._rows, outputs.tokens, strict=True):
+            for row, tokens in zip(batch.rows, outputs.tokens, strict=True):
                 if tokens and row is not None:
                     kept, sample = row
+                    if not kept.started:
+                        kept.started = True
+                        self.started.append(kept.request.id)
                     kept.tokens[sample] += tokens
                     kept.histories[sample].tokens_received += len(tokens)
-        known = [part for part in outputs.reasons if self._named_by(part.reason.id)]
+        reasons = [self._reason(part, replica) for part in outputs.reasons]
         places = {
             one.request.id: at
             for part, at in outputs.places.items()
-            if (one := self._named_by(part)) is not None
+            if (one := self._named_by(part, replica)) is not None
         }
-        arrived = [one for name in outputs.arrived if (one := self._named_by(name))]
+        named = [self._named_by(name, replica) for name in outputs.arrived]
+        arrived = [one for one in named if one]
         for one in arrived:
             one.compiling = False
+        finished = [self._finished(done, replica) for done in outputs.finished]
         return TurnOutputs(
             time=outputs.time,
-            ids=self._batch if has_batch else (),
+            ids=batch.ids if has_batch else (),
             tokens=outputs.tokens,
             logprobs=outputs.logprobs,
             pooled=outputs.pooled,
             drafts=outputs.drafts,
-            finished=tuple([self._finished(done) for done in outputs.finished]),
+            finished=tuple([done for done in finished if done is not None]),
             arrived=tuple([one.request.id for one in arrived]),
             places=places,
-            reasons=tuple([self._reason(part) for part in known]),
+            reasons=tuple([reason for reason in reasons if reason is not None]),
             waits=outputs.waits,
         )
 
-    def end(self, finished: Sequence[Finished]) -> None:
-        """Note that samples have ended, by the requests' own ids."""
+    def end(self, finished: Sequence[Finished]) -> list[str]:
+        """Note that samples have ended, by the requests' own ids; returns the requests
+        that have ended with them.
+        """
+        ended = []
         for done in finished:
             if (kept := self.get(done.id)) is not None:
                 kept.ended.add(done.sample)
                 if not kept.left():
                     self._live.end(done.id)
+                    self.unplaced.pop(done.id, None)
+                    ended.append(done.id)
+        return ended
 
-    def _set_batch(self, ids: tuple[SampleId, ...]) -> None:
-        """Find the requests of a new batch's rows."""
+    def close(self) -> None:
+        """End all, without outputs."""
+        for name in list(self._live.served()):
+            self._live.end(name)
+        self.unplaced.clear()
+
+    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _Batch:
+        """Returns a new batch, with the requests of its rows."""
         batch: list[SampleId] = []
         rows: list[tuple[FrontRequest, int] | None] = []
         for name, number in ids:
-            own, sample = self._own(name, number)
-            kept = self.get(own)
-            batch.append((own, sample))
-            rows.append(None if kept is None else (kept, sample))
-        self._batch = tuple(batch)
-        self._rows = tuple(rows)
+            kept = self._named_by(name, replica)
+            if kept is None:
+                batch.append(("", number))
+                rows.append(None)
+            else:
+                sample = _own_sample(kept, name, number)
+                batch.append((kept.request.id, sample))
+                rows.append((kept, sample))
+        return _Batch(tuple(batch), tuple(rows))
 
-    def _own(self, name: str, number: int) -> SampleId:
-        """Returns the own id and sample of a name and number on the link."""
-        if (kept := self._named_by(name)) is None:
-            return "", number
-        sample = kept.names[name]
-        return kept.request.id, number if sample is None else sample
-
-    def _named_by(self, name: str) -> FrontRequest | None:
-        """Returns the request that a name on the link is of: its own id, or a new one if
-        it was resubmitted.
+    def _named_by(self, name: str, replica: int) -> FrontRequest | None:
+        """Returns the request that a name on a link is of: its own id, or a new one if it
+        was resubmitted.
         """
         for own in (name, request_of(name)):
-            if (kept := self.get(own)) is not None and name in kept.names:
+            kept = self.get(own)
+            if kept is not None and kept.replica == replica and name in kept.names:
                 return kept
         return None
 
-    def _finished(self, done: Finished) -> Finished:
-        if self._named_by(done.id) is None:
-            return done
-        own, sample = self._own(done.id, done.sample)
-        return evolve(done, id=own, sample=sample)
+    def _finished(self, done: Finished, replica: int) -> Finished | None:
+        if (kept := self._named_by(done.id, replica)) is None:
+            return None
+        sample = _own_sample(kept, done.id, done.sample)
+        return evolve(done, id=kept.request.id, sample=sample)
 
-    def _reason(self, part: wire.WireReason) -> RequestReason:
-        own, sample = self._own(part.reason.id, part.reason.sample)
-        kept = self.get(own)
-        if isinstance(part, wire.AdmittedReason) and kept is not None:
+    def _reason(self, part: wire.WireReason, replica: int) -> RequestReason | None:
+        name = part.reason.id
+        if (kept := self._named_by(name, replica)) is None:
+            return None
+        sample = _own_sample(kept, name, part.reason.sample)
+        if isinstance(part, wire.AdmittedReason):
             kept.histories[sample].admitted = True
-        return evolve(part.reason, id=own, sample=sample)
+        return evolve(part.reason, id=kept.request.id, sample=sample)
 
     def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
         """Returns an end with the sample's name on the link, if there is one."""
@@ -318,13 +296,7 @@ class FrontRequests:
         return []
 
 
-def _ends_without_engine(kept: FrontRequest) -> list[Finished]:
-    found = []
-    for sample in kept.left():
-        length, end = kept.length(sample), kept.ends.get(sample)
-        name = kept.request.id
-        if end is not None:
-            found.append(Finished(name, sample, end.reason, min(length, end.length)))
-        elif kept.cancelled:
-            found.append(Finished(name, sample, "cancelled", length))
-    return found
+def _own_sample(kept: FrontRequest, name: str, number: int) -> int:
+    """Returns the sample of a request that has a number under a name on the link."""
+    sample = kept.names[name]
+    return number if sample is None else sample

@@ -12,7 +12,7 @@ Messages of fronts come in one thread, outputs in the engine's: a lock guards al
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from attrs import evolve
@@ -26,12 +26,15 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.front_counts import FrontCounts
 from minfer.effects.live.link.output_routing import OutputRouter, Session
 from minfer.effects.live.link.quarantine import Quarantine
+from minfer.effects.live.link.replica_news import ReplicaNews
+from minfer.effects.live.link.request_queries import pass_on
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 from minfer.records.messages import Finished, clip
 from minfer.records.request import Request
+from minfer.records.state import EngineState, Transition
 
 STAGE: Final = 1800.0  # seconds that one stage of loading may take
 # Seconds without a completed step, after which the engine may hang: a GPU's steps are
@@ -72,11 +75,8 @@ class Host:
         self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
-        self._processes: dict[
-            int, int
-        ] = {}  # by front: which of its processes is connected
-        self._front_totals: dict[int, Totals] = {}  # by front
-        self._past_totals = NO_TOTALS  # counts of fronts' earlier processes
+        self._news: ReplicaNews | None = None
+        self._counts = FrontCounts()
 
     # --- the engine ---------------------------------------------------------------------
 
@@ -89,10 +89,18 @@ class Host:
             self._progress = wire.encode(wire.LoadingProgress(stage, done, total))
             self._broadcast(self._progress)
 
-    def open(self, client: EngineClient, ready: wire.EngineReady) -> None:
-        """Serve all connected fronts: the engine is ready."""
+    def open(
+        self,
+        client: EngineClient,
+        ready: wire.EngineReady,
+        news: ReplicaNews | None = None,
+    ) -> None:
+        """Serve all connected fronts: the engine is ready. `news` are for their routers,
+        if it is one of several.
+        """
         with self._lock:
             self._client = client
+            self._news = news
             client.live.update(self._live)
             self._live = client.live
             self._opened = client.clock()
@@ -111,6 +119,20 @@ class Host:
                 case EngineDied():
                     self._died(message.why)
 
+    def note_turn(self, before: EngineState, transition: Transition) -> None:
+        """Pass on what a turn of the engine has changed in its cache, in its thread."""
+        with self._lock:
+            if self._news is not None:
+                self._news.observe(before, transition)
+                self._send_news(self._news.due(self._clock()))
+
+    def _send_news(self, messages: Iterable[wire.ToFront]) -> None:
+        for message in messages:
+            data = wire.encode(message)
+            for session in self._sessions:
+                if session.front is not None:  # else it gets all after its hello
+                    session.send(data)
+
     def tick(self) -> None:
         """Send the engine's state to all fronts, and call `beat` if it is well; to be
         called some times a second.
@@ -128,6 +150,8 @@ class Host:
                 self._broadcast(
                     wire.encode(wire.EngineStatus(self._with_front_counts(snapshot)))
                 )
+            if self._news is not None:
+                self._send_news(self._news.regular(self._clock()))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -161,6 +185,8 @@ class Host:
                     self._accept_front(session, message)
                 case wire.SubmitRequests(requests):
                     self._submit(session, requests)
+                case wire.ResumeRequests(resumed):
+                    self._resume(session, resumed)
                 case wire.CancelRequests(ids):
                     self._cancel(session, ids)
                 case wire.EndSamples(ends):
@@ -171,43 +197,26 @@ class Host:
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
-                    self._pass_on(session, message)
+                    pass_on(session, message, self._sessions)
                 case wire.FrontTotals(totals):
                     if session.front is not None:
-                        self._front_totals[session.front] = totals
-
-    def _pass_on(
-        self, session: Session, message: wire.SendQuery | wire.SendAnswer
-    ) -> None:
-        """Pass a front's question on to all others, or an answer to the front that
-        asked.
-        """
-        if isinstance(message, wire.SendAnswer):
-            for one in self._sessions:
-                if one.front == message.front:
-                    one.send(wire.encode(message.answer))
-            return
-        others = [one for one in self._sessions if one.front not in (None, session.front)]
-        for one in others:
-            fields = (session.front or 0, message.number, len(others), message.query)
-            one.send(wire.encode(wire.ReceivedQuery(*fields)))
-        if not others:
-            session.send(wire.encode(wire.QueryAnswer(message.number, 0)))
+                        self._counts.note(session.front, totals)
 
     def _accept_front(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:
             raise wire.LinkError(f"there is no front {hello.front}")
         session.front = hello.front
-        if (
-            self._processes.get(hello.front) != hello.life
-        ):  # a new process counts from zero
-            last = self._front_totals.pop(hello.front, NO_TOTALS)
-            self._past_totals = sum_totals([self._past_totals, last])
-            self._processes[hello.front] = hello.life
+        self._counts.begin(hello.front, hello.life)
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
-        deaths = {one.request.id: one.deaths for one in hello.resumed}
-        for request in self._register(session, [one.request for one in hello.resumed]):
+        if self._news is not None:
+            for piece in self._news.whole():
+                session.send(wire.encode(piece))
+        self._resume(session, hello.resumed)
+
+    def _resume(self, session: Session, resumed: Sequence[wire.Resumed]) -> None:
+        deaths = {one.request.id: one.deaths for one in resumed}
+        for request in self._register(session, [one.request for one in resumed]):
             self._quarantine.hold([request], deaths[request.id])
         self._serve_due()
 
@@ -343,5 +352,4 @@ class Host:
 
     def _with_front_counts(self, now: Snapshot) -> Snapshot:
         """Returns the engine's state, with the counts of fronts and resets."""
-        fronts = sum_totals([self._past_totals, *self._front_totals.values()])
-        return evolve(now, resets=self._resets, fronts=fronts)
+        return evolve(now, resets=self._resets, fronts=self._counts.total())

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from minfer.blocks.keys import Keys
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import (
@@ -50,6 +51,12 @@ class SubmitRequests(Struct, tag="submit", frozen=True):
     """Serve requests: all of them in the same turn."""
 
     requests: tuple[Request, ...]
+
+
+class ResumeRequests(Struct, tag="resume", frozen=True):
+    """Serve requests that other engines have served before."""
+
+    resumed: tuple[Resumed, ...]
 
 
 class CancelRequests(Struct, tag="cancel", frozen=True):
@@ -107,6 +114,7 @@ class SendAnswer(Struct, tag="answer", frozen=True):
 ToEngine: TypeAlias = (
     Hello
     | SubmitRequests
+    | ResumeRequests
     | CancelRequests
     | EndSamples
     | ResetCache
@@ -197,6 +205,25 @@ class ProbingRequest(Struct, tag="probing", frozen=True):
     id: str = ""
 
 
+class CachedKeys(Struct, tag="cached", frozen=True, omit_defaults=True):
+    """Blocks that entered and left the engine's prefix cache: sent if there are other
+    engines.
+    """
+
+    published: Keys = ()
+    evicted: Keys = ()
+    cleared: bool = False  # before that: all that are known from earlier messages
+
+
+class EngineLoad(Struct, tag="load", frozen=True):
+    """The engine's load, sent if there are other engines: see `routing.messages`."""
+
+    waiting: int  # sequences
+    running: int  # sequences
+    prefill: int  # tokens of both that are still to be computed
+    pages: int  # that can be allocated
+
+
 class ReceivedQuery(Struct, tag="received_query", frozen=True):
     """A question of another front."""
 
@@ -212,6 +239,8 @@ ToFront: TypeAlias = (
     | FrontOutputs
     | EngineStatus
     | ProbingRequest
+    | CachedKeys
+    | EngineLoad
     | ReceivedQuery
     | QueryAnswer
 )

@@ -1,16 +1,18 @@
-"""A front's end of the link: an `EngineClient` whose engine is in another process.
+"""A front's end of the links: an `EngineClient` whose engine is in another process, or
+is several, its replicas.
 
-It keeps each request and every token that came. When the link is over it waits for the
-next one, and resubmits what has not ended, with the tokens as history: listeners notice
-only a pause. Samples of one request continue as requests of their own, each with its
-number in the draws of the seed, so that sampling continues exactly as before.
+It keeps each request and every token that came. When a link is over, its requests go to
+another replica, or wait for the next link, and are resubmitted, with the tokens as
+history: listeners notice only a pause. Samples of one request continue as requests of
+their own, each with its number in the draws of the seed, so that sampling continues
+exactly as before.
 
     submit ---> link ---> outputs ---> link is over ---> resubmit ---> outputs ---> ended
                                     (tokens are kept) (as history)
 
-It has no socket: the owner of the socket calls `connect`, `receive` and `disconnect`, all
-in one thread, which is the thread in which listeners are called. The other methods are an
-`EngineClient`'s; those that send to the engine belong to that thread, too.
+It has no socket: the owner of the sockets calls `connect`, `receive` and `disconnect`,
+all in one thread, which is the thread in which listeners are called. The other methods
+are an `EngineClient`'s; those that send to an engine belong to that thread, too.
 """
 
 import secrets
@@ -33,11 +35,13 @@ from minfer.effects.live.errors import (
     check_queue,
 )
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.engine_status import reported_snapshot, unknown_snapshot
-from minfer.effects.live.link.front_requests import FrontRequests
+from minfer.effects.live.link.engine_status import summed_snapshot, unknown_snapshot
+from minfer.effects.live.link.front_router import FrontRouter
+from minfer.effects.live.link.placement import Placement
+from minfer.effects.live.link.replica_link import ReplicaLink
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.live_requests import LiveRequests
-from minfer.effects.live.totals import Totals
+from minfer.effects.live.totals import Totals, sum_totals
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
@@ -45,7 +49,7 @@ POLL: Final = 0.02  # seconds between two checks while waiting for the end
 
 
 class Remote:
-    """The client of an engine in another process."""
+    """The client of an engine in another process, or of its replicas."""
 
     def __init__(
         self,
@@ -53,7 +57,10 @@ class Remote:
         *,
         clock: Callable[[], float] = time.monotonic,
         max_waiting: int = 2**20,
+        replicas: int = 1,
+        router: FrontRouter | None = None,
     ) -> None:
+        """`max_waiting` is each replica's; several need a `router`."""
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
@@ -63,31 +70,27 @@ class Remote:
         self.resets = 0
         self.links = 0  # links so far
         self.queries = RequestQueries()
-        # Progress of an engine that is not ready; None: it is ready.
-        self.progress: wire.LoadingProgress | None = wire.LoadingProgress(
-            "waiting for the engine"
-        )
-        self.ready: wire.EngineReady | None = (
-            None  # the engine's facts, once it was ready
-        )
-        self._send: Callable[[wire.ToEngine], None] | None = None
+        self.live = LiveRequests()
+        self.replicas = tuple(ReplicaLink(number) for number in range(replicas))
+        self._placement = Placement(self.live, self.replicas, router)
+        self._requests = self._placement.requests
+        self._router = router
         self._listeners: list[Listener] = []
         self._sending = False
-        self.live = LiveRequests()
-        self._requests = FrontRequests(self.live)
-        self._probing = ""  # by its name on the link
-        self._snapshot: Snapshot | None = None  # the engine's last state
-        self._last_message = clock()
 
     # --- what callers ask for -----------------------------------------------------------
 
     @property
     def unready(self) -> str:
-        """As `EngineClient` says."""
-        if self.progress is None:
-            return ""
-        of = f" ({self.progress.done} of {self.progress.total})"
-        return self.progress.stage + (of if self.progress.total else "")
+        """As `EngineClient` says: nothing, once a replica is ready."""
+        linked = [one for one in self.replicas if one.send is not None]
+        each = [one.unready for one in linked or self.replicas]
+        return "" if "" in each else each[0]
+
+    @property
+    def ready(self) -> wire.EngineReady | None:
+        """The facts of the first engine that was ready, if any was."""
+        return next((one.ready for one in self.replicas if one.ready is not None), None)
 
     @property
     def working(self) -> bool:
@@ -102,67 +105,80 @@ class Remote:
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
         self._check_new(request)
-        check_queue(self._waiting(), request.n, self.max_waiting)
+        ready = sum(one.progress is None for one in self.replicas)
+        check_queue(self._waiting(), request.n, self.max_waiting * max(1, ready))
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """As `EngineClient` says; without a link, requests wait for one."""
+        """As `EngineClient` says; without a replica that takes them, requests wait for
+        one. Those that go to the same one enter the same turn.
+        """
         for request in requests:
             self._check_new(request)
-        for request in requests:
-            self._requests.add(request)
-        if self._send is not None:
-            self._send(wire.SubmitRequests(tuple(requests)))
+        self._placement.submit(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         known = [name for name in ids if self.live.known(name)]
-        names = self._requests.cancel(known)
-        if self._send is None:
-            self._end(self._requests.pending_ends())
-        elif known:
-            self._send(wire.CancelRequests(names))
+        for number, names in self._requests.cancel(known).items():
+            self._send(number, wire.CancelRequests(tuple(names)))
+        self._end(self._requests.pending_ends())
         return frozenset(known)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        named_ends = self._requests.finish(ends)
-        if self._send is None:
-            self._end(self._requests.pending_ends())
-        elif named_ends:
-            self._send(wire.EndSamples(named_ends))
+        for number, named_ends in self._requests.finish(ends).items():
+            self._send(number, wire.EndSamples(tuple(named_ends)))
+        self._end(self._requests.pending_ends())
+
+    def move(self, name: str, replica: int) -> bool:
+        """Move a request to another replica: see `Placement.move`."""
+        requests = self._requests
+        return self._placement.move(
+            name, replica, lambda: self._end(requests.pending_ends())
+        )
 
     def reset_cache(self) -> None:
-        """As `EngineClient` says."""
+        """As `EngineClient` says, of all replicas."""
         if self.dead is not None:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
         self.resets += 1
-        if self._send is not None:
-            self._send(wire.ResetCache())
+        self._broadcast(wire.ResetCache())
 
     def count(self, totals: Totals) -> None:
-        """Send this front's counts since it began to the engine."""
-        if self._send is not None:
-            self._send(wire.FrontTotals(totals))
+        """Send this front's counts since it began to all replicas."""
+        self._broadcast(wire.FrontTotals(totals))
 
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
         now = self.clock()
-        if self._snapshot is None:
-            found = unknown_snapshot(now, len(self.live.served()))
+        known = [one for one in self.replicas if one.snapshot is not None]
+        each = [one for one in known if one.progress is None] or known
+        busy = {kept.replica for kept in self._requests.all()}
+        found = [one.now(now, busy=one.number in busy) for one in each]
+        if not found:
+            snapshot = unknown_snapshot(now, len(self.live.served()))
         else:
-            quiet = now - self._last_message if self._requests.all() else 0.0
-            found = reported_snapshot(
-                now, self._snapshot, quiet, ready=self.progress is None
+            snapshot = summed_snapshot([one for one in found if one is not None])
+        if self._router is not None:
+            unplaced = list(self._requests.unplaced.values())  # this may be any thread
+            count = sum(len(kept.left()) for kept in unplaced)
+            held = {"replica": count} if count else {}
+            snapshot = evolve(
+                snapshot,
+                waiting=snapshot.waiting + count,
+                waiting_for={**snapshot.waiting_for, **held},
+                totals=sum_totals(one.totals for one in known),
+                replicas=tuple([one.state() for one in self.replicas]),
             )
         return evolve(
-            found,
+            snapshot,
             dead="" if self.dead is None else repr(self.dead),
-            draining=self.draining or found.draining,
+            draining=self.draining or snapshot.draining,
             resets=self.resets,
         )
 
     def drain(self, timeout: float | None = None) -> bool:
-        """As `EngineClient` says; must not be called in the link's own thread."""
+        """As `EngineClient` says; must not be called in the links' own thread."""
         self.draining = True
         end = None if timeout is None else time.monotonic() + timeout
         while self.working and (end is None or time.monotonic() < end):
@@ -174,65 +190,87 @@ class Remote:
         if self.dead is None:
             self.dead = EngineDeadError("it was closed")
             ids = tuple(self.live.served())
-            names = self._requests.cancel(ids)
-            if self._send is not None and names:
-                self._send(wire.CancelRequests(names))
-            for name in ids:
-                self.live.end(name)
+            for number, names in self._requests.cancel(ids).items():
+                self._send(number, wire.CancelRequests(tuple(names)))
+            self._requests.close()
             self._send_to_listeners(EngineDied(ids, "the engine client was closed"))
 
-    # --- the link -----------------------------------------------------------------------
+    # --- the links ----------------------------------------------------------------------
 
-    def connect(self, send: Callable[[wire.ToEngine], None]) -> None:
-        """Introduce this front on a new link, and resubmit what has not ended."""
+    def connect(self, send: Callable[[wire.ToEngine], None], replica: int = 0) -> None:
+        """Introduce this front on a new link to a replica, and resubmit what waits for
+        that.
+        """
         self.links += 1
-        self._send = send
+        self.replicas[replica].connect(send, self.clock())
         self.queries.connect(send)
-        self._last_message = self.clock()
-        self.progress = wire.LoadingProgress("connecting")
-        resumed = self._requests.resumed()
+        resumed = self._placement.resumed_by(self.replicas[replica])
         send(wire.Hello(self.front, self.life, self.resets, resumed))
 
-    def receive(self, message: wire.ToFront) -> None:
-        """Handle a message of the engine."""
-        self._last_message = self.clock()
+    def receive(self, message: wire.ToFront, replica: int = 0) -> None:
+        """Handle a message of a replica."""
+        link = self.replicas[replica]
+        link.last_message = self.clock()
         match message:
             case wire.FrontOutputs():
-                outputs = self._requests.take(message)
-                self._requests.end(outputs.finished)
+                outputs = self._requests.take(message, replica)
+                ended = self._requests.end(outputs.finished)
                 self._send_to_listeners(outputs)
+                self._placement.note_progress(ended)
             case wire.EngineStatus(snapshot):
-                self._snapshot = snapshot
+                link.note_status(snapshot)
                 self.resets = max(self.resets, snapshot.resets)
             case wire.ProbingRequest(name):
-                self._probing = name
-            case wire.ReceivedQuery():
-                self.queries.answer_query(message)
+                changed = bool(link.probing) != bool(name)
+                link.probing = name
+                if changed and link.progress is None:
+                    self._placement.note_ready(link)
+            case wire.CachedKeys() if self._router is not None:
+                self._router.note_keys(link.name, message)
+            case wire.EngineLoad() if self._router is not None:
+                self._router.note_load(link.name, message)
+            case wire.ReceivedQuery() if link.send is not None:
+                self.queries.answer_query(message, link.send)
             case wire.QueryAnswer():
                 self.queries.take_answer(message)
             case wire.LoadingProgress():
-                self.progress = message
+                link.progress = message
             case wire.EngineReady():
-                self.progress = None
-                self.ready = message
+                changed = link.progress is not None
+                link.progress = None
+                link.ready = message
+                if changed:
+                    self._placement.note_ready(link)
 
-    def disconnect(self) -> None:
-        """Note that the link is over: end what had to end, and note which samples may
-        have been the cause.
+    def disconnect(self, replica: int = 0) -> None:
+        """Note that a link is over: end what had to end, note which samples may have been
+        the cause, and move the others.
         """
-        self._send = None
-        self.queries.disconnect()
-        abandoned = self._requests.lose(self._probing, served=self.progress is None)
-        self.progress = wire.LoadingProgress("waiting for the engine")
-        self._probing = ""
+        link = self.replicas[replica]
+        served, probing = link.progress is None, link.probing
+        if link.send is not None:
+            self.queries.disconnect(link.send)
+        link.disconnect()
+        abandoned = self._requests.lose(replica, probing, served=served)
+        self._placement.note_gone(link)
         self._end(abandoned)
         self._end(self._requests.pending_ends())
+        self._placement.place_waiting()
+
+    def _send(self, replica: int, message: wire.ToEngine) -> None:
+        if (send := self.replicas[replica].send) is not None:
+            send(message)
+
+    def _broadcast(self, message: wire.ToEngine) -> None:
+        for one in self.replicas:
+            self._send(one.number, message)
 
     def _end(self, finished: tuple[Finished, ...]) -> None:
         """Report ends of samples that no engine will report."""
         if finished:
-            self._requests.end(finished)
+            ended = self._requests.end(finished)
             self._send_to_listeners(TurnOutputs(time=self.clock(), finished=finished))
+            self._placement.note_progress(ended)
 
     def _send_to_listeners(self, message: EngineMessage) -> None:
         self._sending = True  # a listener may submit a follow-up
@@ -241,12 +279,16 @@ class Remote:
         self._sending = False
 
     def _waiting(self) -> int:
-        """Returns the number of waiting samples: as last reported, or, for an engine that
-        is not ready, all samples here.
+        """Returns the number of waiting samples: as last reported, and those of which no
+        engine that is ready could report.
         """
-        if self.progress is not None:
-            return self._requests.samples
-        return 0 if self._snapshot is None else self._snapshot.waiting
+        ready = [one for one in self.replicas if one.progress is None]
+        reported = sum(one.snapshot.waiting for one in ready if one.snapshot is not None)
+        if not self._requests.unplaced and len(ready) == len(self.replicas):
+            return reported
+        served = {one.number for one in ready}
+        others = [one for one in self._requests.all() if one.replica not in served]
+        return reported + sum(len(one.left()) for one in others)
 
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:

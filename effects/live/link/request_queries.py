@@ -1,4 +1,4 @@
-"""A front's questions to all others about a request, by way of the engine's host.
+"""A front's questions to all others about a request, by way of an engine's host.
 
     front 0 --- SendQuery ----> host --- ReceivedQuery ---> front 1, front 2, ...
             <-- QueryAnswer ---      <-- SendAnswer ------
@@ -7,19 +7,22 @@ Any front may get a connection, so a question about a request may come to a fron
 does not have it. The host passes messages on and keeps nothing of them: each names the
 front that asks, and how many others were asked. The first answer that is not empty ends a
 question, or the last one. A caller waits as long as it wants, and then forgets its
-question.
+question. Where there are several engines, a question goes over the oldest link, at whose
+other end most fronts are, and its answers come back over the same ones.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import define
 
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.output_routing import Session
 
 MAX_PENDING: Final = 64  # unanswered questions of a front
 
+Send = Callable[[wire.ToEngine], None]
 # Gets another front's answer: JSON, or nothing; None: they cannot be asked now.
 OnAnswer = Callable[[bytes | None], None]
 
@@ -35,16 +38,17 @@ class _PendingQuery:
     """An unanswered question."""
 
     on_answer: OnAnswer
+    link: Send  # that it was sent over
     empty: int = 0  # empty answers so far
 
 
 class RequestQueries:
-    """One front's questions and answers, in the thread of its link."""
+    """One front's questions and answers, in the thread of its links."""
 
     def __init__(self) -> None:
         # Returns this front's record of a request; it may have to cancel it.
         self.answer: Callable[[wire.RequestQuery], bytes] = no_record
-        self._send: Callable[[wire.ToEngine], None] | None = None
+        self._links: list[Send] = []  # the oldest is first
         self._pending: dict[int, _PendingQuery] = {}
 
     def ask(self, query: wire.RequestQuery, on_answer: OnAnswer) -> int:
@@ -52,34 +56,36 @@ class RequestQueries:
         question by.
         """
         number = secrets.randbits(62)  # not used by earlier processes of this front
-        if self._send is None or len(self._pending) >= MAX_PENDING:
+        if not self._links or len(self._pending) >= MAX_PENDING:
             on_answer(None)
             return number
-        self._pending[number] = _PendingQuery(on_answer)
-        self._send(wire.SendQuery(number, query))
+        link = self._links[0]
+        self._pending[number] = _PendingQuery(on_answer, link)
+        link(wire.SendQuery(number, query))
         return number
 
     def forget(self, number: int) -> None:
         """Stop waiting for an answer."""
         self._pending.pop(number, None)
 
-    def connect(self, send: Callable[[wire.ToEngine], None]) -> None:
-        """Note a new link."""
-        self._send = send
+    def connect(self, link: Send) -> None:
+        """Note a new link, by what sends over it."""
+        self._links.append(link)
 
-    def disconnect(self) -> None:
-        """End all questions without an answer, as the link is over."""
-        self._send = None
-        unanswered, self._pending = self._pending, {}
-        for one in unanswered.values():
+    def disconnect(self, link: Send) -> None:
+        """End all questions on a link without an answer, as it is over."""
+        self._links.remove(link)
+        each = list(self._pending.items())
+        unanswered = [number for number, one in each if one.link is link]
+        for one in [self._pending.pop(number) for number in unanswered]:
             one.on_answer(None)
 
-    def answer_query(self, received: wire.ReceivedQuery) -> None:
-        """Answer another front's question."""
-        record = self.answer(received.query)
-        if self._send is not None:
-            answer = wire.QueryAnswer(received.number, received.others, record)
-            self._send(wire.SendAnswer(received.front, answer))
+    def answer_query(self, received: wire.ReceivedQuery, link: Send) -> None:
+        """Answer another front's question, over the link that it came by."""
+        answer = wire.QueryAnswer(
+            received.number, received.others, self.answer(received.query)
+        )
+        link(wire.SendAnswer(received.front, answer))
 
     def take_answer(self, answer: wire.QueryAnswer) -> None:
         """Take an answer to this front's question; ignored if it is too late."""
@@ -90,3 +96,24 @@ class RequestQueries:
         if answer.record or one.empty >= answer.others:
             del self._pending[answer.number]
             one.on_answer(answer.record)
+
+
+def pass_on(
+    session: Session,
+    message: wire.SendQuery | wire.SendAnswer,
+    sessions: Sequence[Session],
+) -> None:
+    """At the host: pass the question of a front on to all others, or an answer to the
+    front that asked.
+    """
+    if isinstance(message, wire.SendAnswer):
+        for one in sessions:
+            if one.front == message.front:
+                one.send(wire.encode(message.answer))
+        return
+    others = [one for one in sessions if one.front not in (None, session.front)]
+    for one in others:
+        fields = (session.front or 0, message.number, len(others), message.query)
+        one.send(wire.encode(wire.ReceivedQuery(*fields)))
+    if not others:
+        session.send(wire.encode(wire.QueryAnswer(message.number, 0)))

@@ -202,9 +202,10 @@ class _Link:
 class LinkClient(asyncio.Protocol):
     """A front's end of one link, in its event loop."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self._remote = remote
+        self._replica = replica
         self._frames = FrameReader()
         self._numbers = FrameWriter()
         self._transport: asyncio.WriteTransport
@@ -212,13 +213,13 @@ class LinkClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce this front."""
         self._transport = cast("asyncio.WriteTransport", transport)
-        self._remote.connect(self._say)
+        self._remote.connect(self._say, self._replica)
 
     def data_received(self, data: bytes) -> None:
         """Pass the engine's messages on."""
         try:
             for message in self._frames.feed(data):
-                self._remote.receive(wire.read_to_front(message))
+                self._remote.receive(wire.read_to_front(message), self._replica)
         except wire.LinkError as error:
             log.warning("the link to the engine is cut: %s", error)
             self._transport.abort()
@@ -226,7 +227,7 @@ class LinkClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the engine has ended, or that the link was closed."""
         del exc
-        self._remote.disconnect()
+        self._remote.disconnect(self._replica)
         if not self.over.done():  # its waiter may have been cancelled
             self.over.set_result(None)
 
@@ -234,15 +235,15 @@ class LinkClient(asyncio.Protocol):
         self._transport.write(self._numbers.frame(wire.encode(message)))
 
 
-async def keep_linked(remote: Remote, path: Path) -> None:
-    """Keep a link to the engine that listens at `path`, with a new one when it is over,
+async def keep_linked(remote: Remote, path: Path, replica: int = 0) -> None:
+    """Keep a link to the replica that listens at `path`, with a new one when it is over,
     until the task is cancelled.
     """
     loop = asyncio.get_running_loop()
     while True:
         try:
             transport, client = await loop.create_unix_connection(
-                lambda: LinkClient(remote), str(path)
+                lambda: LinkClient(remote, replica), str(path)
             )
         except OSError:  # there is no engine yet
             pass

@@ -53,6 +53,8 @@ class AccessEntry:
     process: str
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    replica: str = ""  # the last one, of several engines, of its first prompt
+    why: str = ""  # it was sent there
 
     def to_json(self) -> str:
         """The entry in JSON, for programs."""
@@ -68,8 +70,12 @@ class AccessEntry:
                 "key": self.key or None,
                 "prompt_tokens": self.prompt_tokens,
                 "output_tokens": self.output_tokens,
+                **self._placed(),
             }
         )
+
+    def _placed(self) -> dict[str, str]:
+        return {"replica": self.replica, "why": self.why} if self.replica else {}
 
     def to_text(self) -> str:
         """The entry as text, for people."""
@@ -78,6 +84,7 @@ class AccessEntry:
         words += [f"key={_word(self.key)}"] if self.key else []
         if self.prompt_tokens is not None:
             words.append(f"tokens={self.prompt_tokens}+{self.output_tokens}")
+        words += [f"{name}={_word(text)}" for name, text in self._placed().items()]
         return " ".join(words)
 
 
@@ -135,10 +142,13 @@ class AccessLog:
         if record is None or record["endpoint"] != access.path:
             return access
         prompts: Any = record["prompts"]
+        placed = [one["replicas"][-1] for one in prompts if "replicas" in one]
         return evolve(
             access,
             prompt_tokens=sum(one["prompt_tokens"] for one in prompts),
             output_tokens=sum(one["output_tokens"] for one in prompts),
+            replica=placed[0]["replica"] if placed else "",
+            why=placed[0]["why"] if placed else "",
         )
 
 

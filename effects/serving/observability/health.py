@@ -30,6 +30,25 @@ class Health:
             return f"the last {engine.failing} steps failed"
         return ""
 
+    def replicas(self) -> dict[str, object]:
+        """The states of several engines, and how many are ready; nothing of one."""
+        each = self._state.llm.client.snapshot().replicas
+        if not each:
+            return {}
+        ready = sum(not one.unready for one in each)
+        return {
+            "ready": f"{ready} of {len(each)} replicas",
+            "replicas": [
+                {
+                    "replica": one.name,
+                    "status": one.unready or "ready",
+                    "running": one.running,
+                    "waiting": one.waiting,
+                }
+                for one in each
+            ],
+        }
+
     def unreadiness(self) -> str:
         """Why no new request should come now, or an empty string."""
         client = self._state.llm.client

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import minfer
-from minfer.effects.live.client import EngineClient, Snapshot
+from minfer.effects.live.client import EngineClient, ReplicaState, Snapshot
 from minfer.effects.live.totals import (
     ACCEPTED_AT,
     COUNTERS,
@@ -83,6 +83,7 @@ class Figures:
     ttft: Distribution  # seconds to the first token
     itl: Distribution  # seconds from one token to the next
     accepted: tuple[int, ...]  # accepted drafts, by place, since the start
+    replicas: tuple[ReplicaState, ...]  # each engine, if there are several
 
     @classmethod
     def of(
@@ -96,7 +97,7 @@ class Figures:
             health=illness or "ok",
             requests=now.requests,
             running=now.running,
-            rows=config.max_num_seqs,
+            rows=config.max_num_seqs * max(1, len(now.replicas)),
             waiting=now.waiting,
             waiting_for=now.waiting_for,
             blocks=now.blocks,
@@ -108,6 +109,7 @@ class Figures:
             ttft=Distribution.of(now.totals.histograms.get(FIRST)),
             itl=Distribution.of(now.totals.histograms.get(GAP)),
             accepted=_accepted(now.totals.counts),
+            replicas=now.replicas,
         )
 
 

@@ -16,7 +16,7 @@ HELP: Final[Mapping[str, str]] = {
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
         "of rows while others run), loading (their KV blocks are on their way from host "
-        "memory), policy, sibling, step, fault."
+        "memory), replica (none of several takes them now), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
@@ -101,3 +101,17 @@ HELP: Final[Mapping[str, str]] = {
     "request_preemptions": "How often samples of a request were preempted.",
 }
 SETTINGS: Final = "How the engine was set up, as labels; the value is always 1."
+# Of each replica, where there are several; those above are of all together.
+REPLICA_HELP: Final[Mapping[str, str]] = {
+    "replica_up": "1 while the replica takes requests, 0 while it is started again.",
+    "replica_requests_running": "Samples that the replica computes now.",
+    "replica_requests_waiting": "Samples in the waiting queue of the replica now.",
+    "replica_kv_cache_usage_perc": (
+        "Share of the replica's KV cache that running samples hold, from 0 to 1."
+    ),
+    "routed": (
+        "Requests that were sent to a replica, by why: cost, session, hash, load or turn "
+        "(the routing policy's reasons), resumed (another replica had it, and died), "
+        "moved, search (a later round of a beam search)."
+    ),
+}

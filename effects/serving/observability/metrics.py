@@ -23,6 +23,7 @@ from minfer.effects.live.totals import (
     Totals,
 )
 from minfer.effects.serving.observability.metric_help import HELP, SETTINGS
+from minfer.effects.serving.observability.replica_metrics import replica_metrics
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
@@ -47,6 +48,7 @@ _ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # els
 # Prefixes of the names of a front's counts; the label follows.
 _ENDED: Final = "ended "
 _WAITED: Final = "waited "
+_ROUTED: Final = "routed "  # the replica follows, a space, and why
 
 
 def _with_prefix(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -67,6 +69,9 @@ class Metrics(Collector):
         self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIMES}
         self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZES}
         self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
+        # Requests that this front sent to one of several engines: by the name of that, a
+        # space, and why.
+        self.routed: Mapping[str, int] = {}
         self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -110,8 +115,10 @@ class Metrics(Collector):
         """The counts of requests that came through this front."""
         ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
         waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
+        sent = dict(self.routed)  # others may count meanwhile
+        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent.items()}
         filled = {name: one.histogram() for name, one in self.buckets.items()}
-        return Totals(ends | waits, filled)
+        return Totals(ends | waits | routed, filled)
 
     def collect(self) -> Iterator[core.Metric]:
         """All metrics, at present."""
@@ -132,6 +139,9 @@ class Metrics(Collector):
         waits = _with_prefix(ours.counts, _WAITED)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
         yield from self._engine_metrics(now.totals.counts)
+        if now.replicas:
+            routed = _with_prefix(ours.counts, _ROUTED)
+            yield from replica_metrics(self.model, now.replicas, routed)
         for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))

@@ -165,6 +165,10 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
     made = sum(one.count + len(one.fresh) for one in job.samples)
     metrics = job.times.metrics(made)
     first = job.samples[0].done
+    placed = [
+        {"replica": one.replica, "why": one.why, "hit": one.hit, "blocks": one.blocks}
+        for one in job.times.placed
+    ]
     return {
         "prompt_tokens": len(job.request.prompt),
         "cached_tokens": None if first is None else first.cached,
@@ -180,4 +184,5 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
             "stop" if one.stop else one.done.reason if one.done else None
             for one in job.samples
         ],
+        **({"replicas": placed} if placed else {}),
     }

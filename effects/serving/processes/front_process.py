@@ -1,4 +1,5 @@
-"""A front's process: HTTP, templates and text, over an engine in another process.
+"""A front's process: HTTP, templates and text, over an engine in another process, or
+several of them.
 
 A front accepts connections at once. Until the engine is ready for the first time, every
 request is answered with 503; while an engine that died is restarted, requests wait.
@@ -6,10 +7,11 @@ request is answered with 503; while an engine that died is restarted, requests w
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,8 @@ from attrs import field, frozen
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
+from minfer.effects.live.journal.routing_writer import RoutingJournalWriter
+from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
 from minfer.effects.serving.application import Application
@@ -32,6 +36,8 @@ from minfer.effects.serving.processes.server import (
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare_elsewhere
+from minfer.routing.policies import routing_policy_named
+from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
@@ -39,6 +45,7 @@ LOOK: Final = 0.02  # seconds from one look for the engine to the next
 DRAIN: Final = signal.SIGUSR1  # from its parent: end once no requests run
 AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
 COUNT: Final = 0.1  # seconds from one report of counts to the next
+_log = logging.getLogger("minfer.front")
 
 
 @frozen(kw_only=True)
@@ -47,12 +54,13 @@ class FrontPlan:
 
     number: int  # from 0
     listener: socket.socket
-    path: Path  # of the engine's socket
+    paths: Sequence[Path]  # of the engines' sockets
     args: EngineArgs
     http: HttpOptions
     shared: SharedCounts = field(
         factory=SharedCounts
     )  # what it counts with the other fronts
+    routing: str = "prefix"  # the policy by which it chooses among several engines
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -86,12 +94,22 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
 
 
 async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
-    remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
+    recorder = _open_recorder(plan)
+    router = _router(plan, recorder)
+    remote = Remote(
+        plan.number,
+        max_waiting=plan.args.max_waiting,
+        replicas=len(plan.paths),
+        router=router,
+    )
     gate = Gate(lambda: remote.unready)
     tasks = [
-        asyncio.create_task(keep_linked(remote, plan.path)),
-        asyncio.create_task(_open_application(plan, shared, remote, gate, ready)),
+        asyncio.create_task(keep_linked(remote, path, replica))
+        for replica, path in enumerate(plan.paths)
     ]
+    tasks.append(
+        asyncio.create_task(_open_application(plan, shared, remote, router, gate, ready))
+    )
     try:
         name = front_name(plan.number)
         with with_middleware(
@@ -112,13 +130,39 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         for task in tasks:
             task.cancel()
         remote.close()
+        if recorder is not None:
+            recorder.close()
     return 0
+
+
+def _open_recorder(plan: FrontPlan) -> RoutingJournalWriter | None:
+    """The journal of this front's router, if it has one and a journal is written."""
+    args = plan.args
+    if len(plan.paths) == 1 or args.journal is None:
+        return None
+    if args.journal_redact:
+        _log.warning("routing is not recorded, as --journal-redact does not cover it")
+        return None
+    name = front_name(plan.number).replace(" ", "-")
+    return RoutingJournalWriter(Path(args.journal), name, args.journal_size)
+
+
+def _router(plan: FrontPlan, recorder: RoutingJournalWriter | None) -> FrontRouter | None:
+    """The router among several engines."""
+    if len(plan.paths) == 1:
+        return None
+    policy = routing_policy_named(plan.routing)
+    config = RouterConfig(policy, plan.args.block_size)
+    if recorder is not None:
+        recorder.begin(config)
+    return FrontRouter(config, recorder)
 
 
 async def _open_application(
     plan: FrontPlan,
     shared: SharedCounts,
     remote: Remote,
+    router: FrontRouter | None,
     gate: Gate,
     ready: Callable[[], None],
 ) -> None:
@@ -142,6 +186,8 @@ async def _open_application(
     gate.application.lookup.join(remote.queries)
     ready()
     metrics = gate.application.metrics
+    if router is not None:
+        metrics.routed = router.routed
     last_report = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
@@ -157,7 +203,8 @@ async def _open_application(
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    if remote.ready is not None and remote.ready.fingerprint != fingerprint:
+    each = [one.ready for one in remote.replicas if one.ready is not None]
+    if any(one.fingerprint != fingerprint for one in each):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"
         )

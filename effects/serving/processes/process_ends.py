@@ -1,15 +1,18 @@
 """A server's processes: the actions when one of them ends.
 
-    watching -- the engine ended --> it is restarted, after a pause
-             -- the engine hangs --> it is killed
+    watching -- an engine ended --> it is restarted, after a pause
+             -- an engine hangs --> it is killed
              -- a front ended --> it is restarted; its connections are lost
              -- one that was never ready ended, or one several times --> stopping
              -- SIGTERM --> draining: fronts take no new requests
              -- SIGINT --> stopping
-    draining -- the engine ended --> it is restarted: fronts finish their requests
+    draining -- an engine ended --> it is restarted: fronts finish their requests
              -- another signal, or the last front ended --> stopping
-    stopping -- the last front ended --> the engine is stopped
+    stopping -- the last front ended --> the engines are stopped
              -- the last process ended --> over, with an exit code
+
+Of several engines, the replicas, each is restarted by itself; one that fails again and
+again ends the server only if no other one is ready: else it is tried again, more seldom.
 
 Decisions are made here, as a function of events; processes and signals are in
 `minfer.effects.serving.processes.supervisor`.
@@ -24,12 +27,19 @@ ENGINE: Final = "engine"
 MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
 FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
 FAILED: Final = 70  # exit code of a server with a process that fails again and again
+LONGEST_PAUSE: Final = 60.0  # seconds: so it is doubled up to this
 INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
 
 
 def front_name(number: int) -> str:
     """The name of a front's process."""
     return f"front {number}"
+
+
+def engine_names(replicas: int) -> list[str]:
+    """The names of the engines' processes."""
+    numbered = [f"{ENGINE} {number}" for number in range(replicas)]
+    return [ENGINE] if replicas == 1 else numbered
 
 
 @frozen
@@ -58,6 +68,7 @@ class Processes:
     """The processes that exist, and the phase of the server."""
 
     fronts: int
+    replicas: int = 1  # engines
     alive: set[str] = field(factory=set)
     ready: set[str] = field(factory=set)  # those that have reported it
     phase: str = "watching"  # then "draining", then "stopping"
@@ -72,7 +83,7 @@ class Processes:
 
     def begin(self) -> list[Action]:
         """Start all processes."""
-        return [Start(ENGINE), *[Start(name) for name in self._fronts()]]
+        return [Start(name) for name in (*self._engines(), *self._fronts())]
 
     def note_started(self, name: str) -> None:
         """Note that a process runs."""
@@ -80,7 +91,8 @@ class Processes:
 
     def may_start(self, name: str) -> bool:
         """Whether a process that is due may still be started."""
-        needed = name == ENGINE and self.phase == "draining" and self._fronts_alive()
+        is_engine = name in self._engines()
+        needed = is_engine and self.phase == "draining" and self._fronts_alive()
         return self.phase == "watching" or bool(needed)
 
     def note_ready(self, name: str) -> bool:
@@ -89,7 +101,7 @@ class Processes:
             return False
         self.ready.add(name)
         self.failures.pop(name, None)
-        first = not self.served and len(self.ready) == self.fronts + 1
+        first = not self.served and len(self.ready) == self.fronts + self.replicas
         self.served = self.served or first
         return first
 
@@ -99,14 +111,16 @@ class Processes:
         was_ready = name in self.ready
         self.ready.discard(name)
         if not self.may_start(name):
-            return [] if name == ENGINE or self._fronts_alive() else self._stop()
+            is_engine = name in self._engines()
+            return [] if is_engine or self._fronts_alive() else self._stop()
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count
         never = not self.served and not was_ready
-        if never or count >= MOST_FAILURES:
+        others = name in self._engines() and self.ready.intersection(self._engines())
+        if never or (count >= MOST_FAILURES and not others):
             self.code = code or FAILED
             return self._stop()
-        return [Start(name, FIRST_PAUSE * 2**count)]
+        return [Start(name, min(FIRST_PAUSE * 2**count, LONGEST_PAUSE))]
 
     def note_hang(self, name: str) -> list[Action]:
         """Kill a process that hangs: it will end, and be restarted. While stopping, it
@@ -129,10 +143,13 @@ class Processes:
         return [Signal(name, "kill") for name in sorted(self.alive)]
 
     def _stop(self) -> list[Action]:
-        """Stop the fronts first, so that they notify their clients; then the engine."""
+        """Stop the fronts first, so that they notify their clients; then the engines."""
         self.phase = "stopping"
-        names = self._fronts_alive() or [ENGINE]
+        names = self._fronts_alive() or self._engines()
         return [Signal(name, "stop") for name in names if name in self.alive]
+
+    def _engines(self) -> Sequence[str]:
+        return engine_names(self.replicas)
 
     def _fronts(self) -> Sequence[str]:
         return [front_name(number) for number in range(self.fronts)]

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from minfer.values.checks import ConfigError
+
 _PREFIX: Final = "minfer-"
 _LOCK: Final = "lock"
+_LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
 
 
 @contextlib.contextmanager
@@ -30,6 +33,20 @@ def run_folder() -> Iterator[Path]:
             yield Path(name)
         finally:
             os.close(lock)
+
+
+def socket_paths(folder: Path, replicas: int) -> list[Path]:
+    """The paths of the engines' sockets, each in a folder of its own if there are
+    several. Raises ConfigError if they are too long.
+    """
+    numbers = range(replicas)
+    folders = [folder] if replicas == 1 else [folder / str(one) for one in numbers]
+    for one in folders:
+        one.mkdir(exist_ok=True)
+    paths = [one / "engine" for one in folders]
+    if len(os.fsencode(paths[-1])) > _LONGEST:
+        raise ConfigError(f"{paths[-1]}: too long a path for a socket; shorten TMPDIR")
+    return paths
 
 
 def _lock_folder(folder: Path) -> int:

@@ -31,13 +31,17 @@ from minfer.effects.serving.processes.front_process import (
 )
 from minfer.effects.serving.processes.heartbeat import Heartbeat
 from minfer.effects.serving.processes.process_ends import (
-    ENGINE,
     Action,
     Processes,
     Start,
+    engine_names,
     front_name,
 )
-from minfer.effects.serving.processes.run_folder import run_folder
+from minfer.effects.serving.processes.replica_devices import (
+    ReplicaDevice,
+    replica_devices,
+)
+from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     describe_address,
@@ -49,7 +53,6 @@ from minfer.effects.setup.folders import model_folder
 from minfer.values.checks import ConfigError
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
-_LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
 _LOOK: Final = 0.5  # seconds between two looks at the clock
 
 Run = Callable[[Callable[[], None]], int]  # gets a callback for when it is ready
@@ -63,30 +66,39 @@ def serve_in_processes(
     port: int,
     fronts: int,
     guard: Guard,
+    replicas: int = 1,
+    routing: str = "prefix",
 ) -> int:
-    """Serve with so many fronts until a signal comes; returns the exit code. Raises
-    ConfigError if the address or a socket cannot be had, and CheckpointError if there is
-    no such model.
+    """Serve with so many fronts and engines until a signal comes; returns the exit code.
+    `routing` is the policy by which fronts choose among several engines.
+
+    Raises ConfigError if the address, a socket or as many GPUs as engines cannot be had,
+    and CheckpointError if there is no such model.
     """
-    _check_options(options, fronts)
+    _check_options(options, fronts, replicas)
+    devices = replica_devices(args, replicas)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in listen_at(host, port, fronts)]
         # Once, before any process starts: it may have to be downloaded.
         read_config(model_folder(args.model))
-        path = _socket_path(stack.enter_context(run_folder()))
+        paths = socket_paths(stack.enter_context(run_folder()), replicas)
         announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
         shared = SharedCounts.of(fronts)
-        heartbeat = Heartbeat(options.engine_timeout)
-        runs: dict[str, Run] = {
-            ENGINE: partial(_run_engine, args, path, fronts, heartbeat)
-        }
+        runs: dict[str, Run] = {}
+        heartbeats: dict[str, Heartbeat] = {}
+        for name, device, path in zip(
+            engine_names(replicas), devices, paths, strict=True
+        ):
+            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
+            runs[name] = partial(_run_engine, name, args, device, path, fronts, beats)
         for number, one in enumerate(listeners):
             plan = FrontPlan(
                 number=number,
                 listener=one,
-                path=path,
+                paths=paths,
                 args=args,
                 http=options,
+                routing=routing,
                 shared=shared,
                 announced=lambda: announced[0] == 1,
             )
@@ -97,11 +109,14 @@ def serve_in_processes(
             announced[0] = 1
 
         patience = options.shutdown_timeout
-        return Supervisor(Processes(fronts), runs, guard, patience, heartbeat).run(ready)
+        table = Processes(fronts, replicas)
+        return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
 
 
-def _check_options(options: HttpOptions, fronts: int) -> None:
+def _check_options(options: HttpOptions, fronts: int, replicas: int) -> None:
     """Raise ConfigError for impossible options."""
+    if replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1, not {replicas}")
     for name, value in (
         ("--api-processes", fronts),
         ("--engine-timeout", options.engine_timeout),
@@ -111,23 +126,19 @@ def _check_options(options: HttpOptions, fronts: int) -> None:
 
 
 def _run_engine(
+    name: str,
     args: EngineArgs,
+    device: ReplicaDevice,
     path: Path,
     fronts: int,
     heartbeat: Heartbeat,
     ready: Callable[[], None],
 ) -> int:
-    configure_logs(ENGINE)
+    configure_logs(name)
+    args = device.take(args)
     path.unlink(missing_ok=True)  # of an earlier engine
-    return run_engine(args, path, fronts, ready, heartbeat.beat)
-
-
-def _socket_path(folder: Path) -> Path:
-    """The path of the engine's socket. Raises ConfigError if it is too long."""
-    path = folder / "engine"
-    if len(os.fsencode(path)) > _LONGEST:
-        raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
-    return path
+    routed = device.number is not None
+    return run_engine(args, path, fronts, ready, heartbeat.beat, routed=routed)
 
 
 class Supervisor:
@@ -139,14 +150,16 @@ class Supervisor:
         runs: Mapping[str, Run],
         guard: Guard,
         patience: float,
-        heartbeat: Heartbeat,
+        heartbeats: Mapping[str, Heartbeat],
     ) -> None:
-        """`patience`: seconds that a process has to end in; `heartbeat`: the engine's."""
+        """`patience`: seconds that a process has to end in; `heartbeats`: the engines',
+        by name.
+        """
         self._processes = processes
         self._runs = runs
         self._guard = guard
         self._patience = patience
-        self._heartbeat = heartbeat
+        self._heartbeats = heartbeats
         self._names: dict[int, str] = {}  # by process id
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
@@ -215,7 +228,7 @@ class Supervisor:
             self._deadline = time.monotonic() + wait + LAST_MOMENTS
         self._reap()
         now = time.monotonic()
-        self._check_heartbeat(now)
+        self._check_heartbeats(now)
         if self._processes.phase == "stopping" and self._deadline is None:
             self._deadline = now + LAST_MOMENTS
         if self._deadline is not None and now > self._deadline:
@@ -241,17 +254,16 @@ class Supervisor:
             _report_end(name, code, before, actions)
             self._execute(actions)
 
-    def _check_heartbeat(self, now: float) -> None:
-        """Kill the engine if it runs but sends no heartbeat."""
+    def _check_heartbeats(self, now: float) -> None:
+        """Kill an engine that runs but sends no heartbeat."""
         table = self._processes
-        if ENGINE not in table.alive:
-            return
-        if self._heartbeat.hangs(now, ready=ENGINE in table.ready):
-            self._heartbeat.begin()  # it may take a while to end
-            if actions := table.note_hang(ENGINE):
-                why = "has not answered for too long (--engine-timeout); it is killed"
-                print(f"minfer: {ENGINE} {why}", file=sys.stderr, flush=True)
-                self._execute(actions)
+        for name, heartbeat in self._heartbeats.items():
+            if name in table.alive and heartbeat.hangs(now, ready=name in table.ready):
+                heartbeat.begin()  # it may take a while to end
+                if actions := table.note_hang(name):
+                    why = "has not answered for too long (--engine-timeout); it is killed"
+                    print(f"minfer: {name} {why}", file=sys.stderr, flush=True)
+                    self._execute(actions)
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
@@ -275,8 +287,8 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._names[process] = name
         self._processes.note_started(name)
-        if name == ENGINE:
-            self._heartbeat.begin()
+        if name in self._heartbeats:
+            self._heartbeats[name].begin()
 
     def _run_child(self, name: str) -> NoReturn:
         """Run as the named process, from here on."""

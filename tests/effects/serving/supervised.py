@@ -68,7 +68,8 @@ def main() -> int:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     names = (ENGINE, front_name(0), front_name(1))
     runs = {name: partial(be, name, options) for name in names}
-    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, PULSE)
+    pulses = {ENGINE: PULSE}
+    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, pulses)
     before = descriptors() - len(
         (made._lifeline, made._lifeline_end, made._reports, made._reports_end)
     )

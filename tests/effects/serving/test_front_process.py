@@ -44,7 +44,7 @@ def ready():
 {before}
 open({first})
 plan = front_process.FrontPlan(
-    number=0, listener=listener, path=path, args=args, http=HttpOptions(names=["x"])
+    number=0, listener=listener, paths=[path], args=args, http=HttpOptions(names=["x"])
 )
 print("begins", flush=True)
 sys.exit(guarded(lambda: front_process.run_front(plan, ready)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.client import Snapshot
+from minfer.effects.live.client import ReplicaState, Snapshot
 from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving.observability import live_view
 from minfer.effects.serving.observability.live_view import Figures
@@ -53,6 +53,11 @@ def test_figures_of_a_snapshot() -> None:
     assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
     assert ill.counts["generation_tokens"] == 0
     assert ill.accepted == ()
+    one = ReplicaState(
+        name="0", unready="", running=1, waiting=0, blocks=9, blocks_free=8
+    )
+    two = Figures.of(snapshot(replicas=(one, one)), config, started=20.0, illness="")
+    assert (two.rows, two.replicas) == (16, (one, one))
 
 
 def test_drafts_of_a_snapshot() -> None:

@@ -5,6 +5,7 @@ loses anything, and every stream is what it would have been.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -17,6 +18,8 @@ import httpx
 import pytest
 
 from minfer.effects.live.journal.journal_files import read_journal
+from minfer.routing.router import Routed
+from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import claimed, long
 from tests.effects.serving.process_deaths import (
     ENGINE,
@@ -165,12 +168,16 @@ KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.claimed  # test_remote asks it of links in one process
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", KILLERS)
-def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
+def test_a_request_that_kills_engines_fails_after_few_deaths(
+    kind: str, replicas: int
+) -> None:
     path, body = KILLERS[kind]
     more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
     module = "tests.effects.serving.dying_engine"
-    with server(FLOAT, "--num-gpu-blocks-override=128", module=module) as served:
+    options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")
+    with server(*options, module=module) as served:
         load = Load(served.url, bodies(1, 150))
 
         async def run() -> httpx.Response:
@@ -193,9 +200,61 @@ def test_a_request_that_kills_engines_fails_after_few_deaths(kind: str) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
     assert "the request itself is the cause" in error["message"]
-    assert 3 <= message.count("engine ended by signal 9; it is started again") <= 6
+    deaths = re.findall(r"engine( \d)? ended by signal 9; it is started again", message)
+    assert 3 <= len(deaths) <= 6
     assert load.lost() == []
     assert load.different() == []
+
+
+@pytest.mark.long
+def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) -> None:
+    options = (FLOAT, "--replicas=2", "--routing=least_loaded", f"--journal={tmp_path}")
+    with server(*options, "--num-gpu-blocks-override=128") as served:
+        load = Load(served.url, bodies(1, 80))
+
+        def routed() -> dict[str, float]:
+            text = served.get("/metrics").text
+            found = re.findall(r'minfer_routed_total{.*replica="(.)".*} (.*)', text)
+            return {name: float(count) for name, count in found}
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            count = len(load.bodies)
+            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+            await load.flows(time.monotonic())
+            body = {"prompt": "x", "max_tokens": 2}
+            answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=SOON)
+            name = answer.json()["id"]
+            (prompt,) = served.get(f"/v1/requests/{name}").json()["prompts"]
+            (placed,) = prompt["replicas"]
+            assert (placed["replica"] in "01", placed["why"]) == (True, "load")
+            before = served.kill("minfer engine 1")
+            await served.successor("minfer engine 1", before)
+            health = served.get("/health")
+            assert (health.status_code, health.json()["ready"]) == (
+                200,
+                "1 of 2 replicas",
+            )
+            await load.flows(time.monotonic())
+            async with asyncio.timeout(SOON):
+                while served.get("/health").json()["ready"] != "2 of 2 replicas":
+                    await asyncio.sleep(0.05)
+                others = routed()["1"]
+                while routed()["1"] < others + count:
+                    await asyncio.sleep(0.1)
+            load.stopping = True
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+    assert load.lost() == []
+    assert load.different() == []
+    assert [len([*(tmp_path / f"replica-{n}").iterdir()]) for n in range(2)] == [1, 2]
+    for path in tmp_path.glob("*.routing"):
+        turns = [turn.result for turn in RoutingJournal(path.read_bytes()).turns()]
+        assert any(isinstance(one, Routed) for one in turns)
 
 
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing

@@ -11,11 +11,13 @@ from minfer.effects.serving.processes.process_ends import (
     FAILED,
     FIRST_PAUSE,
     INTERRUPTED,
+    LONGEST_PAUSE,
     MOST_FAILURES,
     Action,
     Processes,
     Signal,
     Start,
+    engine_names,
     front_name,
 )
 
@@ -168,6 +170,36 @@ def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
     assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
     made.note_signal(interrupt=False)
     assert made.note_hang(ENGINE) == []
+
+
+def test_of_several_engines_one_that_fails_does_not_end_the_others() -> None:
+    one, two = engine_names(2)
+    made = Processes(1, replicas=2)
+    assert made.begin() == [Start(one), Start(two), Start(ONE)]
+    for name in (one, two, ONE):
+        made.note_started(name)
+    assert [made.note_ready(name) for name in (one, two, ONE)] == [False, False, True]
+    made.note_ended(one, 137)
+    for _ in range(4 * MOST_FAILURES):
+        made.note_started(one)
+        (again,) = made.note_ended(one, 1)
+        assert isinstance(again, Start)
+    assert again == Start(one, LONGEST_PAUSE)
+    made.note_ended(two, 137)
+    made.note_started(one)
+    assert made.note_ended(one, 1) == [Signal(ONE, "stop")], "none is left"
+
+
+def test_several_engines_are_stopped_once_the_last_front_has_ended() -> None:
+    one, two = engine_names(2)
+    made = Processes(1, replicas=2)
+    for name in (one, two, ONE):
+        made.note_started(name)
+        made.note_ready(name)
+    assert made.note_signal(interrupt=False) == [Signal(ONE, "drain")]
+    assert made.note_ended(two, 137) == [Start(two, FIRST_PAUSE)]
+    made.note_started(two)
+    assert made.note_ended(ONE, 0) == [Signal(one, "stop"), Signal(two, "stop")]
 
 
 EVENTS = st.one_of(

@@ -144,8 +144,9 @@ def test_other_fronts_are_queried_for_unknown_requests(
     queries = [one.query for one in emitted]
     assert queries == [RequestQuery("b", "Ann", True), RequestQuery("c", "Ann")]
     assert not front_queries._pending
-    front_queries.answer_query(wire.ReceivedQuery(1, 7, 2, RequestQuery("a", "Ann")))
-    front_queries.answer_query(wire.ReceivedQuery(1, 8, 2, RequestQuery("a", "Bob")))
+    for number, owner in ((7, "Ann"), (8, "Bob")):
+        asked = wire.ReceivedQuery(1, number, 2, RequestQuery("a", owner))
+        front_queries.answer_query(asked, emitted.append)
     first, second = wire.QueryAnswer(7, 2, b'{"id": "a"}'), wire.QueryAnswer(8, 2)
     assert emitted[2:] == [wire.SendAnswer(1, first), wire.SendAnswer(1, second)]
 

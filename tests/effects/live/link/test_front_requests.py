@@ -19,16 +19,29 @@ def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.Fro
     return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
 
 
-def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
+def begun(*each: Request) -> FrontRequests:
+    """The requests of a front, all of them on its only replica."""
     requests = FrontRequests(LiveRequests())
-    requests.add(request())
+    for one in each:
+        requests.send(requests.add(one), 0)
+    return requests
+
+
+def resumed(requests: FrontRequests) -> list[wire.Resumed]:
+    """All that is on no replica, as its next engine gets it."""
+    every = list(requests.unplaced.values())
+    return [part for kept in every for part in requests.resume(kept, 0)]
+
+
+def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
+    requests = begun(request())
     requests.take(news(("a", 0), tokens=((5, 6),)))
     reported = requests.take(
         wire.FrontOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
     )
     assert reported.drafts == (3,)
-    requests.lose("")
-    (again,) = requests.resumed()
+    requests.lose(0)
+    (again,) = resumed(requests)
     assert (again.request.output, again.request.prompt) == ((5, 6, 7), (1, 2))
     assert again.request.id != "a", "late news of the old one would be taken for its own"
     reported = requests.take(news((again.request.id, 0), tokens=((8,),)))
@@ -36,17 +49,16 @@ def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
 
 
 def test_samples_that_have_begun_go_on_each_by_itself() -> None:
-    requests = FrontRequests(LiveRequests())
-    requests.add(request(n=3, first_sample=4))
+    requests = begun(request(n=3, first_sample=4))
     requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
     requests.end((Finished("a", 0, "length", 1),))
-    requests.lose("")
-    parts = [one.request for one in requests.resumed()]
+    requests.lose(0)
+    parts = [one.request for one in resumed(requests)]
     assert [(one.n, one.first_sample, one.output) for one in parts] == [
         (1, 5, ()),
         (1, 6, (6,)),
     ]
-    (end,) = requests.finish([Finish("a", 2, 1)])
+    (end,) = requests.finish([Finish("a", 2, 1)])[0]
     assert (end.id, end.sample) == (parts[1].id, 0)
     reported = requests.take(
         wire.FrontOutputs(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
@@ -55,49 +67,46 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
 
 
 def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
-    requests = FrontRequests(LiveRequests())
-    requests.add(request(n=3))
-    requests.lose("")
-    (again,) = requests.resumed()
+    requests = begun(request(n=3))
+    requests.lose(0)
+    (again,) = resumed(requests)
     assert again.request.n == 3
 
 
 def test_who_is_blamed() -> None:
-    requests = FrontRequests(LiveRequests())
-    for name in "abc":
-        requests.add(request(name))
+    requests = begun(*map(request, "abc"))
     started = tuple(
         wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
         for name in "ab"
     )
     requests.take(wire.FrontOutputs(time=0.0, reasons=started))
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
-    requests.lose("")
-    assert [one.deaths for one in requests.resumed()] == [1, 1, 0], "c only waited"
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [1, 1, 0], "c only waited"
     for _ in range(GUILTY_DEATHS - 1):
-        assert not requests.lose(_name_of(requests, "a"))
-        requests.resumed()
-    (done,) = requests.lose(_name_of(requests, "a"))
+        assert not requests.lose(0, _name_of(requests, "a"))
+        resumed(requests)
+    (done,) = requests.lose(0, _name_of(requests, "a"))
     assert (done.id, done.reason) == ("a", "error")
 
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
-    requests = FrontRequests(LiveRequests())
     constraint = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
-    for name in ("compiles", "in line"):
-        requests.add(evolve(request(name), sampling=constraint))
-    requests.add(request("free"))
+    bound = [
+        evolve(request(name), sampling=constraint) for name in ("compiles", "in line")
+    ]
+    requests = begun(*bound, request("free"))
     requests.take(wire.FrontOutputs(time=0.0, arrived=("in line", "free", "gone")))
-    requests.lose("")
-    assert [one.deaths for one in requests.resumed()] == [1, 0, 0]
-    requests.lose("", served=False)
-    assert [one.deaths for one in requests.resumed()] == [1, 0, 0], "it was not ready"
-    requests.lose("")
-    assert [one.deaths for one in requests.resumed()] == [2, 1, 0]
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [1, 0, 0]
+    requests.lose(0, served=False)
+    assert [one.deaths for one in resumed(requests)] == [1, 0, 0], "it was not ready"
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [2, 1, 0]
     for _ in range(GUILTY_DEATHS - 1):
-        assert not requests.lose(_name_of(requests, "compiles"))
-        requests.resumed()
-    (done,) = requests.lose(_name_of(requests, "compiles"))
+        assert not requests.lose(0, _name_of(requests, "compiles"))
+        resumed(requests)
+    (done,) = requests.lose(0, _name_of(requests, "compiles"))
     assert (done.id, done.reason) == ("compiles", "error")
 
 
@@ -108,12 +117,12 @@ def _name_of(requests: FrontRequests, own: str) -> str:
 
 
 def test_what_was_to_end_ends_without_an_engine() -> None:
-    requests = FrontRequests(LiveRequests())
-    for name in "abc":
-        requests.add(request(name))
+    requests = begun(*map(request, "abc"))
     requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))
     requests.finish([Finish("a", 0, 2, "stop")])
-    assert requests.cancel(["b"]) == ("b",)
+    assert requests.cancel(["b"]) == {0: ["b"]}
+    assert requests.pending_ends() == (), "the engine has them"
+    requests.lose(0)
     assert [(one.id, one.reason, one.length) for one in requests.pending_ends()] == [
         ("a", "stop", 2),
         ("b", "cancelled", 1),

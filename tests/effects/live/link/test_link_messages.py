@@ -206,7 +206,7 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     }
     # A front has its own clock and its own end. How often the cache was reset, and what
     # fronts have counted, the host was told by them.
-    own = {"time", "dead", "resets", "fronts"}
+    own = {"time", "dead", "resets", "fronts", "replicas"}
     assert reported.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
     ends.engine.state = attrs.evolve(IDLE, **reported)
     ends.remotes[0].count(TOTALS)

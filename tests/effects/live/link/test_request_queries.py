@@ -43,10 +43,13 @@ def settle(world: World) -> None:
 
 def deliver(world: World) -> None:
     """Have all frames arrive that are on their way, and what is said to them."""
-    while any(one.link and (one.link.up or one.link.down) for one in world.fronts):
+    (only,) = world.replicas
+    while any(
+        link.up or link.down for one in world.fronts for link in one.links.values()
+    ):
         for front in world.fronts:
-            world._up(front)
-            world._down(front)
+            world._up(front, only)
+            world._down(front, only)
 
 
 Answers = list[bytes | None]
@@ -86,6 +89,29 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
     assert not world.fronts[0].remote.queries._pending
 
 
+def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -> None:
+    links: list[list[wire.ToEngine]] = [[], []]
+    first, second = (one.append for one in links)
+    queries = RequestQueries()
+    queries.connect(first)
+    queries.connect(second)
+    heard: Answers = []
+    queries.ask(wire.RequestQuery("a"), heard.append)
+    queries.disconnect(second)
+    assert (len(links[0]), links[1], heard) == (1, [], [])
+    queries.connect(second)
+    queries.disconnect(first)
+    assert heard == [None]
+    queries.ask(wire.RequestQuery("b"), heard.append)
+    (asked,) = links[1]
+    assert isinstance(asked, wire.SendQuery)
+    queries.take_answer(wire.QueryAnswer(asked.number, 1, b"b"))
+    assert heard == [None, b"b"]
+    queries.answer = lambda query: query.name.encode()
+    queries.answer_query(wire.ReceivedQuery(3, 7, 1, wire.RequestQuery("c")), first)
+    assert links[0][-1] == wire.SendAnswer(3, wire.QueryAnswer(7, 1, b"c"))
+
+
 @pytest.mark.long
 @seeds(10, 200)
 def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
@@ -105,7 +131,7 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         deliver(world)
         for front in world.fronts:  # a frame that was lost is noticed by the next one
             front.remote.count(NO_TOTALS)
-        world._tick()
+        world._tick(*world.replicas)
         deliver(world)
         # Only of a front that is gone no answer came, and its asker stops waiting.
         waiting = sum(len(front.remote.queries._pending) for front in world.fronts)

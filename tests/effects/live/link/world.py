@@ -18,10 +18,12 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -30,6 +32,8 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.plan import Open, Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.sequence import SampleId
+from minfer.routing.policies import routing_policy_named
+from minfer.routing.state import RouterConfig
 from minfer.runs.oracle import Oracle
 from minfer.sampling.structured import StructuredOutputs
 
@@ -168,7 +172,7 @@ class Front:
     """A front, its link, and what its requests got."""
 
     remote: Remote
-    link: Link | None = None
+    links: dict[int, Link] = field(factory=dict)  # by replica
     got: dict[SampleId, list[int]] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
     requested: dict[str, Request] = field(factory=dict)
@@ -187,25 +191,46 @@ class Front:
             self.ended[name] = done
 
 
+@define(eq=False)
+class Replica:
+    """An engine's process, while there is one, and what it has come to."""
+
+    number: int
+    host: Host | None = None
+    compiling: CompilingRequests = field(factory=CompilingRequests)
+    engine: Inline | None = None
+    deaths: int = 0
+
+
 class World:
-    """All of it; `poison` is a request that kills the engine."""
+    """All of it; `poison` is a request that kills the engine that has it."""
 
     def __init__(
-        self, seed: int, fronts: int = 2, poison: str = "", kills: Poison | None = None
+        self,
+        seed: int,
+        fronts: int = 2,
+        poison: str = "",
+        kills: Poison | None = None,
+        replicas: int = 1,
+        policy: str = "prefix",
     ) -> None:
         self.rng = Random(seed)
         self.now = 0.0
         self.poison = poison
         self.kills = kills or Poison(poison)
         self.numbers = count()
-        self.host: Host | None = None
-        self.compiling = CompilingRequests()
-        self.engine: Inline | None = None
-        self.deaths = 0
+        self.replicas = [Replica(number) for number in range(replicas)]
+        self.policy = policy
         # How often a request was served alone when an engine, or its link, was gone.
         self.solo = Counter[str]()
         self.fronts = [self._front(number) for number in range(fronts)]
-        self.born()
+        for one in self.replicas:
+            self.born(one)
+
+    @property
+    def deaths(self) -> int:
+        """How many engines have died."""
+        return sum(one.deaths for one in self.replicas)
 
     def clock(self) -> float:
         """The world's time."""
@@ -213,48 +238,54 @@ class World:
 
     # --- what happens -------------------------------------------------------------------
 
-    def born(self) -> None:
+    def born(self, replica: Replica) -> None:
         """An engine starts, which is ready some time later."""
-        self.host = Host(len(self.fronts), lambda _: None)
-        self.engine = None
+        replica.host = Host(len(self.fronts), lambda _: None, clock=self.clock)
+        replica.engine = None
 
-    def ready(self) -> None:
+    def ready(self, replica: Replica) -> None:
         """The engine has loaded."""
-        if self.host is not None and self.engine is None:
+        if replica.host is not None and replica.engine is None:
             executor = Poisoned(self.kills)
             driver = Driver(CONFIG, executor, clock=self.clock)
-            self.compiling = CompilingRequests()
-            self.engine = Inline(driver, grammars=self.compiling)
-            self.host.open(self.engine, READY)
+            replica.compiling = CompilingRequests()
+            replica.engine = Inline(driver, grammars=replica.compiling)
+            news = None
+            if len(self.replicas) > 1:
+                news = ReplicaNews(CONFIG, lambda: driver.state)
+                replica.engine.on_turn = replica.host.note_turn
+            replica.host.open(replica.engine, READY, news)
 
-    def kill(self) -> None:
-        """The engine's process is gone, and with it all links; what it said before comes
+    def kill(self, number: int = 0) -> None:
+        """An engine's process is gone, and with it all links; what it said before comes
         to those whose links hold until then.
         """
-        self.deaths += 1
-        engine, host = self.engine, self.host
-        self.host = self.engine = None
+        replica = self.replicas[number]
+        replica.deaths += 1
+        engine, host = replica.engine, replica.host
+        replica.host = replica.engine = None
         if engine is not None and host is not None:
             probing = host._quarantine.probing
             if probing and engine.live.served().keys() <= {probing}:
                 self.solo[probing.split("#")[0]] += 1
         for front in self.fronts:
-            while front.link is not None and front.link.down:
-                self._down(front)
-            self._cut(front, reported=False)
+            while number in front.links and front.links[number].down:
+                self._down(front, replica)
+            self._cut(front, replica, reported=False)
 
-    def link(self, front: Front) -> None:
+    def link(self, front: Front, replica: Replica) -> None:
         """A front makes a link, if there is an engine at the other end."""
-        if front.link is not None or self.host is None:
+        if replica.number in front.links or replica.host is None:
             return
         writer = FrameWriter()
         down: deque[bytes] = deque()
         link = Link(Session(lambda data: down.append(writer.frame(data))), down=down)
-        front.link = link
+        front.links[replica.number] = link
         numbers = FrameWriter()
-        self.host.join(link.session)
+        replica.host.join(link.session)
         front.remote.connect(
-            lambda message: link.up.append(numbers.frame(wire.encode(message)))
+            lambda message: link.up.append(numbers.frame(wire.encode(message))),
+            replica.number,
         )
 
     def ask(self, front: Front, request: Request) -> None:
@@ -285,30 +316,32 @@ class World:
     def move(self, *, hostile: bool) -> None:
         """Something happens."""
         self.now += STEP
-        if self.host is None:
-            self.born()
-        front = self.rng.choice(self.fronts)
+        front, replica = self.rng.choice(self.fronts), self.rng.choice(self.replicas)
+        if replica.host is None:
+            self.born(replica)
         friendly: list[Callable[[], object]] = [
-            self.ready,
-            lambda: self.link(front),
-            lambda: self._up(front),
-            lambda: self._down(front),
-            self._turn,
-            self._compile,
-            self._tick,
+            lambda: self.ready(replica),
+            lambda: self.link(front, replica),
+            lambda: self._up(front, replica),
+            lambda: self._down(front, replica),
+            lambda: self._turn(replica),
+            lambda: self._compile(replica),
+            lambda: self._tick(replica),
             lambda: front.remote.count(NO_TOTALS),
         ]
         bad: list[Callable[[], object]] = [
-            self.kill,
-            lambda: self._cut(front),
-            lambda: self._spoil(front),
+            lambda: self.kill(replica.number),
+            lambda: self._cut(front, replica),
+            lambda: self._spoil(front, replica),
             lambda: self._cancel(front),
             lambda: self._finish(front),
+            lambda: self._move(front, replica),
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
-            weights += [3, 2, 3, 5, 5, 20]
+            moves = 10 if len(self.replicas) > 1 else 0
+            weights += [3, 2, 3, 5, 5, moves, 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -359,79 +392,91 @@ class World:
     # --- how it happens -----------------------------------------------------------------
 
     def _front(self, number: int) -> Front:
-        front = Front(Remote(number, clock=self.clock))
+        router = None
+        if len(self.replicas) > 1:
+            policy = routing_policy_named(self.policy)
+            router = FrontRouter(RouterConfig(policy, CONFIG.block_size))
+        count = len(self.replicas)
+        remote = Remote(number, clock=self.clock, replicas=count, router=router)
+        front = Front(remote)
         front.remote.listen(front.hear)
         return front
 
-    def _cut(self, front: Front, *, reported: bool = True) -> None:
+    def _cut(self, front: Front, replica: Replica, *, reported: bool = True) -> None:
         """A link is over; `told`: the engine learns of it."""
-        link = front.link
+        link = front.links.pop(replica.number, None)
         if link is None:
             return
-        front.link = None
-        if reported and self.host is not None:
-            self.host.leave(link.session)
-            self.solo[front.remote._probing.split("#")[0]] += 1
-        front.remote.disconnect()
+        if reported and replica.host is not None:
+            replica.host.leave(link.session)
+            probing = front.remote.replicas[replica.number].probing
+            self.solo[probing.split("#")[0]] += 1
+        front.remote.disconnect(replica.number)
 
-    def _up(self, front: Front) -> None:
-        self._carry(front, lambda link: link.up, self._to_engine)
+    def _up(self, front: Front, replica: Replica) -> None:
+        self._carry(front, replica, lambda link: link.up, self._to_engine)
 
-    def _down(self, front: Front) -> None:
-        self._carry(front, lambda link: link.down, self._to_front)
+    def _down(self, front: Front, replica: Replica) -> None:
+        self._carry(front, replica, lambda link: link.down, self._to_front)
 
     def _carry(
         self,
         front: Front,
+        replica: Replica,
         side: Callable[[Link], deque[bytes]],
-        deliver: Callable[[Front, Link, bytes], Iterable[object]],
+        deliver: Callable[[Front, Replica, Link, bytes], Iterable[object]],
     ) -> None:
         """One frame arrives; what is no frame that was waited for ends the link."""
-        link = front.link
+        link = front.links.get(replica.number)
         if link is None or not side(link):
             return
         try:
-            for _ in deliver(front, link, side(link).popleft()):
+            for _ in deliver(front, replica, link, side(link).popleft()):
                 pass
         except wire.LinkError:
-            self._cut(front)
+            self._cut(front, replica)
 
-    def _to_engine(self, front: Front, link: Link, data: bytes) -> Iterable[object]:
+    def _to_engine(
+        self, front: Front, replica: Replica, link: Link, data: bytes
+    ) -> Iterable[object]:
         del front
         for message in link.read_up.feed(data):
-            assert self.host is not None
-            self.host.receive(link.session, wire.read_to_engine(message))
+            assert replica.host is not None
+            replica.host.receive(link.session, wire.read_to_engine(message))
             yield message
 
-    def _to_front(self, front: Front, link: Link, data: bytes) -> Iterable[object]:
+    def _to_front(
+        self, front: Front, replica: Replica, link: Link, data: bytes
+    ) -> Iterable[object]:
         for message in link.read_down.feed(data):
-            front.remote.receive(wire.read_to_front(message))
+            front.remote.receive(wire.read_to_front(message), replica.number)
             yield message
 
-    def _turn(self) -> None:
-        if self.engine is not None:
-            self._risk(self.engine.pump)
+    def _turn(self, replica: Replica) -> None:
+        if replica.engine is not None:
+            self._risk(replica, replica.engine.pump)
 
-    def _compile(self) -> None:
-        if self.engine is not None:
-            self._risk(lambda: self.compiling.move(self.poison))
+    def _compile(self, replica: Replica) -> None:
+        if replica.engine is not None:
+            self._risk(replica, lambda: replica.compiling.move(self.poison))
 
-    def _risk(self, what: Callable[[], object]) -> None:
+    def _risk(self, replica: Replica, what: Callable[[], object]) -> None:
         """Do what may kill the engine."""
         try:
             what()
         except Killed:
-            self.kill()
+            self.kill(replica.number)
 
-    def _tick(self) -> None:
-        if self.host is not None:
-            self.host.tick()
+    def _tick(self, replica: Replica) -> None:
+        if replica.host is not None:
+            replica.host.tick()
 
-    def _spoil(self, front: Front) -> None:
+    def _spoil(self, front: Front, replica: Replica) -> None:
         """Frames are lost, doubled, or overtake each other."""
-        if front.link is None:
+        link = front.links.get(replica.number)
+        if link is None:
             return
-        frames = self.rng.choice((front.link.up, front.link.down))
+        frames = self.rng.choice((link.up, link.down))
         if not frames:
             return
         at = self.rng.randrange(len(frames))
@@ -443,6 +488,11 @@ class World:
             case _:
                 frames.append(frames[at])
                 del frames[at]
+
+    def _move(self, front: Front, replica: Replica) -> None:
+        """A request is moved, if it is served."""
+        if front.requested:
+            front.remote.move(self.rng.choice(list(front.requested)), replica.number)
 
     def _cancel(self, front: Front) -> None:
         names = [one for one in front.requested if one != self.poison]

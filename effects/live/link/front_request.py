@@ -1,0 +1,135 @@
+"""What a front keeps of one request, so that it outlives an engine: the request, every
+token that came, and its history with the engines that served it.
+"""
+
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from minfer.effects.live.link.quarantine import (
+    CLEARING_TOKENS,
+    GUILTY_DEATHS,
+    SUSPECT_DEATHS,
+    TOKEN_TOLERANCE,
+)
+from minfer.records.messages import Finish, Finished
+from minfer.records.request import Request
+
+
+@define(eq=False)
+class CrashHistory:
+    """A sample's history with the engines that served it: see `quarantine`."""
+
+    admitted: bool = False  # by the current engine
+    tokens_received: int = 0  # tokens from this engine
+    deaths: int = 0  # engines in a row that did not clear it and died
+    solo_deaths: int = 0  # of these, while they served nothing else
+    solo_tokens: int = 0  # tokens from the last of those
+
+    def end(self, *, solo: bool) -> None:
+        """Note that its engine has died."""
+        cleared = self.tokens_received > CLEARING_TOKENS
+        self.deaths = 1 if cleared else self.deaths + 1
+        if cleared:
+            self.solo_deaths = 0
+        elif solo:
+            alike = abs(self.tokens_received - self.solo_tokens) <= TOKEN_TOLERANCE
+            self.solo_deaths = self.solo_deaths + 1 if alike else 1
+            self.solo_tokens = self.tokens_received
+
+    def leave(self) -> None:
+        """Note that it is taken from an engine, which lives."""
+        if self.tokens_received > CLEARING_TOKENS:
+            self.deaths = self.solo_deaths = 0
+
+    @property
+    def guilty(self) -> bool:
+        """Whether it is proven that engines died of it."""
+        return self.solo_deaths >= GUILTY_DEATHS + (self.solo_tokens > 0)
+
+
+@define(eq=False)
+class FrontRequest:
+    """A request, and its results so far."""
+
+    request: Request
+    tokens: list[list[int]]  # new ones, by sample
+    histories: list[CrashHistory]  # likewise
+    replica: int | None = None  # that has it
+    sent: bool = False  # to an engine, at any time
+    started: bool = False  # tokens of it came from the engine that has it
+    # Of it, or of its parts, on that engine's link: with the sample, or None for all.
+    names: dict[str, int | None] = field(factory=dict)
+    ended: set[int] = field(factory=set)  # samples that have ended
+    ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
+    cancelled: bool = False
+    # the engine may be compiling its grammar: until it enters the queue
+    compiling: bool = False
+
+    @classmethod
+    def of(cls, request: Request) -> "FrontRequest":
+        """Returns a request without results."""
+        tokens: list[list[int]] = [[] for _ in range(request.n)]
+        return cls(request, tokens, [CrashHistory() for _ in range(request.n)])
+
+    def left(self) -> list[int]:
+        """Returns the samples that have not ended."""
+        return [i for i in range(self.request.n) if i not in self.ended]
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what engines died of: then it runs first in a new engine, and
+        alone.
+        """
+        return any(self.histories[i].deaths >= SUSPECT_DEATHS for i in self.left())
+
+    def length(self, sample: int) -> int:
+        """Returns a sample's output tokens so far, including those that it began with."""
+        return len(self.request.output) + len(self.tokens[sample])
+
+    def samples_named(self, name: str) -> list[int]:
+        """Returns the samples that have a name on the link."""
+        if name not in self.names:
+            return []
+        sample = self.names[name]
+        return self.left() if sample is None else [sample]
+
+    def go(self, name: str, sample: int | None, replica: int) -> None:
+        """Note that it, or one of its samples, is sent to an engine under a name."""
+        self.replica, self.sent = replica, True
+        self.names[name] = sample
+        self.compiling = self.request.sampling.structured_outputs is not None
+
+    def note_death(self, solo: Sequence[int], *, probing: bool) -> bool:
+        """Note that its engine has died; returns whether a sample is proven to kill
+        engines.
+
+        `solo`: its samples that the engine served alone; `probing`: whether the engine
+        served one request alone, this or another one.
+        """
+        for sample in self.left():
+            history = self.histories[sample]
+            if sample in solo or (not probing and (history.admitted or self.compiling)):
+                history.end(solo=sample in solo)
+        self.leave_engine()
+        return any(self.histories[sample].guilty for sample in solo)
+
+    def leave_engine(self) -> None:
+        """Note that no engine has it any more."""
+        self.replica = None
+        self.compiling = self.started = False
+        for history in self.histories:
+            history.admitted, history.tokens_received = False, 0
+        self.names.clear()
+
+    def ends_without_engine(self) -> list[Finished]:
+        """Returns the ends of its samples that have to end."""
+        found = []
+        for sample in self.left():
+            length, end = self.length(sample), self.ends.get(sample)
+            name = self.request.id
+            if end is not None:
+                found.append(Finished(name, sample, end.reason, min(length, end.length)))
+            elif self.cancelled:
+                found.append(Finished(name, sample, "cancelled", length))
+        return found

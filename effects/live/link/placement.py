@@ -1,0 +1,235 @@
+"""Which of a front's requests goes to which replica of the engine, and their moves.
+
+    submit --> route --> sent to a replica -- it died, or `move` --> resumed on another
+                 |                                                   one, with its
+                 +--> waits here: the policy defers it, or           tokens as history
+                      no replica takes requests
+
+Theory. A request can go anywhere at any time, as the front has all of it. When a replica
+is gone its requests go to the others at once; those that waited in its queue, and those
+that ran there. One of them may be the cause. It then kills the next replica as well, and
+is a suspect from then on (`quarantine`), as are all that were there both times. A suspect
+never goes to an engine that serves others: it goes to one that loads, or is in the hello
+to the next one that starts, whichever replica that is, so that it runs there first, and
+alone. So a request that kills engines ends as it does with one replica, after as many
+deaths, and two replicas at most see them while they serve others.
+
+With one replica there is no router, and all that is not on it goes to its next engine.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from attrs import evolve
+
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.front_request import FrontRequest
+from minfer.effects.live.link.front_requests import FrontRequests
+from minfer.effects.live.link.front_router import FrontRouter, routing_request
+from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
+from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.request_names import search_of
+from minfer.records.request import Request
+from minfer.routing.messages import (
+    Dispatched,
+    Ended,
+    Placed,
+    ReplicaDraining,
+    ReplicaJoined,
+    ReplicaLeft,
+    RouterEvent,
+    Started,
+)
+
+# Why, of requests that were sent to a replica without a decision of the router.
+MOVED: Final = "moved"
+SEARCH: Final = "search"  # a later round of a beam search
+# Searches of which the replica is known; the next round of another one is routed anew.
+_SEARCHES: Final = 4096
+
+
+class Placement:
+    """The requests of a front, on their replicas; without a router, on the only one."""
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        replicas: Sequence[ReplicaLink],
+        router: FrontRouter | None,
+    ) -> None:
+        self.requests = FrontRequests(live)
+        self._router = router
+        self._live = live
+        self._replicas = replicas
+        # Where rounds of beam searches ran: their KV is there, and their queue place.
+        self._searches: dict[str, int] = {}
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Send new requests to replicas, those of one replica together, or have them
+        wait.
+        """
+        self._place([self.requests.add(request) for request in requests])
+
+    def place_waiting(self) -> None:
+        """Send the requests that wait here to replicas that take them now."""
+        waiting = self.requests.unplaced
+        if self._router is not None and waiting:
+            self._place(list(waiting.values()))
+
+    def resumed_by(self, replica: ReplicaLink) -> tuple[wire.Resumed, ...]:
+        """Returns the requests that wait for the next engine, which is this one."""
+        every = list(self.requests.unplaced.values())
+        if self._router is not None:
+            every = [kept for kept in every if kept.suspect]
+        each = (self.requests.resume(kept, replica.number) for kept in every)
+        return tuple(part for parts in each for part in parts)
+
+    def move(self, name: str, number: int, end: Callable[[], None]) -> bool:
+        """Move a request to another replica, with its tokens so far as history: it goes
+        on there, and what the other one still sends does not count. `end` is called while
+        it is on none, to end what has to. Returns False if it is not served here, or is
+        there already, or if that replica takes no requests.
+        """
+        kept, target = self.requests.get(name), self._replicas[number]
+        if kept is None or kept.replica == number or not _takes(target):
+            return False
+        if kept.replica is not None:
+            send = self._replicas[kept.replica].send
+            names = self.requests.leave(kept)
+            if send is not None:
+                send(wire.CancelRequests(names))
+        end()
+        if kept.left() and kept.replica is None:
+            self._note_dispatch(kept, target, MOVED)
+            self._send(target, [kept])
+        return True
+
+    # --- what the router must know ------------------------------------------------------
+
+    def note_ready(self, replica: ReplicaLink) -> None:
+        """Note that a replica takes requests, or that it serves one alone now."""
+        if self._router is None:
+            return
+        if _takes(replica):
+            self._router.apply(ReplicaJoined(replica.name))
+            self.place_waiting()
+        else:
+            self._router.apply(ReplicaDraining(replica.name))
+
+    def note_gone(self, replica: ReplicaLink) -> None:
+        """Note that a replica has left: what was on it waits here."""
+        if self._router is not None and replica.name in self._router.state.replicas:
+            self._router.apply(ReplicaLeft(replica.name))
+        on = self._searches.items()
+        self._searches = {name: at for name, at in on if at != replica.number}
+
+    def note_progress(self, ended: Sequence[str]) -> None:
+        """Note which requests have ended, and those whose first tokens came: others may
+        have waited for that.
+        """
+        started, self.requests.started = self.requests.started, []
+        if self._router is None or not (started or ended):
+            return
+        events: list[RouterEvent] = []
+        events += [Started(name) for name in started if self._router.has(name)]
+        events += [Ended(name) for name in ended if self._router.has(name)]
+        if events:
+            self._router.apply(*events)
+            self.place_waiting()
+
+    # --- decisions ----------------------------------------------------------------------
+
+    def _place(self, each: Iterable[FrontRequest]) -> None:
+        """Send requests to where they go, in order."""
+        if self._router is None:
+            (replica,) = self._replicas
+            if replica.send is not None:
+                self._send(replica, each)
+            return
+        chosen = defaultdict[int, list[FrontRequest]](list)
+        full = set[str]()  # tenants of which no more is taken now
+        for kept in each:
+            client = kept.request.client
+            if client in full:
+                continue
+            if kept.suspect and self._next_engine_comes():
+                if (loading := self._loading()) is not None:
+                    chosen[loading].append(kept)
+                continue
+            number = self._choose(kept, self._router)
+            if number is None:
+                full.add(client)
+            else:
+                chosen[number].append(kept)
+        for number, some in chosen.items():
+            self._send(self._replicas[number], some)
+
+    def _choose(self, kept: FrontRequest, router: FrontRouter) -> int | None:
+        """Returns the replica of a request, or None if it has to wait."""
+        request = kept.request
+        search = "" if request.search is None else search_of(request.id)
+        at = self._searches.get(search)
+        if at is not None and _takes(self._replicas[at]):
+            self._note_dispatch(kept, self._replicas[at], SEARCH)
+            return at
+        record = self._live[request.id]
+        decision = router.route(request, record.session, again=kept.sent)
+        if not isinstance(decision, Placed):
+            return None
+        record.placed.append(decision)
+        number = int(decision.replica)
+        if search:
+            if (whole := self._live.get(search)) is not None:
+                whole.placed.append(decision)
+            if request.place is not None:  # it is not valid in another engine
+                kept.request = evolve(request, place=None)
+            if len(self._searches) >= _SEARCHES:
+                del self._searches[next(iter(self._searches))]
+            self._searches[search] = number
+        return number
+
+    def _note_dispatch(self, kept: FrontRequest, replica: ReplicaLink, why: str) -> None:
+        """Note that a request goes to a replica without a decision of the router."""
+        if self._router is None:
+            return
+        record = self._live[kept.request.id]
+        asked = routing_request(kept.request, record.session)
+        self._router.apply(Dispatched(replica.name, asked))
+        self._router.count(replica.name, why)
+        blocks, tokens = len(asked.keys), asked.tokens
+        record.placed.append(Placed(asked.id, replica.name, why, 0, blocks, tokens))
+
+    def _send(self, replica: ReplicaLink, each: Iterable[FrontRequest]) -> None:
+        """Send requests to a replica, which has a link."""
+        new, again = list[Request](), list[wire.Resumed]()
+        for kept in each:
+            if kept.sent:
+                again += self.requests.resume(kept, replica.number)
+            else:
+                new.append(self.requests.send(kept, replica.number))
+        if replica.send is None:
+            return
+        if new:
+            replica.send(wire.SubmitRequests(tuple(new)))
+        if again:
+            replica.send(wire.ResumeRequests(tuple(again)))
+
+    def _loading(self) -> int | None:
+        """Returns a replica whose engine is there and serves nothing yet, if there is
+        one.
+        """
+        each = (one for one in self._replicas if one.send and one.progress is not None)
+        return next((one.number for one in each), None)
+
+    def _next_engine_comes(self) -> bool:
+        """Returns whether a replica is about to have a new engine."""
+        return any(
+            one.progress is not None and one.failures < MOST_FAILURES
+            for one in self._replicas
+        )
+
+
+def _takes(replica: ReplicaLink) -> bool:
+    """Returns whether a replica takes requests: it is ready, and serves no suspect."""
+    return replica.send is not None and replica.progress is None and not replica.probing

@@ -1,0 +1,90 @@
+"""A front's link to one replica of the engine, and what that reported last."""
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define
+
+from minfer.effects.live.client import ReplicaState, Snapshot
+from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.engine_status import reported_snapshot
+from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
+
+# Engines in a row that died while they loaded, after which nothing waits for a next one.
+MOST_FAILURES: Final = 2
+_WAITING: Final = wire.LoadingProgress("waiting for the engine")
+
+
+@define(eq=False)
+class ReplicaLink:
+    """The link to a replica, of which there is one at a time or none."""
+
+    number: int  # of the replica, from 0
+    send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
+    # Progress of an engine that is not ready; None: it is ready.
+    progress: wire.LoadingProgress | None = _WAITING
+    ready: wire.EngineReady | None = None  # the engine's facts, once it was ready
+    probing: str = ""  # the request that it serves alone, by its name on the link
+    snapshot: Snapshot | None = None  # the engine's last state
+    past: Totals = NO_TOTALS  # of earlier engines
+    last_message: float = 0.0
+    failures: int = 0  # engines in a row that were never ready
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics, records and the router."""
+        return str(self.number)
+
+    @property
+    def unready(self) -> str:
+        """What requests wait for, or nothing."""
+        if self.progress is None:
+            return ""
+        of = f" ({self.progress.done} of {self.progress.total})"
+        return self.progress.stage + (of if self.progress.total else "")
+
+    def connect(self, send: Callable[[wire.ToEngine], None], now: float) -> None:
+        """Note a new link."""
+        self.send = send
+        self.last_message = now
+        self.progress = wire.LoadingProgress("connecting")
+
+    def disconnect(self) -> None:
+        """Note that the link is over."""
+        self.failures = 0 if self.progress is None else self.failures + 1
+        self.send, self.probing, self.progress = None, "", _WAITING
+
+    def note_status(self, snapshot: Snapshot) -> None:
+        """Note the engine's state; a new engine counts from zero."""
+        if self.snapshot is not None:
+            before = self.snapshot.totals
+            now = snapshot.totals.counts
+            if any(now.get(name, 0) < count for name, count in before.counts.items()):
+                self.past = sum_totals([self.past, before])
+        self.snapshot = snapshot
+
+    @property
+    def totals(self) -> Totals:
+        """The counts of all engines so far."""
+        last = NO_TOTALS if self.snapshot is None else self.snapshot.totals
+        return sum_totals([self.past, last])
+
+    def now(self, now: float, *, busy: bool) -> Snapshot | None:
+        """Returns the engine's state; `busy`: it has requests of this front."""
+        if self.snapshot is None:
+            return None
+        quiet = now - self.last_message if busy else 0.0
+        return reported_snapshot(now, self.snapshot, quiet, ready=self.progress is None)
+
+    def state(self) -> ReplicaState:
+        """Returns the engine's state among several."""
+        last = self.snapshot
+        alive = last is not None and self.progress is None
+        return ReplicaState(
+            name=self.name,
+            unready=self.unready,
+            running=last.running if last and alive else 0,
+            waiting=last.waiting if last and alive else 0,
+            blocks=last.blocks if last else 0,
+            blocks_free=last.blocks_free if last else 0,
+        )

@@ -1,0 +1,38 @@
+"""Metrics of each of several engines; `metrics` has those of all together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import core
+
+from minfer.effects.live.client import ReplicaState
+from minfer.effects.serving.observability.metric_help import REPLICA_HELP
+
+
+def replica_metrics(
+    model: str, replicas: Sequence[ReplicaState], routed: Mapping[str, float]
+) -> Iterator[core.Metric]:
+    """The metrics at present. `routed` counts requests, by the name of a replica, a
+    space, and why.
+    """
+    each: dict[str, list[float]] = {
+        "replica_up": [int(not one.unready) for one in replicas],
+        "replica_requests_running": [one.running for one in replicas],
+        "replica_requests_waiting": [one.waiting for one in replicas],
+        "replica_kv_cache_usage_perc": [
+            1 - one.blocks_free / one.blocks if one.blocks else 0.0 for one in replicas
+        ],
+    }
+    labels = ["model_name", "replica"]
+    for name, values in each.items():
+        gauge = core.GaugeMetricFamily(
+            f"minfer_{name}", REPLICA_HELP[name], labels=labels
+        )
+        for one, value in zip(replicas, values, strict=True):
+            gauge.add_metric([model, one.name], value)
+        yield gauge
+    counter = core.CounterMetricFamily(
+        "minfer_routed", REPLICA_HELP["routed"], labels=[*labels, "why"]
+    )
+    for where, count in routed.items():
+        counter.add_metric([model, *where.split(" ", 1)], count)
+    yield counter

@@ -1,0 +1,79 @@
+"""What is reported of several engines: each of them, and why a request went there."""
+
+import json
+from typing import Any
+
+import pytest
+from attrs import evolve
+from prometheus_client import CollectorRegistry, generate_latest
+
+from minfer.effects.live.client import ReplicaState
+from minfer.effects.serving.observability.health import Health
+from minfer.effects.serving.observability.metric_help import REPLICA_HELP
+from minfer.effects.serving.observability.replica_metrics import replica_metrics
+from tests.effects.live.link.ends import IDLE
+from tests.effects.serving.test_access_log import HEAD, logged
+
+UP = ReplicaState(name="0", unready="", running=2, waiting=1, blocks=10, blocks_free=4)
+DOWN = evolve(UP, name="1", unready="loading", running=0, blocks=0, blocks_free=0)
+
+
+def test_each_has_metrics_of_its_own() -> None:
+    class Collector:
+        def collect(self) -> Any:
+            return replica_metrics("m", (UP, DOWN), {"0 cost": 3.0, "1 hash, load": 1.0})
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    text = generate_latest(registry).decode()
+    for line in (
+        'minfer_replica_up{model_name="m",replica="1"} 0.0',
+        'minfer_replica_requests_running{model_name="m",replica="0"} 2.0',
+        'minfer_replica_requests_waiting{model_name="m",replica="0"} 1.0',
+        'minfer_replica_kv_cache_usage_perc{model_name="m",replica="0"} 0.6',
+        'minfer_routed_total{model_name="m",replica="1",why="hash, load"} 1.0',
+    ):
+        assert line in text.splitlines()
+    helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
+    names = {one.removeprefix("minfer_").removesuffix("_total") for one in helped}
+    assert names == REPLICA_HELP.keys()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ready"), [((UP, DOWN), "1 of 2 replicas"), ((), None)]
+)
+def test_health_has_each_of_several(replicas: Any, ready: str | None) -> None:
+    class State:
+        """Of a server."""
+
+        closing = False
+
+        def __init__(self) -> None:
+            self.llm = self.client = self
+            self.unready = ""
+
+        def snapshot(self) -> Any:
+            return evolve(IDLE, replicas=replicas)
+
+    state: Any = State()
+    health = Health(state, 9.0)
+    assert (health.illness(), health.unreadiness()) == ("", "")
+    found: Any = health.replicas()
+    assert found.get("ready") == ready
+    status = [one["status"] for one in found.get("replicas", ())]
+    assert status == ["ready", "loading"][: len(replicas)]
+
+
+def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
+    prompt = {"prompt_tokens": 3, "output_tokens": 4}
+    hops = [{"replica": "0", "why": "cost"}, {"replica": "1", "why": "session"}]
+    head = {**HEAD, "headers": [(b"x-request-id", b"cmpl-1")]}
+    for more, there in (({"replicas": hops}, True), ({}, False)):
+        record = {"endpoint": "/x", "prompts": [{**prompt, **more}]}
+        (line,) = logged(head, path="/x", reported=record)
+        entry = json.loads(line)
+        assert (entry.get("replica"), entry.get("why")) == (
+            ("1", "session") if there else (None, None)
+        )
+        (text,) = logged(head, form="text", path="/x", reported=record)
+        assert text.endswith("tokens=3+4 replica=1 why=session" if there else "=3+4")
