@@ -180,6 +180,8 @@ def test_without_a_replica_requests_wait_and_all_of_them_are_served() -> None:
     front.remote.cancel(["a5"])
     assert front.ended["a5", 0].reason == "cancelled"
     assert len(front.remote._requests.unplaced) == 5
+    now = front.remote.snapshot()
+    assert (now.waiting, now.waiting_for) == (5, {"replica": 5})
     world.run(0)
     world.judge()
 
