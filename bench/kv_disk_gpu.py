@@ -36,8 +36,7 @@ from bench.results import run, show
 from bench.shapes import SHAPES
 from minfer import LLM
 from minfer.blocks.keys import DIGEST
-from minfer.effects.execution.tiers.block_folder import STORED
-from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.block_folder import STORED, BlockFolder
 from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
