@@ -2,9 +2,9 @@
 
     python -m bench.kv_tiers_gpu --parts idle,moving,first,choice,break_even
 
-Random weights. The parts, each of which the results so far are written:
+Random weights. The parts:
 
-- idle: decode throughput with the tier, against without; nothing is loaded.
+- idle: throughput of 64 rows with the tier, against without; nothing is loaded.
 - moving: time between tokens of 64 rows while pages cross the bus both ways without a
   pause, against without (but for those that rows fill, which are stored).
 - first: the first token of a known prompt of 16k tokens beside 64 rows that decode: from
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -48,10 +49,9 @@ CONTEXT: Final = 1024  # tokens of a row that decodes
 TOKENS: Final = 512  # that it outputs
 PIECE: Final = 128  # pages of a transfer beside the steps
 KNOWN: Final = 16_384  # tokens of the prompt that comes again
-HOST: Final = 16 << 30  # bytes
+HOST: Final = 24 << 30  # bytes
 LENGTHS: Final = (1024, 2048, 4096, 8192, 16_384)
 POOL: Final = 640  # blocks, of which prompts that come again need twice as many
-FIRST_TOKENS: Final = 1024  # that a row outputs beside first tokens
 ATTENTION: Final[dict[str, dict[str, Any] | None]] = {
     "GQA": None,  # the shape that is asked for
     "MHA": {  # Llama 2 7B
@@ -70,7 +70,10 @@ ATTENTION: Final[dict[str, dict[str, Any] | None]] = {
 
 def opened(lab: Lab, shape: str, args: argparse.Namespace, **more: Any) -> LLM:
     """An engine that has captured its graphs, and pinned its memory."""
+    before = lab.llm
     llm = lab.engine(shape, device="cuda" if args.gpu else "cpu", **more)
+    if llm is before:
+        return llm
     if more.get("kv_host_memory"):
         copier_of(llm)  # waits
     else:
@@ -78,12 +81,23 @@ def opened(lab: Lab, shape: str, args: argparse.Namespace, **more: Any) -> LLM:
     return llm
 
 
-def between(times: list[list[float]]) -> list[float]:
-    """ms between tokens of all rows, without the first ones, while rows are added."""
-    gaps = list[float]()
-    for row in times:
-        gaps += [1e3 * (b - a) for a, b in pairwise(row[64:])]
-    return gaps
+def shared(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the engine of several parts: room for all rows and two known prompts;
+    host memory holds all of them, and those that push them out.
+    """
+    pool = (ROWS * (args.context + TOKENS) + 2 * args.known) // BLOCK
+    return {"enable_prefix_caching": True, "num_gpu_blocks_override": pool}
+
+
+def gaps(times: list[list[float]]) -> dict[str, float]:
+    """ms between tokens of all rows, without the first ones, while rows are added; and
+    between tokens of which the second is the first in its block.
+    """
+    each = [1e3 * (b - a) for row in times for a, b in pairwise(row[64:])]
+    new = [
+        1e3 * (row[at] - row[at - 1]) for row in times for at in range(128, len(row), 64)
+    ]
+    return {**percentiles(each), "longest": max(each), "in new blocks": median(new)}
 
 
 def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[list[float]]:
@@ -92,18 +106,18 @@ def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[lis
 
 
 def idle(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Without, with, and without again: engines differ a little, too."""
-    rates = defaultdict[str, list[float]](list)
-    for name, tier in (("off", {}), ("on", {"kv_host_memory": args.host}), ("off", {})):
-        more = {"enable_prefix_caching": True, "max_num_seqs": 256}
-        llm = opened(lab, shape, args, **more, **tier)
-        for number in range(args.repeats + 1):
-            prompts = lab.prompts(ROWS, args.context // 2)
-            found = rate(llm, prompts, [greedy(args.context // 2)] * ROWS)
-            rates[name] += [found] * (number > 0)
-        lab.close()
-    on, off = (sorted(rates[name])[len(rates[name]) // 2] for name in ("on", "off"))
-    return {**{k: figure(v, "tok/s") for k, v in rates.items()}, "on to off": on / off}
+    rates = dict[str, list[float]]()
+    for name, tier in (("on", {"kv_host_memory": args.host}), ("off", {})):
+        llm, found = opened(lab, shape, args, **shared(args), **tier), list[float]()
+        for _ in range(args.repeats + 1):
+            prompts = lab.prompts(ROWS, args.context)
+            found.append(rate(llm, prompts, [greedy(TOKENS)] * ROWS))
+        rates[name] = found[1:]
+        del llm
+    return {
+        **{name: figure(values, "tok/s") for name, values in rates.items()},
+        "on to off": median(rates["on"]) / median(rates["off"]),
+    }
 
 
 @contextmanager
@@ -142,29 +156,30 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
 
 
 def moving(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    pages = ROWS * (args.context + TOKENS) // BLOCK + 2 * PIECE
-    tier = {"kv_host_memory": args.host, "enable_prefix_caching": True}
-    more = {"num_gpu_blocks_override": pages, "max_num_seqs": 256}
-    llm = opened(lab, shape, args, **tier, **more)
-    copier, rates = copier_of(llm), list[float]()
+    llm = opened(lab, shape, args, **shared(args), kv_host_memory=args.host)
+    pages = llm.setup.config.num_blocks
+    copier, rates = copier_of(llm, settled=True), list[float]()
     decoding(lab, llm, args.context)
-    gaps = defaultdict[str, list[float]](list)
-    p99 = defaultdict[str, list[float]](list)
+    runs = defaultdict[str, list[dict[str, Any]]](list)
     for _ in range(args.repeats):
-        for name in ("still", "moving"):
-            if name == "moving":
-                with pages_moving(copier, min(pages, copier.parts[0].host.pages)) as so:
-                    found = between(decoding(lab, llm, args.context))
-                    rates.append(so())
-            else:
-                found = between(decoding(lab, llm, args.context))
-            gaps[name] += found
-            p99[name].append(percentiles(found)["p99"])
-    each = [a / b for a, b in zip(p99["moving"], p99["still"], strict=True)]
+        runs["still"].append(gaps(decoding(lab, llm, args.context)))
+        with pages_moving(copier, min(pages, copier.parts[0].host.pages)) as so:
+            runs["moving"].append(gaps(decoding(lab, llm, args.context)))
+            rates.append(so())
+    each = [
+        {p: a[p] / b[p] for p in ("p50", "p99")}
+        for a, b in zip(runs["moving"], runs["still"], strict=True)
+    ]
     return {
-        **{name: {"unit": "ms", **percentiles(one)} for name, one in gaps.items()},
-        "p99 moving to still": figure(each, "ratio"),
+        **{
+            f"{name}, {p}": figure([one[p] for one in some], "ms")
+            for name, some in runs.items()
+            for p in ("p50", "p99")
+        },
+        "p50 moving to still": figure([one["p50"] for one in each], "ratio"),
+        "p99 moving to still": figure([one["p99"] for one in each], "ratio"),
         "GB/s both ways": figure(rates, "GB/s"),
+        "runs": runs,
     }
 
 
@@ -188,31 +203,36 @@ def first(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     time.
     """
     known, repeats = args.known // BLOCK, args.repeats + 1
-    pool = ROWS * (args.context + FIRST_TOKENS) // BLOCK + 2 * known
-    tier = {"enable_prefix_caching": True, "kv_host_memory": 5 * args.host // 4}
-    llm = opened(lab, shape, args, num_gpu_blocks_override=pool, **tier)
+    llm = opened(lab, shape, args, **shared(args), kv_host_memory=args.host)
+    pool = llm.setup.config.num_blocks
     prompts = lab.prompts(2 * repeats, args.known)
     others = lab.prompts(pool // known + 1, args.known)  # push them out
+    alone, beside = (dict[str, list[float]]({LOAD: [], RECOMPUTE: []}) for _ in range(2))
     for prompt in prompts + others:
-        served(llm, [prompt])
-    rows = threading.Thread(target=decoding, args=(lab, llm, args.context, FIRST_TOKENS))
+        alone[RECOMPUTE].append(served(llm, [prompt]))
+    for prompt in others[:repeats]:
+        with choosing(llm, LOAD) as loaded:
+            alone[LOAD].append(served(llm, [prompt]))
+            assert loaded() == known - 1, loaded()
+    rows = threading.Thread(target=decoding, args=(lab, llm, args.context))
     rows.start()
     time.sleep(2.0 if args.gpu else 0.5)  # all rows decode
-    found = dict[str, list[float]]({LOAD: [], RECOMPUTE: []})
     for number, prompt in enumerate(prompts):
         choice = (LOAD, RECOMPUTE)[number % 2]
         with choosing(llm, choice) as loaded:
-            found[choice].append(served(llm, [prompt]))
+            beside[choice].append(served(llm, [prompt]))
             assert loaded() == (known - 1) * (choice == LOAD), loaded()
         assert rows.is_alive(), f"rows ended before prompt {number}"
     rows.join()
-    ms = {name: values[1:] for name, values in found.items()}
-    each = [a / b for a, b in zip(ms[LOAD], ms[RECOMPUTE], strict=True)]
-    return {
-        "loaded": figure(ms[LOAD], "ms"),
-        "computed": figure(ms[RECOMPUTE], "ms"),
-        "loaded to computed": figure(each, "ratio"),
-    }
+    found = dict[str, Any]()
+    for where, times in (("alone", alone), ("beside rows", beside)):
+        ms = {name: values[1:] for name, values in times.items()}
+        found[where] = {
+            "loaded": figure(ms[LOAD], "ms"),
+            "computed": figure(ms[RECOMPUTE], "ms"),
+            "loaded to computed": median(ms[LOAD]) / median(ms[RECOMPUTE]),
+        }
+    return found
 
 
 def served(llm: LLM, prompts: list[list[int]], tokens: int = 1) -> float:
@@ -313,10 +333,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name in args.parts.split(","):
             began = time.perf_counter()
             found[name] = PARTS[name](lab, args.shape, args)
-            lab.close()
             show({name: found[name]})
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-            write(f"{args.name}_{name}", found, folder=args.folder)
+            write(args.name, found, folder=args.folder)  # a later part may fail
+        lab.close()
     return found
 
 
