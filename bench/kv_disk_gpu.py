@@ -69,7 +69,7 @@ def engine(lab: Lab, args: argparse.Namespace, **tiers: Any) -> LLM:
     else:
         llm = LLM(lab.model(args.shape), load_format="dummy", **settings)
     if args.device == "cuda":
-        time.sleep(SETTLES)
+        time.sleep(args.settles)
     return llm
 
 
@@ -199,6 +199,7 @@ def first_tokens(
         for prompt in prompts[half:]:
             cached.append(loaded(llm, prompt, "disk"))
     found |= {"from the disk": disk[1:], "from the page cache": cached[1:]}
+    show({name: figure(ms, "ms") for name, ms in found.items()})
     with closing(
         engine(
             lab,
@@ -261,5 +262,6 @@ if __name__ == "__main__":
             "--host": HOST,
             "--prompt": 16_384,
             "--repeats": 3,
+            "--settles": SETTLES,  # seconds
         },
     )

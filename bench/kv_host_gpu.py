@@ -77,13 +77,13 @@ def pinned_rates(repeats: int) -> dict[str, list[float]]:
     }
 
 
-def copier_of(llm: LLM) -> PageCopier:
+def copier_of(llm: LLM, *, settled: bool = False) -> PageCopier:
     copiers = cast(TorchExecutor, llm.worker.driver.executor).copiers
     assert copiers is not None
     copier = copiers.host
     assert copier is not None
     copier.growing.join()  # all host memory is pinned
-    time.sleep(SETTLES if torch.cuda.is_available() else 0.0)
+    time.sleep(SETTLES if torch.cuda.is_available() and not settled else 0.0)
     return copier
 
 

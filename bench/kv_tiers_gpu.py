@@ -1,22 +1,21 @@
 """What KV blocks in host memory cost and gain while others are served, on a GPU.
 
-    python -m bench.kv_tiers_gpu --parts idle,moving,first,choice,mooncake
+    python -m bench.kv_tiers_gpu --parts first,moving,idle,choice,break_even
 
-Random weights. The parts:
+Random weights. The parts, of which the first three share an engine:
 
-- idle: decode throughput with the tier, against without; nothing is loaded.
+- idle: throughput of 64 rows with the tier, against without; nothing is loaded.
 - moving: time between tokens of 64 rows while pages cross the bus both ways without a
   pause, against without (but for those that rows fill, which are stored).
 - first: the first token of a known prompt of 16k tokens beside 64 rows that decode: from
   host memory, against computed.
 - choice: prompts that come again and again, of which the pool holds half: seconds of a
   round if they are always loaded, never, or by cost, for five lengths.
-- mooncake: conversations of the Mooncake trace (lengths divided by `--scale`), with the
-  tier and without: share of hits, time to the first token, tokens a second.
+- break_even: the measured costs of loads and of computing, for three kinds of attention,
+  and from how many tokens on a prefix is loaded.
 """
 
 import argparse
-import asyncio
 import json
 import random
 import tempfile
@@ -25,19 +24,22 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import median
 from typing import Any, Final
 
 import torch
+from attrs import evolve
 
+from bench import layers_gpu
 from bench.gpu_workloads import BLOCK, Lab, figure, greedy, rate, streamed
 from bench.kv_host_gpu import SETTLES, copier_of
-from bench.results import ROOT, percentiles, run, show
-from bench.shapes import SHAPES, TINY
-from minfer import LLM, AsyncLLM
+from bench.layers_gpu import tiny
+from bench.results import percentiles, run, show, write
+from bench.shapes import SHAPES, TINY, qwen
+from minfer import LLM
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.records.messages import Lost, Move, Moved
 from minfer.records.tiers import BY_COST, CHOICES, LOAD, RECOMPUTE
@@ -47,26 +49,55 @@ CONTEXT: Final = 1024  # tokens of a row that decodes
 TOKENS: Final = 512  # that it outputs
 PIECE: Final = 128  # pages of a transfer beside the steps
 KNOWN: Final = 16_384  # tokens of the prompt that comes again
-HOST: Final = 16 << 30  # bytes
+HOST: Final = 24 << 30  # bytes
 LENGTHS: Final = (1024, 2048, 4096, 8192, 16_384)
 POOL: Final = 640  # blocks, of which prompts that come again need twice as many
-BLOCK_OF_TRACE: Final = 512  # tokens of an id in the Mooncake trace
-TRACE: Final = ROOT.parent / "shared" / "traces" / "mooncake_conversation.jsonl"
+ATTENTION: Final[dict[str, dict[str, Any] | None]] = {
+    "GQA": None,  # the shape that is asked for
+    "MHA": {  # Llama 2 7B
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32_000,
+    },
+    "MLA": layers_gpu.SHAPES["mla"],  # DeepSeek-V2-Lite
+}
 
 
 def opened(lab: Lab, shape: str, args: argparse.Namespace, **more: Any) -> LLM:
     """An engine that has captured its graphs, and pinned its memory."""
+    before = lab.llm
     llm = lab.engine(shape, device="cuda" if args.gpu else "cpu", **more)
-    time.sleep(SETTLES if args.gpu else 0.0)
+    if llm is before:
+        return llm
+    if more.get("kv_host_memory"):
+        copier_of(llm)  # waits
+    else:
+        time.sleep(SETTLES if args.gpu else 0.0)
     return llm
 
 
-def between(times: list[list[float]]) -> list[float]:
-    """ms between tokens of all rows, without the first ones, while rows are added."""
-    gaps = list[float]()
-    for row in times:
-        gaps += [1e3 * (b - a) for a, b in pairwise(row[64:])]
-    return gaps
+def shared(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the engine of several parts: room for all rows and two known prompts;
+    host memory holds all of them, and those that push them out.
+    """
+    pool = (ROWS * (args.context + TOKENS) + 2 * args.known) // BLOCK
+    return {"enable_prefix_caching": True, "num_gpu_blocks_override": pool}
+
+
+def gaps(times: list[list[float]]) -> dict[str, float]:
+    """ms between tokens of all rows, without the first ones, while rows are added; and
+    between tokens of which the second is the first in its block.
+    """
+    each = [1e3 * (b - a) for row in times for a, b in pairwise(row[64:])]
+    new = [
+        1e3 * (row[at] - row[at - 1]) for row in times for at in range(128, len(row), 64)
+    ]
+    return {**percentiles(each), "longest": max(each), "in new blocks": median(new)}
 
 
 def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[list[float]]:
@@ -75,18 +106,18 @@ def decoding(lab: Lab, llm: LLM, context: int, tokens: int = TOKENS) -> list[lis
 
 
 def idle(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Without, with, and without again: engines differ a little, too."""
-    rates = defaultdict[str, list[float]](list)
-    for name, tier in (("off", {}), ("on", {"kv_host_memory": args.host}), ("off", {})):
-        more = {"enable_prefix_caching": True, "max_num_seqs": 256}
-        llm = opened(lab, shape, args, **more, **tier)
-        for number in range(args.repeats + 1):
-            prompts = lab.prompts(ROWS, args.context // 2)
-            found = rate(llm, prompts, [greedy(args.context // 2)] * ROWS)
-            rates[name] += [found] * (number > 0)
-        lab.close()
-    on, off = (sorted(rates[name])[len(rates[name]) // 2] for name in ("on", "off"))
-    return {**{k: figure(v, "tok/s") for k, v in rates.items()}, "on to off": on / off}
+    rates = dict[str, list[float]]()
+    for name, tier in (("on", {"kv_host_memory": args.host}), ("off", {})):
+        llm, found = opened(lab, shape, args, **shared(args), **tier), list[float]()
+        for _ in range(args.repeats + 1):
+            prompts = lab.prompts(ROWS, args.context)
+            found.append(rate(llm, prompts, [greedy(TOKENS)] * ROWS))
+        rates[name] = found[1:]
+        del llm
+    return {
+        **{name: figure(values, "tok/s") for name, values in rates.items()},
+        "on to off": median(rates["on"]) / median(rates["off"]),
+    }
 
 
 @contextmanager
@@ -125,65 +156,83 @@ def pages_moving(copier: PageCopier, pool: int) -> Iterator[Callable[[], float]]
 
 
 def moving(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    pages = ROWS * (args.context + TOKENS) // BLOCK + 2 * PIECE
-    tier = {"kv_host_memory": args.host, "enable_prefix_caching": True}
-    more = {"num_gpu_blocks_override": pages, "max_num_seqs": 256}
-    llm = opened(lab, shape, args, **tier, **more)
-    copier, rates = copier_of(llm), list[float]()
+    llm = opened(lab, shape, args, **shared(args), kv_host_memory=args.host)
+    pages = llm.setup.config.num_blocks
+    copier, rates = copier_of(llm, settled=True), list[float]()
     decoding(lab, llm, args.context)
-    gaps = defaultdict[str, list[float]](list)
-    p99 = defaultdict[str, list[float]](list)
+    runs = defaultdict[str, list[dict[str, Any]]](list)
     for _ in range(args.repeats):
-        for name in ("still", "moving"):
-            if name == "moving":
-                with pages_moving(copier, min(pages, copier.parts[0].host.pages)) as so:
-                    found = between(decoding(lab, llm, args.context))
-                    rates.append(so())
-            else:
-                found = between(decoding(lab, llm, args.context))
-            gaps[name] += found
-            p99[name].append(percentiles(found)["p99"])
-    each = [a / b for a, b in zip(p99["moving"], p99["still"], strict=True)]
+        runs["still"].append(gaps(decoding(lab, llm, args.context)))
+        with pages_moving(copier, min(pages, copier.parts[0].host.pages)) as so:
+            runs["moving"].append(gaps(decoding(lab, llm, args.context)))
+            rates.append(so())
+    each = [
+        {p: a[p] / b[p] for p in ("p50", "p99")}
+        for a, b in zip(runs["moving"], runs["still"], strict=True)
+    ]
     return {
-        **{name: {"unit": "ms", **percentiles(one)} for name, one in gaps.items()},
-        "p99 moving to still": figure(each, "ratio"),
+        **{
+            f"{name}, {p}": figure([one[p] for one in some], "ms")
+            for name, some in runs.items()
+            for p in ("p50", "p99")
+        },
+        "p50 moving to still": figure([one["p50"] for one in each], "ratio"),
+        "p99 moving to still": figure([one["p99"] for one in each], "ratio"),
         "GB/s both ways": figure(rates, "GB/s"),
+        "runs": runs,
     }
+
+
+@contextmanager
+def choosing(llm: LLM, choice: str) -> Iterator[Callable[[], int]]:
+    """Have an idle engine choose so; gives how many blocks it has loaded since."""
+    driver = llm.worker.driver
+    config = driver.config
+    assert config.host is not None
+    driver.config = evolve(config, host=evolve(config.host, choice=choice))
+
+    def loaded() -> int:
+        return int(llm.worker.snapshot().totals.counts["kv_host_loaded_blocks"])
+
+    before = loaded()
+    yield lambda: loaded() - before
 
 
 def first(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    """First tokens of a known prompt, beside rows that decode all the time."""
-    pool = (ROWS * (args.context + 4 * TOKENS) + 2 * args.known) // BLOCK
+    """First tokens of known prompts, each asked for once, beside rows that decode all the
+    time.
+    """
+    known, repeats = args.known // BLOCK, args.repeats + 1
+    llm = opened(lab, shape, args, **shared(args), kv_host_memory=args.host)
+    pool = llm.setup.config.num_blocks
+    prompts = lab.prompts(2 * repeats, args.known)
+    others = lab.prompts(pool // known + 1, args.known)  # push them out
+    alone, beside = (dict[str, list[float]]({LOAD: [], RECOMPUTE: []}) for _ in range(2))
+    for prompt in prompts + others:
+        alone[RECOMPUTE].append(served(llm, [prompt]))
+    for prompt in others[:repeats]:
+        with choosing(llm, LOAD) as loaded:
+            alone[LOAD].append(served(llm, [prompt]))
+            assert loaded() == known - 1, loaded()
+    rows = threading.Thread(target=decoding, args=(lab, llm, args.context))
+    rows.start()
+    time.sleep(2.0 if args.gpu else 0.5)  # all rows decode
+    for number, prompt in enumerate(prompts):
+        choice = (LOAD, RECOMPUTE)[number % 2]
+        with choosing(llm, choice) as loaded:
+            beside[choice].append(served(llm, [prompt]))
+            assert loaded() == (known - 1) * (choice == LOAD), loaded()
+        assert rows.is_alive(), f"rows ended before prompt {number}"
+    rows.join()
     found = dict[str, Any]()
-    for choice in (LOAD, RECOMPUTE):
-        llm = opened(
-            lab,
-            shape,
-            args,
-            enable_prefix_caching=True,
-            num_gpu_blocks_override=pool,
-            kv_host_memory=args.host,
-            kv_host_choice=choice,
-        )
-        [prompt] = lab.prompts(1, args.known)
-        served(llm, [prompt])
-        work = partial(decoding, lab, llm, args.context, 4 * TOKENS)
-        rows = threading.Thread(target=work)
-        took = list[float]()
-        for number in range(args.repeats + 1):
-            served(llm, lab.prompts(3, args.known))  # pushes it out
-            if not number:
-                rows.start()
-                time.sleep(2.0)  # all rows decode
-            ms = served(llm, [prompt])
-            took += [ms] * (number > 0 and rows.is_alive())
-        rows.join()
-        found["loaded" if choice == LOAD else "computed"] = took
-    ratio = min(found["loaded"]) / min(found["computed"])
-    return {
-        **{name: figure(ms, "ms") for name, ms in found.items()},
-        "loaded to computed": ratio,
-    }
+    for where, times in (("alone", alone), ("beside rows", beside)):
+        ms = {name: values[1:] for name, values in times.items()}
+        found[where] = {
+            "loaded": figure(ms[LOAD], "ms"),
+            "computed": figure(ms[RECOMPUTE], "ms"),
+            "loaded to computed": median(ms[LOAD]) / median(ms[RECOMPUTE]),
+        }
+    return found
 
 
 def served(llm: LLM, prompts: list[list[int]], tokens: int = 1) -> float:
@@ -194,159 +243,101 @@ def served(llm: LLM, prompts: list[list[int]], tokens: int = 1) -> float:
 
 
 def choice(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    seconds = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
-    costs = dict[str, Any]()
-    for one in (LOAD, RECOMPUTE, BY_COST):
-        llm = opened(
-            lab,
-            shape,
-            args,
-            enable_prefix_caching=True,
-            num_gpu_blocks_override=args.pool,
-            max_model_len=2 * max(args.lengths),
-            kv_host_memory=args.host,
-            kv_host_choice=one,
-        )
-        tier = llm.worker.driver.config.host
-        assert tier is not None
-        names = ("load_seconds", "page_seconds", "token_seconds")
-        costs = {name: getattr(tier, name) for name in names}
-        for length in args.lengths:
-            prompts = lab.prompts(2 * args.pool * BLOCK // length, length)
-            for number in range(args.repeats + 1):  # in a round each is pushed out
-                begin = time.perf_counter()
-                for at in range(0, len(prompts), 8):
-                    served(llm, prompts[at : at + 8], 4)
-                took = time.perf_counter() - begin
-                seconds[one][length] += [took] * (number > 0)
+    llm = opened(
+        lab,
+        shape,
+        args,
+        enable_prefix_caching=True,
+        num_gpu_blocks_override=args.pool,
+        max_model_len=2 * max(args.lengths),
+        kv_host_memory=args.host,
+    )
     table = dict[str, Any]()
     for length in args.lengths:
-        each = {one: min(seconds[one][length]) for one in CHOICES}
+        prompts = lab.prompts(2 * args.pool * BLOCK // length, length)
+        rounds = defaultdict[str, list[float]](list)
+        blocks = defaultdict[str, list[int]](list)
+        for _ in range(args.repeats + 1):
+            for one in CHOICES:
+                with choosing(llm, one) as loaded:
+                    began = time.perf_counter()
+                    for at in range(0, len(prompts), 8):
+                        served(llm, prompts[at : at + 8], 4)
+                    rounds[one].append(time.perf_counter() - began)
+                    blocks[one].append(loaded())
+        each = {one: median(rounds[one][1:]) for one in CHOICES}  # at first none is known
         fixed = each[LOAD], each[RECOMPUTE]
         table[str(length)] = {
-            **each,
+            **{one: figure(rounds[one][1:], "s") for one in CHOICES},
+            "blocks loaded": {one: sum(blocks[one][1:]) for one in CHOICES},
             "cost to the better": min(fixed) / each[BY_COST],
             "cost to the worse": max(fixed) / each[BY_COST],
         }
-    return {
-        "seconds of a round": table,
-        "costs": costs,
-        "break-even tokens": break_even(costs),
-    }
+        show({str(length): table[str(length)]})
+    return {"rounds": table, "costs": costs_of(llm)}
 
 
-def break_even(costs: dict[str, float]) -> float:
-    """Tokens of a prefix, from which it is loaded."""
-    gain = costs["token_seconds"] - costs["page_seconds"] / BLOCK
-    return costs["load_seconds"] / gain if gain > 0 else float("inf")
+def costs_of(llm: LLM) -> dict[str, float]:
+    """What the engine has measured, in seconds, and tokens of a prefix from which on it
+    is loaded.
+    """
+    tier, memory = llm.worker.driver.config.host, llm.setup.memory
+    assert tier is not None
+    names = ("load_seconds", "page_seconds", "token_seconds")
+    costs: dict[str, float] = {name: getattr(tier, name) for name in names}
+    gain = tier.token_seconds - tier.page_seconds / BLOCK
+    tokens = tier.load_seconds / gain if gain > 0 else float("inf")
+    return {**costs, "page_bytes": memory.block_bytes, "break-even tokens": tokens}
 
 
-# --- the Mooncake trace -----------------------------------------------------------------
-
-
-def conversations(
-    count: int, scale: int, words: int
-) -> list[tuple[float, list[int], int]]:
-    """Requests: arrival in seconds, tokens, and output tokens."""
-    found, size = list[tuple[float, list[int], int]](), BLOCK_OF_TRACE // scale
-    with TRACE.open() as lines:
-        for line in lines:
-            one = json.loads(line)
-            tokens = list[int]()
-            for name in one["hash_ids"]:
-                dice = random.Random(name)
-                tokens += dice.choices(range(1, words), k=size)
-            tokens = tokens[: max(1, one["input_length"] // scale)]
-            output = max(1, one["output_length"] // scale)
-            found.append((one["timestamp"] / 1e3, tokens, output))
-            if len(found) == count:
-                break
-    return found
-
-
-async def replayed(
-    llm: AsyncLLM, work: list[tuple[float, list[int], int]], speed: float
-) -> list[float]:
-    """ms to the first token of each request, which arrive `speed` times as fast."""
-    began = time.perf_counter()
-
-    async def one(at: float, tokens: list[int], output: int) -> float:
-        await asyncio.sleep(max(0.0, at / speed - (time.perf_counter() - began)))
-        asked, got = time.perf_counter(), 0.0
-        prompt = {"prompt_token_ids": tokens}
-        async for _ in llm.generate(prompt, greedy(output)):
-            got = got or time.perf_counter()
-        return 1e3 * (got - asked)
-
-    return [*await asyncio.gather(*[one(*each) for each in work])]
-
-
-def mooncake(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
-    work = conversations(args.requests, args.scale, lab.words)
+def break_even(lab: Lab, shape: str, args: argparse.Namespace) -> dict[str, Any]:
     found = dict[str, Any]()
-    lab.close()
-    for name, tier in (("without", {}), ("with", {"kv_host_memory": 4 * args.host})):
-        settings: dict[str, Any] = {
-            "load_format": "dummy",
-            "device": "cuda" if args.gpu else "cpu",
-            "num_gpu_blocks_override": args.mooncake_pool,
-            "max_model_len": min(32_768, args.mooncake_pool * BLOCK),
-            "max_num_seqs": 256,
-        }
-
-        async def served_all(
-            settings: dict[str, Any] = settings | tier,
-        ) -> tuple[list[float], dict[str, float], float]:
-            llm = AsyncLLM(lab.model(shape), **settings)
-            await asyncio.sleep(SETTLES if args.gpu else 0)
-            warm = [(0.0, [at] * 600, 8) for at in range(1, 9)]
-            await replayed(llm, warm, 1.0)
-            began = time.perf_counter()
-            ms = await replayed(llm, work, args.speed)
-            took = time.perf_counter() - began
-            counts = dict(llm.client.snapshot().totals.counts)
-            llm.close()
-            return ms, counts, took
-
-        ms, counts, took = asyncio.run(served_all())
-        out = sum(output for *_, output in work)
-        prompts = sum(len(tokens) for _, tokens, _ in work)
-        found[name] = {
-            "first token, ms": percentiles(ms),
-            "output tokens/s": out / took,
-            "prompt tokens": prompts,
-            "seconds": took,
-            "hit share": counts["prefix_cache_hits"] / counts["prompt_tokens"],
-            "counts": {k: v for k, v in counts.items() if v and k.startswith("kv_")},
-        }
+    for name, config in ATTENTION.items():
+        folder = lab.folder / name.replace(" ", "_")
+        folder.mkdir()
+        config = config or qwen(shape)
+        (folder / "config.json").write_text(
+            json.dumps(layers_gpu.COMMON | (config if args.gpu else tiny(config)))
+        )
+        lab.close()
+        lab.llm = LLM(
+            str(folder),
+            device="cuda" if args.gpu else "cpu",
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=16_384 if args.gpu else 512,
+            kv_host_memory=min(args.host, 1 << 30),
+        )
+        found[name] = costs_of(lab.llm)
         show({name: found[name]})
     return found
 
 
 PARTS: Final = {
-    "idle": idle,
-    "moving": moving,
     "first": first,
+    "moving": moving,
+    "idle": idle,
     "choice": choice,
-    "mooncake": mooncake,
+    "break_even": break_even,
 }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The parts that are asked for."""
     args.gpu = torch.cuda.is_available()
-    found = dict[str, Any]()
+    card = torch.cuda.get_device_name() if args.gpu else "CPU"
+    found: dict[str, Any] = {"card": card, "shape": args.shape}
     with tempfile.TemporaryDirectory() as folder:
         words = 2000 if args.shape in TINY else 100_000
         lab = Lab(Path(folder), random.Random(0), words=words)
         for name in args.parts.split(","):
             began = time.perf_counter()
             found[name] = PARTS[name](lab, args.shape, args)
-            lab.close()
             show({name: found[name]})
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    card = torch.cuda.get_device_name() if args.gpu else "CPU"
-    return {"card": card, "shape": args.shape, **found}
+            write(args.name, found, folder=args.folder)  # a later part may fail
+        lab.close()
+    return found
 
 
 def lengths(text: str) -> tuple[int, ...]:
@@ -366,9 +357,5 @@ if __name__ == "__main__":
             "--known": KNOWN,
             "--pool": POOL,
             "--lengths": {"type": lengths, "default": LENGTHS},
-            "--requests": 300,
-            "--scale": 4,
-            "--speed": 1.0,
-            "--mooncake-pool": 1500,
         },
     )

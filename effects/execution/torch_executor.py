@@ -257,6 +257,7 @@ class TorchExecutor:
             self.background.close()
         if self.copiers is not None:
             self.copiers.close()
+            self.copiers = None  # it has tensors of the cache
         self.runner.wait()
         self.launched_plans.clear()
         self.runner.close()

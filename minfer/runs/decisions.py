@@ -73,8 +73,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
                 changes.setdefault("moves", []).append(moved)
             case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
                 kind = "stored" if isinstance(command, StoreBlocks) else "fetched"
-                names, runs = [key.hex() for key in keys], _runs(flattened(pages))
-                changes.setdefault("moves", []).append([number, kind, names, runs])
+                moved = [number, kind, len(keys), _runs(flattened(pages))]
+                changes.setdefault("moves", []).append(moved)
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:

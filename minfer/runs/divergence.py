@@ -40,7 +40,7 @@ LEGEND: Final = {
     "copies": "[block, to block, positions]",
     "drafts": "[place in the batch, tokens to verify]",
     "moves": "[number, whether to the device, from pages as [first page, how many], to]; "
-    "or [number, stored or fetched, content keys, pages of the device]",
+    "or [number, stored or fetched, how many blocks, pages of the device]",
     "apart": "places in the batch of rows that are sampled apart",
 }
 

@@ -118,7 +118,8 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         seed=0,
         client=redacted_client(secret, request.client),
         keys=block_keys(root, prompt, size)[: len(request.keys)],
-        sampling=SamplingParams(),
+        # Scored prompts take more of a step's budget.
+        sampling=SamplingParams(prompt_logprobs=request.sampling.prompt_logprobs),
         bad_words=(),
         tails=request.tails and tails,
         stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),

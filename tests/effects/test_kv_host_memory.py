@@ -1,12 +1,14 @@
 """KV blocks in host memory, in an engine: the same tokens, by loads and by computing."""
 
+import gc
 import random
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -15,6 +17,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.execution.tiers import page_parts
 from minfer.effects.execution.tiers.host_pages import HostPages
+from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.models.kv_format import AUTO
 from minfer.effects.setup import memory, tiers
 from minfer.effects.setup import prepare as preparing
@@ -197,6 +200,17 @@ def test_an_engine_closes_while_blocks_are_copied(
     closing.start()
     closing.join(20)
     assert not closing.is_alive()
+
+
+def test_a_closed_engine_holds_no_cache() -> None:
+    llm = LLM(**SMALL, kv_host_memory=1 << 24)
+    executor = cast(TorchExecutor, llm.worker.driver.executor)
+    assert executor.copiers is not None
+    assert executor.copiers.host is not None
+    views = [weakref.ref(part.device) for part in executor.copiers.host.parts]
+    llm.close()
+    gc.collect()
+    assert [view() for view in views] == [None]
 
 
 def test_memory_that_cannot_be_had_ends_the_start(
