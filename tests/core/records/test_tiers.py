@@ -36,8 +36,10 @@ def test_old_keys_are_known_where_there_are_no_young_ones() -> None:
 
 @pytest.mark.parametrize("name", ["load_seconds", "page_seconds", "token_seconds"])
 def test_costs_have_bounds(name: str) -> None:
-    for cost in (0, MOST):
-        HostTier(pages=1, **{name: cost})
-    for wrong in (-0.1, 1.01 * MOST, float("nan"), True):
+    costs: list[Any] = [0, MOST]
+    for cost in costs:
+        assert getattr(HostTier(pages=1, **{name: cost}), name) == cost
+    costs = [-0.1, 1.01 * MOST, float("nan"), True]
+    for cost in costs:
         with pytest.raises(ConfigError, match=name):
-            HostTier(pages=1, **{name: wrong})
+            HostTier(pages=1, **{name: cost})

@@ -2,24 +2,46 @@
 
 from attrs import evolve
 
-from minfer.blocks.keys import TAIL
+from minfer.blocks.keys import DIGEST, TAIL, group_key, tail_keys
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Submit
 from tests.core.test_engine import ask
-from tests.core.tiers.hosted import Hosted
-from tests.core.tiers.test_keyed import BOTH, Keyed
+from tests.core.tiers.hosted import HOST, Hosted
+from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
 from tests.core.tiers.test_tiers import LONG, keys_of
 
 
 def test_as_many_blocks_wait_as_the_pool_has() -> None:
-    config = evolve(BOTH, max_num_seqs=8, max_num_batched_tokens=32)
-    bench = Keyed(evolve(config, host=evolve(config.host, storing=1)), storing=1)
+    config = evolve(BOTH, max_num_batched_tokens=32, max_num_seqs=8)
+    bench = Keyed(evolve(config, host=evolve(HOST, storing=1)), storing=1)
     bench.late = True
-    every = [ask(f"{i}", prompt=(40 + i,) * 4, max_tokens=1) for i in range(8)]
-    bench.turn(*map(Submit, every))
-    while bench.state.requests:
-        bench.turn()
-    tiers = bench.state.tiers
-    assert (len(tiers.unstored), len(tiers.unsaved)) == (7, 7)  # and one is on its way
+    every = [ask(f"{i}", prompt=(30 + i,) * 4, max_tokens=1) for i in range(18)]
+    for some in (every[:8], every[8:12], every[12:]):
+        bench.turn(*map(Submit, some))
+        while bench.state.requests:
+            bench.turn()
+        tiers = bench.state.tiers
+        assert (len(tiers.unstored), len(tiers.unsaved)) == (7, 7)  # one is on its way
+    last = [key for one in every[-7:] for key in keys_of(one)]
+    assert [*tiers.unsaved] == [*tiers.unstored] == last
+
+
+def test_pages_that_are_stored_at_once_are_counted() -> None:
+    bench = Keyed(evolve(BOTH, num_blocks=16, groups=(CacheGroup(pages=2),)), storing=5)
+    bench.serve(LONG)
+    assert [len(one.keys) for one in bench.saves] == [2, 2]
+
+
+def test_partial_blocks_are_not_stored() -> None:
+    groups = (CacheGroup(), CacheGroup(window=9))
+    bench = Keyed(evolve(ALONE, num_blocks=16, groups=groups))
+    request = ask("a", prompt=(11, 12, 13, 14, 1, 2, 3), max_tokens=1)
+    [key] = keys = keys_of(request)
+    bench.serve(evolve(request, tails=tail_keys(b"", keys, request.prompt, 4)))
+    whole = {key, group_key(key, 1)}
+    tails = {*bench.state.blocks.prefix.nodes} - whole
+    assert {len(one) for one in tails} == {DIGEST + 1, DIGEST + 2}
+    assert {key for one in bench.saves for key in one.keys} == whole
 
 
 def test_consecutive_blocks_are_one_run() -> None:

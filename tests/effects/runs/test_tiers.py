@@ -1,6 +1,7 @@
 """What commands about runs say of tiers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -20,7 +21,7 @@ from tests.effects.runs.replays import emitted
 from tests.effects.runs.tiered import STEP, tiered
 
 NAMES = {False: "host memory", True: "disk or another engine"}
-COSTS = {"page_seconds": 0.5, "token_seconds": 1.0, "choice": BY_COST}
+COSTS: dict[str, Any] = {"page_seconds": 0.5, "token_seconds": 1.0, "choice": BY_COST}
 
 
 @pytest.mark.parametrize("keyed", [False, True])
