@@ -53,6 +53,7 @@ SERVERS: Final = {
 }
 SETTLES: Final = 25.0  # seconds in which idle GPU engines capture graphs
 WARM: Final = 4  # requests at once, before and after that
+FEW: Final = 32  # output tokens of these, and of single requests
 REPORTED: Final = 1.0  # seconds until engines have reported their last counts
 COUNTER: Final = re.compile(r"^minfer_(kv_\w+|routed)_total\{(.*)\} (\S+)$", re.MULTILINE)
 WHERE: Final = re.compile(r'(?:replica|why)="(.*?)"')  # of a request that was routed
@@ -73,11 +74,11 @@ class Bench:
     def __init__(self, url: str, args: argparse.Namespace) -> None:
         self.url, self.args, self.model = url, args, first_model(url, "")
 
-    def load(self, seed: str, count: int, **pace: Any) -> Outcome:
+    def load(self, seed: str, count: int, output: int, **pace: Any) -> Outcome:
         """Send so many requests, whose prompts follow from the seed."""
         args = self.args
         size = 2000 if args.shape == BUNDLED else qwen(args.shape)["vocab_size"]
-        prompts = RandomPrompts(args.prompt, args.output, vocab_size=size, seed=seed)
+        prompts = RandomPrompts(args.prompt, output, vocab_size=size, seed=seed)
         url = f"{self.url}/v1/completions"
         plan = LoadPlan(url, self.model, prompts, count, body=BODY, **pace)
         return Client(plan).run()
@@ -95,10 +96,10 @@ class Bench:
 
     def warm_up(self) -> None:
         """Meet kernels and graphs that are not there yet."""
-        self.load("warm", WARM)
+        self.load("warm", WARM, FEW)
         if self.args.device == "cuda":
             time.sleep(SETTLES)
-            self.load("warm again", WARM)
+            self.load("warm again", WARM, FEW)
 
 
 def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -113,7 +114,8 @@ def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
 def idle(bench: Bench) -> dict[str, Any]:
     """Single requests, in parts. The first is not counted."""
     before = bench.counts()
-    records = bench.load("idle", bench.args.idle + 1, max_concurrency=1).records[1:]
+    count = bench.args.idle + 1
+    records = bench.load("idle", count, FEW, max_concurrency=1).records[1:]
     counts = changes(before, bench.counts())
     parts = [parts_of(one) for one in records]
     each = {name: spread([one[name] for one in parts]) for name in parts[0]}
@@ -139,9 +141,8 @@ def loaded(bench: Bench, rate: float) -> dict[str, Any]:
     args = bench.args
     count = max(2, round(rate * args.seconds))
     before = bench.counts()
-    outcome = bench.load(
-        f"rate {rate}", count, due=due_times(count, rate, seed=args.seed)
-    )
+    due = due_times(count, rate, seed=args.seed)
+    outcome = bench.load(f"rate {rate}", count, args.output, due=due)
     goals = {"ttft": args.ttft, "tpot": args.tpot}
     good = sum(meets(one, goals) for one in outcome.records)
     return {
@@ -154,7 +155,7 @@ def loaded(bench: Bench, rate: float) -> dict[str, Any]:
 
 def options_of(args: argparse.Namespace, name: str, folder: Path) -> list[str]:
     """The options of a server."""
-    most = args.prompt + args.output
+    most = args.prompt + max(FEW, args.output)
     options = [*SERVERS[name], "--device", args.device, "--max-model-len", str(most)]
     if args.shape != BUNDLED:
         write_model(folder, qwen(args.shape))

@@ -527,9 +527,9 @@ def test_transfers_take_their_time_one_after_the_other(
         resumed = Simulation(
             config, Simulated(state=state), EVEN, [], state=state, time=300.0
         )
-        again = [*resumed.turns()]
-        assert not again[-1].transition.state.requests
-        assert _end_of(again, number) >= 301 + pages
+        rest = [*resumed.turns()]
+        assert not rest[-1].transition.state.requests
+        assert _end_of(rest, number) >= 301 + pages
 
 
 def _loads(command: TransferCommand) -> bool:
