@@ -105,9 +105,17 @@ def server(
     """A server of a tree that is ready, its process, and how long that took in seconds;
     `more` are options of `minfer serve`.
     """
-    command = [sys.executable, "-m", "minfer", "serve", "--port", "0"]
-    command += ["--model", str(model), "--device", args.device, *ENGINE, *more]
-    command += ["--api-processes", str(fronts)]
+    options = ["--model", str(model), "--device", args.device, *ENGINE, *more]
+    with serving([*options, "--api-processes", str(fronts)], tree) as served:
+        yield served
+
+
+@contextmanager
+def serving(
+    options: Sequence[str], tree: Path = ROOT
+) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
+    """As `server`, with these options of `minfer serve` and no others."""
+    command = [sys.executable, "-m", "minfer", "serve", "--port", "0", *options]
     paths = f"{tree}:{os.environ.get('PYTHONPATH', '')}"
     begin = time.perf_counter()
     with subprocess.Popen(

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
+from minfer.runs.fork import rekeyed
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.redact import redacted_config
 from minfer.runs.simulate import Arrival
@@ -83,10 +84,10 @@ class ArrivalTrace:
             yield row.time / speed, row.request(str(number), block_size, **more)
         if self.config is not None:
             self._check_blocks(self.config, block_size)
-        others = self.config is not None and block_size != self.config.block_size
+        was = block_size if self.config is None else self.config.block_size
         for time, what in self.events:
-            if others and isinstance(what, Request):
-                yield time / speed, evolve(what, keys=())  # the engine computes its own
+            if was != block_size and isinstance(what, Request):
+                yield time / speed, rekeyed(what, was, block_size)
             else:
                 yield time / speed, what
 

@@ -46,6 +46,8 @@ _KINDS: Final = {  # of time, in the order of the output
 _REASONS: Final = {
     "Held": "head of the queue, blocked by: {cause}",
     "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
+    "Loading": "waits for {more:,} blocks from {tier}{costs}",
+    "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
     "Preempted": (
         "{id!r} ({sample}) was preempted for {by[0]!r} ({by[1]}): KV of {computed:,} "
         "tokens"
@@ -56,6 +58,7 @@ _REASONS: Final = {
     ),
     "Voided": "step {step} failed with it: {error!r}",
 }
+_COSTS: Final = ": {0} to load them, {1} to compute them, as expected"
 _GAP: Final = (
     "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
     "ended: {tokens:,} tokens in {rows:,} rows"
@@ -166,7 +169,8 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
     size, most = config.block_size, it.known - 1
     # Without token ids, prefixes are known by whole blocks only.
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
-    reachable = min(it.computed, most)
+    # What was loaded may have been computed before the run, or elsewhere.
+    reachable = min(max(it.computed, it.hit), most)
     would = {each: reachable // each * each for each in sorted({*sizes, size})}
     windowed = any(group.window for group in config.groups)
     why = _cause_of_miss(it, size, windowed=windowed)
@@ -290,7 +294,18 @@ def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
         if words := _REASONS.get(reason["is"], ""):
             if reason.get("needs"):
                 words += " ({needs:,} needed, {available:,} available)"
-            yield f"  turn {reason['turn']:,}: " + words.format(**reason)
+            yield f"  turn {reason['turn']:,}: " + words.format(**reason, **_tier(reason))
+
+
+def _tier(reason: dict[str, Any]) -> dict[str, Any]:
+    """What the words say of a tier, if a reason is about one."""
+    if "keyed" not in reason:
+        return {}
+    tier = "disk or another engine" if reason["keyed"] else "host memory"
+    seconds = reason["seconds"], reason["recompute"]
+    # Blocks of another engine are always loaded: nothing is expected of that.
+    costs = _COSTS.format(*map(_ms, seconds)) if any(seconds) else ""
+    return {"tier": tier, "more": reason["blocks"] - reason["hit"], "costs": costs}
 
 
 def _gap_line(gap: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from minfer.effects.runs.simulate_drafts import (
     with_draft_cost,
     with_drafts,
 )
+from minfer.effects.runs.simulate_options import with_block_size, with_blocks
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.records.speculation import Speculation
@@ -93,12 +94,16 @@ def change_of(
     """The changes of the options; numbers of drafts are those that pay by the costs of
     steps. Raises ConfigError for an unknown policy, and for impossible drafts.
     """
-    settings = {
+    settings: dict[str, Any] = {
         name: value for name in SIZES if (value := getattr(options, name)) is not None
     }
+    was = journal.config
     if "num_blocks" in settings:  # of which the same share is kept free
-        was = journal.config
         settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
+    sized = with_block_size(was, settings.get("block_size", was.block_size))
+    sized = with_blocks(sized, settings.get("num_blocks", was.num_blocks))
+    tiers = {"host": sized.host, "keyed": sized.keyed}
+    settings |= {name: one for name, one in tiers.items() if one != getattr(was, name)}
     if options.scheduling_policy:
         settings["policy"] = policy_named(options.scheduling_policy)
     how = _speculation(journal.config, options, cost)

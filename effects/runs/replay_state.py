@@ -35,6 +35,7 @@ def render_state(journal: Journal) -> str:
         lines.append(
             summary_line("held", f"the head of the queue waits for {state.blocked.cause}")
         )
+    lines += _tiers(config, state)
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 
 
@@ -66,6 +67,24 @@ def _in_flight(state: EngineState) -> str:
         for plan in state.inflight
     ]
     return ", ".join(steps) or "nothing"
+
+
+def _tiers(config: EngineConfig, state: EngineState) -> Iterator[str]:
+    tiers = state.tiers
+    if config.host is not None and tiers.host is not None:
+        used = config.host.pages - tiers.host.free
+        waits = f"{len(tiers.unstored)} blocks wait to be stored"
+        yield summary_line("host", f"{used} of {config.host.pages} pages used, {waits}")
+    if config.keyed is not None:
+        known = len({*tiers.known.young, *tiers.known.old})
+        waits = f"{len(tiers.unsaved)} wait to be stored"
+        where = "believed to be on disk or sent by another engine"
+        yield summary_line("by key", f"{known} blocks {where}, {waits}")
+    for one in tiers.transfers[:_MANY]:
+        what = f"{'loads' if one.loads else 'stores'} {len(one.keys)} blocks"
+        tier = "by key" if one.keyed else "of host memory"
+        who = f", for {', '.join(map(repr, sorted(one.waiting)))}" if one.waiting else ""
+        yield f"  transfer {one.number}: {what} {tier}{who}"
 
 
 def _running(state: EngineState) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.blocks.ownership import blocks_for
-from minfer.effects.runs.simulate_options import Case, with_blocks
+from minfer.effects.runs.simulate_options import Case, with_block_size, with_blocks
 
 STEP: Final = 1.02  # the ratio of successive values
 _SPEEDS: Final = 350  # steps up and down: 1,000 times to a thousandth
@@ -61,7 +61,7 @@ def _of_blocks(case: Case, blocks: int) -> Case:
 def _of_block_size(case: Case, size: int) -> Case:
     config = case.config
     tokens = config.num_blocks * config.block_size
-    changed = with_blocks(evolve(config, block_size=size), tokens // size)
+    changed = with_blocks(with_block_size(config, size), tokens // size)
     return evolve(case, config=changed)
 
 

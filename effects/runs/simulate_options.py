@@ -167,7 +167,9 @@ def cases_of(trace: ArrivalTrace, options: argparse.Namespace) -> list[Case]:
     sizes = (getattr(options, name) or [getattr(first, name)] for name in others)
     cases: list[Case] = []
     for policy, *each in product(policies, *sizes):
-        config = evolve(first, policy=policy, **dict(zip(others, each, strict=True)))
+        changes = dict(zip(others, each, strict=True))
+        config = with_block_size(first, changes.pop("block_size"))
+        config = evolve(config, policy=policy, **changes)
         pool = first.num_blocks * first.block_size // config.block_size
         configs = [with_blocks(config, blocks) for blocks in options.num_blocks or [pool]]
         cases += (Case(*case) for case in product(configs, options.speed))
@@ -178,4 +180,22 @@ def with_blocks(config: EngineConfig, blocks: int) -> EngineConfig:
     """The configuration with so many blocks, of which a hundredth is kept free."""
     if blocks == config.num_blocks:
         return config
-    return evolve(config, num_blocks=max(1, blocks), watermark=blocks // 100)
+    blocks = max(1, blocks)
+    keyed = config.keyed
+    if keyed is not None:  # it remembers at least twice the pool
+        keyed = evolve(keyed, known=max(keyed.known, 2 * blocks))
+    return evolve(config, num_blocks=blocks, watermark=blocks // 100, keyed=keyed)
+
+
+def with_block_size(config: EngineConfig, size: int) -> EngineConfig:
+    """The configuration with blocks of so many tokens. Tiers hold as many tokens as
+    before, and take as long for each.
+    """
+    ratio = size / config.block_size
+    host, keyed = config.host, config.keyed
+    if host is not None:
+        pages, seconds = round(host.pages / ratio), host.page_seconds * ratio
+        host = evolve(host, pages=max(1, pages), page_seconds=seconds)
+    if keyed is not None:
+        keyed = evolve(keyed, page_seconds=keyed.page_seconds * ratio)
+    return evolve(config, block_size=size, host=host, keyed=keyed)

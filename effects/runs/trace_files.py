@@ -12,12 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
+from minfer.blocks.prefix import flattened
 from minfer.effects.runs.arrivals import LONGEST, ArrivalTrace, TraceError, TraceRow
 from minfer.effects.runs.recorded import latest
-from minfer.records.messages import Cancel, Emit, Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Cancel, Emit, FetchBlocks, Moved, Submit
 from minfer.records.sequence import SampleId
+from minfer.records.state import Turn
 from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.simulate import Arrival
 from minfer.values.checks import MOST
@@ -208,9 +211,10 @@ def _journal(path: Path, most: int | None) -> ArrivalTrace:
     lengths = dict[SampleId, int]()
     stops = frozenset((1,))  # a text may have ended without a stop id
     came = 0
-    drafts = Recorded(journal.config)
+    drafts, fetches = Recorded(journal.config), _Fetches()
     for turn in journal.turns():
         drafts.see(turn)
+        fetches.see(turn)
         now = turn.transition.state.time
         for event in turn.events:
             if isinstance(event, Cancel):
@@ -228,5 +232,38 @@ def _journal(path: Path, most: int | None) -> ArrivalTrace:
         raise TraceError(f"{path}: no request came while it was written")
     moved = tuple((time - events[0][0], what) for time, what in events)
     return ArrivalTrace(
-        events=moved, config=journal.config, lengths=lengths, drafts=drafts
+        events=moved,
+        config=fetches.priced(journal.config),
+        lengths=lengths,
+        drafts=drafts,
     )
+
+
+@define
+class _Fetches:
+    """The time of a run's transfers from its keyed tier."""
+
+    begun: dict[int, tuple[float, int]] = field(factory=dict)  # since when, and pages
+    seconds: float = 0.0
+    pages: int = 0
+
+    def see(self, turn: Turn) -> None:
+        """Fold a turn."""
+        now = turn.transition.state.time
+        for event in turn.events:
+            if isinstance(event, Moved) and event.number in self.begun:
+                since, pages = self.begun.pop(event.number)
+                self.seconds, self.pages = self.seconds + now - since, self.pages + pages
+        for command in turn.transition.commands:
+            if isinstance(command, FetchBlocks):
+                self.begun[command.number] = now, len(flattened(command.pages))
+
+    def priced(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with what a page took, if its keyed tier has no costs: those
+        of another engine are not measured beforehand.
+        """
+        keyed = config.keyed
+        if keyed is None or keyed.page_seconds or not self.pages:
+            return config
+        costs = evolve(keyed, page_seconds=self.seconds / self.pages)
+        return evolve(config, keyed=costs)

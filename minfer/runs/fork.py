@@ -289,7 +289,8 @@ def _handed_over(
     resumed = [one.request for one in here]
     new = [what for _, what in _arrivals(turn.events, time, gone)]
     now = [(time, _planned(what, past.lengths)) for what in (*resumed, *new)]
-    arrivals = [(when, _bare(what)) for when, what in (*now, *past.coming)]
+    size = was.block_size, config.block_size
+    arrivals = [(when, _rekeyed(what, *size)) for when, what in (*now, *past.coming)]
     executor = Simulated(past.lengths, guesses=past.guesses)
     simulation = Simulation(
         config, executor, cost, arrivals, time=time, guesses=past.guesses
@@ -298,9 +299,15 @@ def _handed_over(
     return Fork(config, simulation.turns(), handed, past.guesses)
 
 
-def _bare(what: Request | Cancel) -> Request | Cancel:
-    """The request without keys: those are of another block size."""
-    return evolve(what, keys=()) if isinstance(what, Request) else what
+def _rekeyed(what: Request | Cancel, was: int, size: int) -> Request | Cancel:
+    return rekeyed(what, was, size) if isinstance(what, Request) else what
+
+
+def rekeyed(request: Request, was: int, size: int) -> Request:
+    """A request for an engine with blocks of `size` tokens, no longer `was`: without
+    keys, which that engine computes.
+    """
+    return evolve(request, keys=(), stored=request.stored * was // size)
 
 
 @frozen

@@ -30,6 +30,8 @@ from minfer.records.messages import (
     Event,
     Executed,
     Failed,
+    Lost,
+    Moved,
     Submit,
 )
 from minfer.records.plan import Plan, Pooled, SampleDeferred, Yields
@@ -118,6 +120,14 @@ class Simulated(Oracle):
         failed = super().fail(error, halfway=halfway)
         self.late.clear()
         return failed
+
+    def finish_move(self, at: int = 0, error: str = "") -> Moved | Lost:
+        """End a transfer that has begun. It has no memory to copy, and what the keyed
+        tier is believed to have is there.
+        """
+        command = self.moves[at]
+        del self.moves[at]
+        return Lost(command.number, error) if error else Moved(command.number)
 
     def _seat(
         self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from attrs import Factory, define, field
 
-from minfer.blocks.prefix import flattened
+from minfer.blocks.prefix import flattened, pages_of
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -132,7 +132,8 @@ class SimulatedEngine:
         self._transfers = _SimulatedTransfers(self.config)
         for one in self.state.tiers.transfers:
             way = one.keyed, one.loads
-            pages = len(one.targets)
+            read = () if one.loads else pages_of(self.state.blocks.prefix, one.keys)
+            pages = len(one.targets or read)  # a store by keys has no targets
             self._transfers.begin_pages(pages, way, Moved(one.number), self.free)
         self._wake = self.free if self.state.requests else math.inf
 

@@ -102,10 +102,9 @@ def _chosen(state: EngineState, sample: SampleId | None) -> WaitingQueue:
     choosing where its blocks come from.
     """
     waiting = state.waiting
-    live = None if sample is None else state.requests.get(sample[0])
-    if sample is None or live is None:
+    if sample is None or sample[0] not in state.requests:
         return waiting
-    seq = waiting.find(live.place_of(sample[1]))
+    seq = waiting.find(state.requests[sample[0]].place_of(sample[1]))
     if seq is None or seq.id != sample:
         return waiting
     return waiting.remove(seq.place).insert(evolve(seq, chosen=True))

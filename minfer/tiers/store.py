@@ -107,7 +107,7 @@ class _Batch:
         if not chain:
             return
         parent = self.prefix.nodes[chain[0]][1]
-        if self.paths and parent != ROOT and self.paths[-1][-1] == parent:
+        if self.paths and self.paths[-1][-1] == parent:
             self.paths[-1] += chain
         else:
             self.paths.append([*chain])

@@ -333,7 +333,7 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
         return config
     many = 4 * config.num_blocks
     pages = rng.choice((config.block_pages, config.num_blocks, many, many))
-    host = HostTier(pages=pages, **tier_costs(rng))
+    host = HostTier(pages=pages, **tier_costs(config, rng))
     return evolve(config, host=host)
 
 
@@ -342,14 +342,16 @@ def with_keyed(config: EngineConfig, rng: Random) -> EngineConfig:
     if rng.random() < 0.7:
         return config
     known = config.num_blocks * rng.choice((2, 3, 100))
-    keyed = KeyedTier(known=known, sends=rng.random() < 0.3, **tier_costs(rng))
+    keyed = KeyedTier(known=known, sends=rng.random() < 0.3, **tier_costs(config, rng))
     return evolve(config, keyed=keyed)
 
 
-def tier_costs(rng: Random) -> dict[str, Any]:
-    """What all tiers have in common."""
+def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
+    """What all tiers have in common. A large pool is not stored block by block, which
+    would go on long after the last request.
+    """
     return {
-        "storing": rng.choice((1, 3, 512)),
+        "storing": max(rng.choice((1, 3, 512)), config.num_blocks // 100),
         "choice": rng.choice((*CHOICES, LOAD)),
         "load_seconds": rng.choice((0.0, 3.0)),
         "page_seconds": 0.1,

@@ -32,17 +32,17 @@ NOT_RUN: Final = {
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its
 # name.
 ALSO: Final = {
-    "lifecycle/arrive.py": ("test_events.py",),
+    "lifecycle/arrive.py": ("test_events.py", "tiers/test_keyed.py"),
     "records/config.py": ("sampling/test_params.py",),
     "engine.py": ("test_events.py",),
     "policies/builtin.py": ("policies/test_policy_answers.py",),
     "records/policy.py": ("policies/test_policy_answers.py",),
     "records/request.py": ("sampling/test_params.py",),
     "lifecycle/stop.py": ("test_events.py",),
-    "planning/load.py": ("tiers/test_tiers.py",),
-    "records/tiers.py": ("tiers/test_tiers.py",),
-    "tiers/finish.py": ("tiers/test_tiers.py",),
-    "tiers/store.py": ("tiers/test_tiers.py",),
+    "planning/load.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
+    "records/tiers.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
+    "tiers/finish.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
+    "tiers/store.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
 }
 LAST: Final = (
     "blocks/test_sinks.py",

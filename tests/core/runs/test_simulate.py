@@ -522,21 +522,34 @@ def test_transfers_take_their_time_one_after_the_other(
     first_store, began = moves[0]
     stored = first_store.sources if isinstance(first_store, Move) else first_store.keys
     assert ended[0] - began >= 1 + len(stored)
-    resumed = Simulation(
-        config, Simulated(), EVEN, [], state=_with_load(turns, load), time=300.0
-    )
-    *_, last = resumed.turns()
-    assert not last.transition.state.requests
+    for number, pages in ((load, 4), (0, len(stored))):
+        state = _with_transfer(turns, number)
+        resumed = Simulation(
+            config, Simulated(state=state), EVEN, [], state=state, time=300.0
+        )
+        rest = [*resumed.turns()]
+        assert not rest[-1].transition.state.requests
+        assert _end_of(rest, number) >= 301 + pages
 
 
 def _loads(command: TransferCommand) -> bool:
     return command.loads if isinstance(command, Move) else type(command) is FetchBlocks
 
 
-def _with_load(turns: list[Turn], load: int) -> EngineState:
-    """The state in which the load has just begun."""
+def _end_of(turns: list[Turn], transfer: int) -> float:
+    """When a transfer ended."""
+    return next(
+        turn.transition.state.time
+        for turn in turns
+        for event in turn.events
+        if isinstance(event, Moved) and event.number == transfer
+    )
+
+
+def _with_transfer(turns: list[Turn], number: int) -> EngineState:
+    """The state in which a transfer has just begun."""
     for turn in turns:
         state = turn.transition.state
-        if any(one.number == load for one in state.tiers.transfers):
+        if any(one.number == number for one in state.tiers.transfers):
             return state
     raise AssertionError("it never began")

@@ -55,6 +55,7 @@ class Hosted(Bench):
             if not self.state.tiers.transfers and not self.state.tiers.unstored:
                 return
             self.turn()
+        raise AssertionError(f"never settled: {self.state.tiers}")
 
     @property
     def loads(self) -> list[Move]:

@@ -48,6 +48,7 @@ class Keyed(Hosted):
             if not self.state.tiers.unsaved:
                 return
             self.turn()
+        raise AssertionError(f"never settled: {self.state.tiers}")
 
     @property
     def saves(self) -> list[StoreBlocks]:

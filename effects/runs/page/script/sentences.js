@@ -15,6 +15,7 @@ const ENDS = {
   length: "has reached its limit",
 };
 const LINK = 30; // letters of an id
+const TIERS = ["host memory", "disk or another engine"]; // the keyed one is the second
 
 export function passed(from, to) {
   return clock(seconds[to] - seconds[from]);
@@ -48,7 +49,7 @@ function blocked(i) {
     rows: `all ${count(run.max_num_seqs)} places in the batch are taken`,
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
-    loading: "its cached blocks are on their way from host memory",
+    loading: "its cached blocks are on their way to the device",
     share: "its client has its share of seats, or of newcomers, while others run",
     policy: `the scheduling policy (${run.policy}) defers it`,
   };
@@ -106,12 +107,12 @@ function decisionSentence(about) {
       return item([name, ` uses ${had}: it is not in the window of layer group ${a}`]);
     }
     case "Loading": {
-      const more = `${many(a - b, "block")} from host memory`;
+      const more = `${many(a - b, "block")} from ${TIERS[c]}`;
       return item([name, ` waits for ${more}: ${count(b)} are on the device`], "hit");
     }
     case "Recomputing": {
       const more = `${many(a - b, "block")} again`;
-      return item([name, ` computes ${more}, which are in host memory, too`]);
+      return item([name, ` computes ${more}, which ${TIERS[c]} has, too`]);
     }
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");

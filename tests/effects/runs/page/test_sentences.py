@@ -3,16 +3,22 @@
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from minfer.effects.runs.page.columns import KINDS
 from minfer.effects.runs.page.scripts import SCRIPTS
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
+    Loading,
     Reason,
+    Recomputing,
 )
+from minfer.records.tiers import LOAD, RECOMPUTE
 from minfer.runs.wire_names import name_of
 from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import requested, scene, seen, shown, turns_of, words
+from tests.effects.runs.tiered import tiered
 
 
 def test_every_reason_has_a_sentence() -> None:
@@ -70,6 +76,29 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
     assert "head of the queue: request first waits: the token budget" in words(
         chromium, "#story"
     )
+
+
+@seen
+@pytest.mark.parametrize(
+    ("keyed", "tier"), [(False, "host memory"), (True, "disk or another engine")]
+)
+def test_it_says_which_tier_blocks_come_from(
+    keyed: bool, tier: str, chromium: Browser, tmp_path: Path
+) -> None:
+    for choice, sentence in (
+        (LOAD, f"request again waits for 4 blocks from {tier}: 0 are on the device"),
+        (RECOMPUTE, f"computes 4 blocks again, which {tier} has, too"),
+    ):
+        config, turns = tiered(keyed=keyed, choice=choice)
+        [turn] = [
+            turn.number
+            for turn in turns
+            for one in turn.transition.reasons
+            if isinstance(one, Loading | Recomputing)
+        ]
+        shown(chromium, tmp_path, (config, turns))
+        chromium.value(f"go({turn})")
+        assert sentence in words(chromium, "#turn")
 
 
 @seen

@@ -1,0 +1,231 @@
+"""Prefill and decode on engines of their own, beside replicas that do both, on two GPUs.
+
+    python -m bench.disaggregation_gpu
+    python -m bench.disaggregation_gpu --servers disaggregated --rates 0.5 1
+    python -m bench.disaggregation_gpu --shape bundled --device cpu --prompt 600
+
+`minfer serve --prefill 1 --decode 1` and `minfer serve --replicas 2` (chunked prefill)
+get the same open-loop loads, one after the other: Poisson arrivals, prompts of random
+tokens that share nothing, and outputs of a fixed length, streamed to one client process.
+A request is good if its first token comes within `--ttft` ms and the others take `--tpot`
+ms each on average.
+
+`idle` are single requests in ms, each sent when the one before has ended. Where prefill
+and decode are apart, the first token comes from the prefill engine, and the second one
+when the decode engine has the KV: `first_token` is the wait and the prefill,
+`second_token` the transfer and one decode step, `token` a decode step, and `transfer` the
+difference.
+
+Each part has a file of its own in the folder of results and is not measured again while
+that is there, so a run that was cut off goes on where it was, and parts can be measured
+by several calls.
+"""
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import httpx
+
+from bench.results import circumstances, run, show, spread
+from bench.server_clients import write_model
+from bench.server_gpu import BODY, serving
+from bench.shapes import SHAPES, TINY, qwen
+from minfer.effects.runs.load.due_times import due_times
+from minfer.effects.runs.load.load_client import Client, LoadPlan, Outcome
+from minfer.effects.runs.load.load_metrics import MS, meets, metrics_of
+from minfer.effects.runs.load.load_prompts import RandomPrompts
+from minfer.effects.runs.load.request_record import RequestRecord
+from minfer.effects.runs.load.target_server import first_model
+
+BUNDLED: Final = "bundled"
+SERVERS: Final = {
+    "disaggregated": ("--prefill", "1", "--decode", "1"),
+    "replicas": ("--replicas", "2"),
+}
+SETTLES: Final = 25.0  # seconds in which idle GPU engines capture graphs
+WARM: Final = 4  # requests at once, before and after that
+FEW: Final = 32  # output tokens of these, and of single requests
+REPORTED: Final = 1.0  # seconds until engines have reported their last counts
+COUNTER: Final = re.compile(r"^minfer_(kv_\w+|routed)_total\{(.*)\} (\S+)$", re.MULTILINE)
+WHERE: Final = re.compile(r'(?:replica|why)="(.*?)"')  # of a request that was routed
+SHOWN: Final = (
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_itl_ms",
+    "p99_itl_ms",
+    "median_tpot_ms",
+    "output_throughput",
+    "goodput",
+)
+
+
+class Bench:
+    """The loads on one server."""
+
+    def __init__(self, url: str, args: argparse.Namespace) -> None:
+        self.url, self.args, self.model = url, args, first_model(url, "")
+
+    def load(self, seed: str, count: int, output: int, **pace: Any) -> Outcome:
+        """Send so many requests, whose prompts follow from the seed."""
+        args = self.args
+        size = 2000 if args.shape == BUNDLED else qwen(args.shape)["vocab_size"]
+        prompts = RandomPrompts(args.prompt, output, vocab_size=size, seed=seed)
+        url = f"{self.url}/v1/completions"
+        plan = LoadPlan(url, self.model, prompts, count, body=BODY, **pace)
+        return Client(plan).run()
+
+    def counts(self) -> dict[str, float]:
+        """The counters of KV blocks, and of where requests were sent, so far."""
+        time.sleep(REPORTED)
+        text = httpx.get(f"{self.url}/metrics").text
+        found = dict[str, float]()
+        for name, labels, value in COUNTER.findall(text):
+            where = WHERE.findall(labels) if name == "routed" else []
+            key = " ".join((name, *where))
+            found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+    def warm_up(self) -> None:
+        """Meet kernels and graphs that are not there yet."""
+        self.load("warm", WARM, FEW)
+        if self.args.device == "cuda":
+            time.sleep(SETTLES)
+            self.load("warm again", WARM, FEW)
+
+
+def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The counters that have changed, by how much; and GB/s of what was sent and got."""
+    found = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    for way, work in (("sent", "send"), ("received", "receive")):
+        if seconds := found.get(f"kv_{work}_seconds"):
+            found[f"{way} GB/s"] = found[f"kv_{way}_bytes"] / seconds / 1e9
+    return {name: value for name, value in sorted(found.items()) if value}
+
+
+def idle(bench: Bench) -> dict[str, Any]:
+    """Single requests, in parts. The first is not counted."""
+    before = bench.counts()
+    count = bench.args.idle + 1
+    records = bench.load("idle", count, FEW, max_concurrency=1).records[1:]
+    counts = changes(before, bench.counts())
+    parts = [parts_of(one) for one in records]
+    each = {name: spread([one[name] for one in parts]) for name in parts[0]}
+    return {**each, "counts": counts}
+
+
+def parts_of(record: RequestRecord) -> dict[str, float]:
+    """Times of a request in ms."""
+    gaps = [MS * (after - before) for before, after in pairwise(record.events)]
+    if len(gaps) < 2:
+        raise RuntimeError(f"request {record.number} has no answer: {record.failure}")
+    token = median(gaps[1:])
+    return {
+        "first_token": MS * (record.ttft or 0.0),
+        "second_token": gaps[0],
+        "token": token,
+        "transfer": gaps[0] - token,
+    }
+
+
+def loaded(bench: Bench, rate: float) -> dict[str, Any]:
+    """Requests at a rate, per second."""
+    args = bench.args
+    count = max(2, round(rate * args.seconds))
+    before = bench.counts()
+    due = due_times(count, rate, seed=args.seed)
+    outcome = bench.load(f"rate {rate}", count, args.output, due=due)
+    goals = {"ttft": args.ttft, "tpot": args.tpot}
+    good = sum(meets(one, goals) for one in outcome.records)
+    return {
+        "requests": count,
+        **metrics_of(outcome, goals, (50, 99)),
+        "goodput": good / count,
+        "counts": changes(before, bench.counts()),
+    }
+
+
+def options_of(args: argparse.Namespace, name: str, folder: Path) -> list[str]:
+    """The options of a server."""
+    most = args.prompt + max(FEW, args.output)
+    options = [*SERVERS[name], "--device", args.device, "--max-model-len", str(most)]
+    if args.shape != BUNDLED:
+        write_model(folder, qwen(args.shape))
+        options += ["--model", str(folder), "--load-format", "dummy"]
+    return options
+
+
+def measure_server(
+    args: argparse.Namespace, name: str, parts: dict[Path, Callable[[Bench], Any]]
+) -> None:
+    """Measure parts on one server, and write each when it is there."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(options_of(args, name, Path(folder))) as (url, _, ready),
+    ):
+        bench = Bench(url, args)
+        bench.warm_up()
+        for path, work in parts.items():
+            found = work(bench)
+            result = {**circumstances(args.seed), "ready_seconds": ready, "found": found}
+            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            show({"server": name, "part": path.stem, **brief(found)})
+
+
+def brief(found: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of a part."""
+    if "goodput" not in found:
+        return found
+    return {name: found[name] for name in SHOWN}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All parts of all servers that are not there yet; returns those that are there."""
+    folder = args.folder / args.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in args.servers:
+        works: dict[str, Callable[[Bench], Any]] = {f"{name}_idle": idle}
+        works |= {f"{name}_{rate:g}": partial(loaded, rate=rate) for rate in args.rates}
+        parts = {folder / f"{part}.json": work for part, work in works.items()}
+        if left := {path: work for path, work in parts.items() if not path.exists()}:
+            measure_server(args, name, left)
+    there = sorted(folder.glob("*.json"))
+    found = {one.stem: json.loads(one.read_text("utf-8"))["found"] for one in there}
+    settings = ("shape", "prompt", "output", "seconds", "ttft", "tpot")
+    return {**{name: getattr(args, name) for name in settings}, "parts": found}
+
+
+def names(text: str) -> Sequence[str]:
+    """Servers, with commas between them."""
+    found = text.split(",")
+    if not set(found) <= set(SERVERS):
+        raise argparse.ArgumentTypeError(f"servers are {', '.join(SERVERS)}")
+    return found
+
+
+if __name__ == "__main__":
+    run(
+        "disaggregation_gpu",
+        measure,
+        {
+            "--shape": {"choices": [*SHAPES, *TINY, BUNDLED], "default": "7B"},
+            "--device": {"choices": ["cuda", "cpu"], "default": "cuda"},
+            "--servers": {"type": names, "default": [*SERVERS]},
+            "--rates": {"type": float, "nargs": "+", "default": [0.5, 1.0, 1.5, 2.0]},
+            "--seconds": {"type": float, "default": 40.0, "help": "of each rate"},
+            "--prompt": 8192,
+            "--output": 256,
+            "--idle": {"type": int, "default": 8, "help": "single requests"},
+            "--ttft": {"type": float, "default": 2000.0, "help": "ms; of a good request"},
+            "--tpot": {"type": float, "default": 30.0, "help": "ms; of a good request"},
+            "--seed": 0,
+        },
+    )

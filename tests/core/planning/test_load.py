@@ -1,0 +1,73 @@
+"""Which blocks of a waiting sequence are loaded, and from where."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.keys import group_key
+from minfer.records.config import CacheGroup
+from minfer.records.messages import Loading, Submit
+from minfer.records.tiers import BY_COST, HostTier, KnownKeys
+from tests.core.test_engine import ask
+from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
+from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
+
+
+def test_a_tier_is_asked_for_what_follows_the_blocks_of_the_device() -> None:
+    """It does not have those, and the device has no others."""
+    bench = Keyed()
+    bench.serve(LONG)
+    bench.serve(ask("other", prompt=(40,) * 23, max_tokens=1))
+    assert {*keys_of(LONG)} & {*bench.state.blocks.prefix.nodes} == {*keys_of(LONG, 2)}
+    known = KnownKeys().add(keys_of(LONG)[2:], 100)
+    bench.state = evolve(bench.state, tiers=evolve(bench.state.tiers, known=known))
+    assert bench.serve(AGAIN) == bench.right(LONG)
+    [fetch] = bench.fetches
+    assert fetch.keys == keys_of(LONG)[2:]
+
+
+@pytest.mark.parametrize(("page", "keyed"), [(2.4, True), (2.6, False)])
+def test_what_a_tier_lacks_is_computed_at_the_same_cost(page: float, keyed: bool) -> None:
+    """A block is computed in 4 s. Host memory has 2 of 4, in 2 s: 10 s in all."""
+    costs: dict[str, Any] = {"choice": BY_COST, "token_seconds": 1.0}
+    config = evolve(BOTH, host=HostTier(pages=2, page_seconds=1.0, **costs))
+    bench = Keyed(config, page_seconds=page, **costs)
+    bench.serve(LONG)
+    bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks)
+    bench.serve(AGAIN)
+    [reason] = bench.reasons_of(Loading)
+    assert reason.keyed == keyed
+
+
+def test_the_window_of_a_group_is_fetched_where_another_group_has_all() -> None:
+    config = evolve(ALONE, num_blocks=16, groups=(CacheGroup(), CacheGroup(window=5)))
+    bench = Keyed(config)
+    bench.serve(LONG)
+    bench.serve(ask("other", prompt=(40,) * 20, max_tokens=1))
+    keys, begin = keys_of(LONG), evolve(AGAIN, prompt=LONG.prompt[:9])
+    lacks = group_key(keys[1], 1)
+    assert {lacks, *keys} - {*bench.state.blocks.prefix.nodes} == {lacks}
+    assert bench.serve(begin) == bench.right(begin)
+    [fetch] = bench.fetches
+    assert fetch.keys == (lacks,)
+
+
+def test_a_load_does_not_wait_for_other_transfers() -> None:
+    bench = Keyed()
+    bench.serve(LONG)
+    bench.push_out()
+    bench.late = True
+    bench.turn(Submit(ask("new", prompt=(45,) * 9, max_tokens=1)))
+    while bench.state.requests:
+        bench.turn()
+    assert bench.state.tiers.stores(keyed=True)
+    bench.turn(Submit(AGAIN))
+    assert [one.keys for one in bench.fetches] == [keys_of(LONG)]
+
+
+def test_a_resumed_request_pushes_the_blocks_of_its_prompt() -> None:
+    bench = Keyed(sends=True)
+    output = bench.right(evolve(LONG, max_tokens=8))[:7]
+    bench.serve(evolve(LONG, output=output, max_tokens=8, push_to="x"))
+    assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
