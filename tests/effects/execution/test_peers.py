@@ -7,23 +7,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from minfer.effects.execution.tiers.peers import inbox as inboxes
 from minfer.effects.execution.tiers.peers import peers as peering
 from minfer.effects.execution.tiers.peers import sender as senders
-from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
-from minfer.effects.execution.tiers.peers.peer_messages import (
-    Address,
-    Block,
-    Challenge,
-    Hello,
+from minfer.effects.execution.tiers.peers.addresses import Address
+from minfer.effects.execution.tiers.peers.framing import (
     PeerError,
     framed,
-    new_nonce,
-    proof,
-    read_to_sender,
+    read_message,
 )
+from minfer.effects.execution.tiers.peers.handshake import Challenge, Hello
+from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
+from minfer.effects.execution.tiers.peers.peer_messages import Block, terms_of
 from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
 
 SIZE = 1000
@@ -195,16 +193,14 @@ def raw(address: Address) -> tuple[socket.socket, Challenge]:
     else:
         sock = socket.create_connection(address)
     sock.settimeout(5)
-    said = read_to_sender(sock)
-    assert isinstance(said, Challenge)
-    return sock, said
+    return sock, read_message(sock, msgspec.msgpack.Decoder(Challenge))
 
 
 def greeted(said: Challenge, **changes: Any) -> bytes:
-    nonce = new_nonce()
-    mac = proof(SECRET, "sender", said.nonce, nonce)
+    nonce, terms = bytes(16), terms_of(LAYOUT, SECRET)
+    mac = terms.proof("dials", said.nonce, nonce)
     what: dict[str, Any] = {
-        "version": 1,
+        "version": terms.version,
         "name": "x",
         "layout": LAYOUT,
         "nonce": nonce,
@@ -219,7 +215,7 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
         lambda _: framed(Block(KEYS[0], 0, 4, 0)) + b"abcd",  # before the introduction
-        lambda said: greeted(said, version=2),
+        lambda said: greeted(said, version="1"),
         lambda said: greeted(said, mac=b""),
         lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0)) + b"abcd",
         lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0)) + b"abcd",

@@ -21,7 +21,8 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
+from minfer.effects.execution.tiers.peers.framing import PeerError
+from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
 SHARE: Final = 4  # a connection may fill one of so many slots at once
@@ -93,6 +94,11 @@ class Inbox:
             if (gone := self._connections.pop(connection, None)) is not None:
                 self._free += gone.slots
         self._grant_free()
+
+    def may_fill(self, connection: int, slot: int) -> bool:
+        """Returns whether a slot is granted to a connection, and empty."""
+        with self._changed:
+            return slot in self._connections[connection].slots
 
     def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
         """Note that a granted slot holds a block. Raises ValueError for a slot that is
