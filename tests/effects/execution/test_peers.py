@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_a_block_is_waited_for(decode: Receiving) -> None:
     send(prefill, KEYS[0])
     waits.join(5)
     assert found == [contents_of(KEYS[0])]
+    prefill.close()
+
+
+def test_a_sender_that_has_gone_delays_once(
+    decode: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "BRIEF", 0.01)
+    for key, least, most in ((KEYS[0], 0.5, 5.0), (KEYS[1], 0.0, 0.4)):
+        began = time.monotonic()
+        with pytest.raises(NotSentError):
+            fetched(decode.box, key)
+        assert least <= time.monotonic() - began < most
+    prefill = decode.sender()
+    prefill.want(KEYS[:1], "d")
+    send(prefill, KEYS[0])
+    assert fetched(decode.box, KEYS[0]) == contents_of(KEYS[0])
+    with pytest.raises(NotSentError):
+        fetched(decode.box, KEYS[1])  # which is waited for again
+    assert time.monotonic() - began > 0.5
     prefill.close()
 
 
