@@ -135,6 +135,23 @@ def _process_options(add: Callable[..., Any]) -> None:
             metavar="N",
             help=f"engines that {what}, as --replicas that do both (default: none)",
         )
+    for name, what in (
+        ("listen", "only compute prompts, for servers on other machines that dial it"),
+        ("at", "an engine there computes prompts; may be given several times"),
+    ):
+        add(
+            f"--prefill-{name}",
+            action="append" if name == "at" else "store",
+            default=[] if name == "at" else None,
+            metavar="HOST:PORT",
+            help=f"{what} (needs --cache-secret; default: none)",
+        )
+    add(
+        "--kv-listen",
+        metavar="HOST:PORT",
+        help="where engines of --prefill-at send KV to; 0.0.0.0: whatever address they "
+        "are dialled from; with --decode, each engine has the next port",
+    )
     add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
@@ -295,9 +312,8 @@ def run(options: argparse.Namespace) -> int:
     print(note, file=sys.stderr, flush=True)
     # They import the HTTP server.
     from minfer.effects.serving.processes import server
-    from minfer.effects.serving.processes.supervisor import (
-        serve_in_processes,
-    )
+    from minfer.effects.serving.processes.deployment import read_deployment
+    from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
 
     if options.api_key is None:
@@ -312,38 +328,14 @@ def run(options: argparse.Namespace) -> int:
     host, port, fronts = options.host, options.port, options.api_processes
     if fronts is None:
         fronts = server.fronts_by_cores()
-    engines = _engines(options)
+    deployment = read_deployment(options)
     if fronts:
-        return serve_in_processes(
-            args,
-            http,
-            host,
-            port,
-            fronts,
-            guarded,
-            engines,
-            options.routing,
-            options.prefill,
-        )
-    if engines > 1:
+        return serve_in_processes(args, http, host, port, fronts, guarded, deployment)
+    if deployment.routed:
         raise ConfigError(
-            f"--api-processes 0 is a single process, which has one engine and not "
-            f"{engines}; leave it out"
+            "--api-processes 0 is a single process, which has one engine and no links to "
+            "other machines; leave it out"
         )
     (listener,) = server.listen_at(host, port)
     with listener:
         return server.serve_in_process(args, listener, http)
-
-
-def _engines(options: argparse.Namespace) -> int:
-    """How many engines there are. Raises ConfigError."""
-    prefill, decode = options.prefill, options.decode
-    if not (prefill or decode):
-        return int(options.replicas)
-    if prefill < 1 or decode < 1:
-        raise ConfigError("--prefill and --decode need each other, with at least 1 each")
-    if options.replicas > 1:
-        raise ConfigError(
-            "--replicas are engines that do both; leave it or --prefill and --decode out"
-        )
-    return int(prefill + decode)

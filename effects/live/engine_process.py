@@ -12,13 +12,16 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import attrs
+from attrs import field, frozen
 
+from minfer.effects.execution.tiers.peers.door import Door
 from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
@@ -26,9 +29,19 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.link.sockets import LinkServer
+from minfer.effects.live.link.tcp_links import let_in, link_terms
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
+
+
+@frozen
+class Outside:
+    """Where fronts of other machines are linked, instead of those here."""
+
+    sock: socket.socket  # that listens
+    secret: bytes = field(repr=False)
+
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
 STOP: Final = signal.SIGUSR2  # the parent's signal to end now
@@ -43,9 +56,11 @@ def run_engine(
     beat: Callable[[], None] = lambda: None,
     *,
     routed: bool = False,
+    outside: Outside | None = None,
 ) -> int:
-    """Serve so many fronts at `path`, until a `STOP`; returns the exit code. If it is
-    `routed`, as one of several engines, they are told of its cache and load.
+    """Serve so many fronts at `path`, or those `outside`, until a `STOP`; returns the
+    exit code. If it is `routed`, as one of several engines, they are told of its cache
+    and load.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
     start on, while it loads or its steps complete. Raises ConfigError and the like if it
@@ -60,7 +75,7 @@ def run_engine(
 
     _obey(over, loaded)
     bound_products()
-    host = Host(fronts, died, beat)
+    host = Host(None if outside else fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
@@ -70,7 +85,8 @@ def run_engine(
     def report(progress: StartProgress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
-    with contextlib.closing(ServedModel.opened(args, report)) as model:
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(contextlib.closing(ServedModel.opened(args, report)))
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
@@ -80,11 +96,14 @@ def run_engine(
             news = ReplicaNews(driver.config, lambda: driver.state)
             model.worker.on_turn = host.note_turn
         host.open(model.client, _facts(model.setup), news)
+        if outside is not None:
+            stack.callback(_let_in(outside, server, model.setup).close)
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
         while not over.wait(EVERY):
             trim.look()
+        host.end()
         server.close()
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
@@ -124,6 +143,12 @@ def _obey(over: threading.Event, loaded: threading.Event) -> None:
     for one in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which child processes would inherit.
         signal.signal(one, lambda *_: None)
+
+
+def _let_in(outside: Outside, server: LinkServer, setup: Setup) -> Door:
+    size = setup.config.block_size
+    terms = link_terms(setup.fingerprint, setup.device.kind, size, outside.secret)
+    return let_in(server, outside.sock, terms)
 
 
 def _facts(setup: Setup) -> wire.EngineReady:

@@ -15,7 +15,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_EXCEPTION,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from queue import SimpleQueue
 from typing import Final
 
@@ -171,8 +177,10 @@ class _Lane:
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
         """Wait for the files of the first piece."""
-        wait(pending[0].work)
-        for one in pending[0].work:
+        # A fetch that lacks a block is over; what can be stored is.
+        until = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
+        ended, _ = wait(pending[0].work, return_when=until)
+        for one in ended:
             one.result()
         piece = pending.popleft()
         if self.loads:

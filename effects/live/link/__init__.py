@@ -15,7 +15,9 @@
     output_routing   splits outputs by front
     quarantine       runs suspects alone after engines have died, and gives requests up
     request_queries  questions between fronts, by way of the host
+    prefill_first    prompts computed by some replicas, outputs by others
     sockets          both ends on local sockets
+    tcp_links        both ends on two machines
 
 Theory. A front has all of a request: its prompt and parameters, and every token that
 came. So nothing is lost when an engine dies: the front makes a new link and resubmits the

@@ -67,6 +67,7 @@ class FrontRequest:
     compiling: bool = False
     # The replica that is to decode it, while another one computes its prompt.
     target: int | None = None
+    push_to: str = ""  # how the replica that computes the prompt names that one
     prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
     cached: int | None = None  # tokens that the first of two replicas had in its cache
 
@@ -104,7 +105,7 @@ class FrontRequest:
         """
         if self.target is not None:
             most = len(part.output) + 1
-            return evolve(part, max_tokens=most, push_to=str(self.target))
+            return evolve(part, max_tokens=most, push_to=self.push_to)
         return evolve(part, stored=len(part.keys)) if self.prefilled else part
 
     def go(self, name: str, sample: int | None, replica: int) -> None:

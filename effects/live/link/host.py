@@ -49,12 +49,13 @@ class Host:
 
     def __init__(
         self,
-        fronts: int = 1,
+        fronts: int | None = 1,
         died: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fronts` is the number of fronts; `died` gets why the engine broke, once.
+        """`fronts` is the number of fronts; None: they are those of other machines, and
+        their number is not known. `died` gets why the engine broke, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
         time before it is ready.
         """
@@ -73,7 +74,7 @@ class Host:
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._fronts = fronts
-        self._missing = set(range(fronts))
+        self._missing = set(range(fronts or 0))
         self._opened = 0.0
         self._news: ReplicaNews | None = None
         self._counts = FrontCounts()
@@ -109,6 +110,13 @@ class Host:
             self._ready = wire.encode(ready)
             self._broadcast(self._ready)
             self._serve_due()
+
+    def end(self) -> None:
+        """Tell all fronts that the engine ends, as it was asked to: no request is the
+        cause.
+        """
+        with self._lock:
+            self._broadcast(wire.encode(wire.LoadingProgress("ending")))
 
     def hear(self, message: EngineMessage) -> None:
         """Pass a message of the engine on, to each front its own part."""
@@ -203,10 +211,13 @@ class Host:
                         self._counts.note(session.front, totals)
 
     def _accept_front(self, session: Session, hello: wire.Hello) -> None:
-        if not 0 <= hello.front < self._fronts:
+        if self._fronts is None:
+            session.front = hello.life  # their numbers are of different servers
+        elif 0 <= hello.front < self._fronts:
+            session.front = hello.front
+            self._counts.begin(hello.front, hello.life)
+        else:
             raise wire.LinkError(f"there is no front {hello.front}")
-        session.front = hello.front
-        self._counts.begin(hello.front, hello.life)
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
         if self._news is not None:
@@ -313,7 +324,8 @@ class Host:
         """Returns whether missing fronts may still come back with suspects of their
         own.
         """
-        return bool(self._missing) and client.clock() < self._opened + PATIENCE
+        missing = self._fronts is None or bool(self._missing)
+        return missing and client.clock() < self._opened + PATIENCE
 
     def _note_cleared(self, name: str) -> None:
         """Note that a request is cleared, or is gone, and serve the requests that waited

@@ -86,6 +86,8 @@ class Placement:
     def resumed_by(self, replica: ReplicaLink) -> tuple[wire.Resumed, ...]:
         """Returns the requests that wait for the next engine, which is this one."""
         every = list(self.requests.unplaced.values())
+        if replica.elsewhere:  # its engine may serve others
+            return ()
         if self.router is not None:
             every = [kept for kept in every if kept.suspect]
         each = (self.requests.resume(kept, replica.number) for kept in every)
@@ -138,8 +140,8 @@ class Placement:
         if target is None or not _takes(target):
             self.place_waiting()
             return
-        kept.prefilled = True
-        prefill.handed_over += 1
+        kept.prefilled = done.reason == "length"
+        prefill.handed_over += kept.prefilled
         self._send(target, [kept])
 
     # --- what the router must know ------------------------------------------------------
@@ -226,7 +228,10 @@ class Placement:
             decision = self.prefill.router.route(request, record.session, again=kept.sent)
         elif isinstance(decision, Placed) and self.prefill is not None:
             first = self.prefill.place(kept, decision, record.session)
-            decision = decision if first is None else first
+            if first is not None:
+                target = self._replicas[int(decision.replica)]
+                kept.push_to = self._replicas[int(first.replica)].pushes_to(target)
+                decision = first
         if not isinstance(decision, Placed):
             return None
         record.placed.append(decision)
@@ -271,14 +276,17 @@ class Placement:
         """Returns a replica whose engine is there and serves nothing yet, if there is
         one.
         """
-        each = (one for one in self._replicas if one.send and one.progress is not None)
-        return next((one.number for one in each), None)
+        for one in self._replicas:
+            if one.send and one.progress is not None and not one.elsewhere:
+                return one.number
+        return None
 
     def _next_engine_comes(self) -> bool:
-        """Returns whether a replica is about to have a new engine."""
+        """Returns whether a replica of this machine is about to have a new engine."""
         return any(
             one.progress is not None and one.failures < MOST_FAILURES
             for one in self._replicas
+            if not one.elsewhere
         )
 
 

@@ -50,6 +50,7 @@ class PrefillFirst:
             or request.most_known(self.max_model_len) < least
             or not request.reads_cache
             or request.search is not None
+            or kept.suspect
         ):
             return None
         placed = self.router.route(request, session, again=kept.sent)
@@ -59,5 +60,7 @@ class PrefillFirst:
         return placed
 
     def is_first_half(self, kept: FrontRequest, done: Finished) -> bool:
-        """Returns whether an end is that of the part of a request that is prefilled."""
-        return kept.target is not None and done.reason == "length"
+        """Returns whether an end is that of the part of a request that is prefilled, or
+        refused by an engine that has less memory than the one that is to decode it.
+        """
+        return kept.target is not None and done.reason in ("length", "rejected")

@@ -62,9 +62,11 @@ class Remote:
         router: FrontRouter | None = None,
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
+        elsewhere: int = 0,
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. The first
-        `prefillers` of them compute prompts for the others.
+        `prefillers` of them compute prompts for the others, as do `elsewhere` more behind
+        them, which are on other machines.
         """
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
@@ -77,8 +79,11 @@ class Remote:
         self.queries = RequestQueries()
         self.live = LiveRequests()
         self.replicas = tuple(
-            ReplicaLink(number, number < prefillers) for number in range(replicas)
+            ReplicaLink(number, number < prefillers or number >= replicas)
+            for number in range(replicas + elsewhere)
         )
+        for one in self.replicas[replicas:]:
+            one.elsewhere = True
         self._placement = Placement(self.live, self.replicas, router, prefill)
         self._requests = self._placement.requests
         self._router = router
@@ -96,8 +101,13 @@ class Remote:
 
     @property
     def ready(self) -> wire.EngineReady | None:
-        """The facts of the first engine that was ready, if any was."""
-        return next((one.ready for one in self.replicas if one.ready is not None), None)
+        """The facts of the first engine of this machine that was ready, if any was."""
+        return next((one.ready for one in self.here if one.ready is not None), None)
+
+    @property
+    def here(self) -> list[ReplicaLink]:
+        """The replicas on this machine."""
+        return [one for one in self.replicas if not one.elsewhere]
 
     @property
     def working(self) -> bool:
@@ -157,8 +167,9 @@ class Remote:
         self._broadcast(wire.ResetCache())
 
     def count(self, totals: Totals) -> None:
-        """Send this front's counts since it began to all replicas."""
-        self._broadcast(wire.FrontTotals(totals))
+        """Send this front's counts since it began to all replicas of this machine."""
+        for one in self.here:
+            self._send(one.number, wire.FrontTotals(totals))
 
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as last reported."""
@@ -209,14 +220,21 @@ class Remote:
 
     # --- the links ----------------------------------------------------------------------
 
-    def connect(self, send: Callable[[wire.ToEngine], None], replica: int = 0) -> None:
+    def connect(
+        self,
+        send: Callable[[wire.ToEngine], None],
+        replica: int = 0,
+        here: str = "",
+    ) -> None:
         """Introduce this front on a new link to a replica, and resubmit what waits for
-        that.
+        that. `here`: the address of this machine on the link, if it is to another one.
         """
         self.links += 1
-        self.replicas[replica].connect(send, self.clock())
-        self.queries.connect(send)
-        resumed = self._placement.resumed_by(self.replicas[replica])
+        link = self.replicas[replica]
+        link.connect(send, self.clock(), here)
+        if not link.elsewhere:  # there are other servers' fronts
+            self.queries.connect(send)
+        resumed = self._placement.resumed_by(link)
         send(wire.Hello(self.front, self.life, self.resets, resumed))
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
@@ -243,13 +261,19 @@ class Remote:
             case wire.QueryAnswer():
                 self.queries.take_answer(message)
             case wire.LoadingProgress():
-                link.progress = message
+                self._note_progress(link, message)
             case wire.EngineReady():
-                changed = link.progress is not None
-                link.progress = None
                 link.ready = message
-                if changed:
-                    self._placement.note_ready(link)
+                self._note_progress(link, None)
+
+    def _note_progress(
+        self, link: ReplicaLink, progress: wire.LoadingProgress | None
+    ) -> None:
+        """Note that an engine loads, is ready, or ends."""
+        changed = (link.progress is None) != (progress is None)
+        link.progress = progress
+        if changed:
+            self._placement.note_ready(link)
 
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
         taken = self._requests.take(message, replica)
@@ -260,13 +284,13 @@ class Remote:
             self._end(self._requests.pending_ends())
         self._placement.note_progress(ended)
 
-    def disconnect(self, replica: int = 0) -> None:
+    def disconnect(self, replica: int = 0, *, cut: bool = False) -> None:
         """Note that a link is over: end what had to end, note which samples may have been
-        the cause, and move the others.
+        the cause, and move the others. `cut`: the network failed, and no engine.
         """
         link = self.replicas[replica]
-        served, probing = link.progress is None, link.probing
-        if link.send is not None:
+        served, probing = link.progress is None and not cut, link.probing
+        if link.send is not None and not link.elsewhere:
             self.queries.disconnect(link.send)
         link.disconnect()
         abandoned = self._requests.lose(replica, probing, served=served)

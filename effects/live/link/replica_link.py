@@ -5,6 +5,11 @@ from typing import Final
 
 from attrs import define
 
+from minfer.effects.execution.tiers.peers.addresses import (
+    Port,
+    is_everywhere,
+    port_text,
+)
 from minfer.effects.live.client import ReplicaState, Snapshot
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import reported_snapshot
@@ -21,6 +26,9 @@ class ReplicaLink:
 
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
+    elsewhere: bool = False  # on another machine, which starts and ends it
+    listens: Port | None = None  # where it gets KV from other machines
+    here: str = ""  # the address of this machine, as the link of one elsewhere has it
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
@@ -44,9 +52,18 @@ class ReplicaLink:
         of = f" ({self.progress.done} of {self.progress.total})"
         return self.progress.stage + (of if self.progress.total else "")
 
-    def connect(self, send: Callable[[wire.ToEngine], None], now: float) -> None:
+    def pushes_to(self, other: "ReplicaLink") -> str:
+        """Returns how this one names another one, to which it sends KV."""
+        if not self.elsewhere or other.listens is None:
+            return other.name
+        host, port = other.listens
+        return port_text((self.here if is_everywhere(other.listens) else host, port))
+
+    def connect(
+        self, send: Callable[[wire.ToEngine], None], now: float, here: str = ""
+    ) -> None:
         """Note a new link."""
-        self.send = send
+        self.send, self.here = send, here
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
 

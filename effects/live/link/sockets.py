@@ -1,5 +1,6 @@
-"""Both ends of links on local sockets: the engine's in a thread, a front's in its event
-loop.
+"""Both ends of links on sockets: the engine's in a thread, a front's in its event loop.
+
+Links on this machine are on local sockets; for those of other machines see `tcp_links`.
 
 The engine's stepping thread must never wait for a front: bytes that a front's socket does
 not take at once are kept for the links' thread, which sends them when the socket is
@@ -15,6 +16,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
@@ -50,6 +52,7 @@ class LinkServer:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        self._taken = deque[socket.socket]()  # connections that were made elsewhere
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="minfer-links")
         self._thread.daemon = True
@@ -57,6 +60,11 @@ class LinkServer:
     def start(self) -> None:
         """Accept links from now on."""
         self._thread.start()
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a front on a connection that is there, from any thread."""
+        self._taken.append(connection)
+        self.wake()
 
     def close(self) -> None:
         """Close all links."""
@@ -80,7 +88,7 @@ class LinkServer:
             for link in links:
                 self._drop(link)
             self._selector.close()
-            for one in (self._listener, self._woken, self._waker):
+            for one in (self._listener, self._woken, self._waker, *self._taken):
                 one.close()
 
     def _serve(self, links: "set[_Link]") -> None:
@@ -93,6 +101,8 @@ class LinkServer:
                     self._woken.recv(_CHUNK)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
+            while self._taken:
+                self._add(self._taken.popleft(), links)
             for link in list(links):
                 if link.flush():
                     self._watch(link)
@@ -111,6 +121,9 @@ class LinkServer:
         except OSError as error:
             log.warning("a front's link could not be taken: %s", error)
             return
+        self._add(connection, links)
+
+    def _add(self, connection: socket.socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
         link = _Link(connection, self._host, self.wake)
         self._selector.register(connection, link.watched, link)
@@ -204,6 +217,8 @@ class LinkClient(asyncio.Protocol):
 
     def __init__(self, remote: Remote, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
+        self.heard = time.monotonic()  # when the engine last sent something
+        self.silent = False  # it was silent for too long, and its link is cut
         self._remote = remote
         self._replica = replica
         self._frames = FrameReader()
@@ -213,10 +228,13 @@ class LinkClient(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce this front."""
         self._transport = cast("asyncio.WriteTransport", transport)
-        self._remote.connect(self._say, self._replica)
+        at = transport.get_extra_info("sockname")
+        here = at[0] if isinstance(at, tuple) else ""
+        self._remote.connect(self._say, self._replica, here)
 
     def data_received(self, data: bytes) -> None:
         """Pass the engine's messages on."""
+        self.heard = time.monotonic()
         try:
             for message in self._frames.feed(data):
                 self._remote.receive(wire.read_to_front(message), self._replica)
@@ -225,9 +243,9 @@ class LinkClient(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the engine has ended, or that the link was closed."""
-        del exc
-        self._remote.disconnect(self._replica)
+        """Note that the engine has ended, or that the link was closed or cut."""
+        cut = self.silent or not (exc is None or isinstance(exc, ConnectionError))
+        self._remote.disconnect(self._replica, cut=cut)
         if not self.over.done():  # its waiter may have been cancelled
             self.over.set_result(None)
 

@@ -17,6 +17,8 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.effects.execution.tiers.peers.addresses import Port
+from minfer.effects.execution.tiers.peers.handshake import Terms
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
@@ -24,8 +26,10 @@ from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
+from minfer.effects.live.link.tcp_links import keep_linked_to, link_terms
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.deployment import Deployment
 from minfer.effects.serving.processes.gate import Gate
 from minfer.effects.serving.processes.process_ends import front_name
 from minfer.effects.serving.processes.server import (
@@ -61,8 +65,7 @@ class FrontPlan:
     shared: SharedCounts = field(
         factory=SharedCounts
     )  # what it counts with the other fronts
-    routing: str = "prefix"  # the policy by which it chooses among several engines
-    prefillers: int = 0  # how many engines, the first, compute prompts for the others
+    deployment: Deployment = field(factory=Deployment)
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -99,7 +102,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     recorder = _open_recorder(plan)
     router = _router(plan, recorder)
     prefill = None
-    if plan.prefillers and router is not None:
+    if plan.deployment.prefills and router is not None:
         prefill = PrefillFirst(FrontRouter(_router_config(plan)))
         prefill.router.routed = router.routed  # counted together
     remote = Remote(
@@ -108,15 +111,25 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         replicas=len(plan.paths),
         router=router,
         prefill=prefill,
-        prefillers=plan.prefillers,
+        prefillers=plan.deployment.prefillers,
+        elsewhere=len(plan.deployment.prefill_at),
     )
+    for one in remote.here:
+        one.listens = plan.deployment.listens(one.number)
     gate = Gate(lambda: remote.unready)
     tasks = [
         asyncio.create_task(keep_linked(remote, path, replica))
         for replica, path in enumerate(plan.paths)
     ]
+    known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
+    tasks += [
+        asyncio.create_task(_keep_linked_to(plan, remote, address, number, known))
+        for number, address in enumerate(plan.deployment.prefill_at, len(plan.paths))
+    ]
     tasks.append(
-        asyncio.create_task(_open_application(plan, shared, remote, router, gate, ready))
+        asyncio.create_task(
+            _open_application(plan, shared, remote, router, gate, known, ready)
+        )
     )
     try:
         name = front_name(plan.number)
@@ -143,10 +156,23 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     return 0
 
 
+async def _keep_linked_to(
+    plan: FrontPlan,
+    remote: Remote,
+    address: Port,
+    replica: int,
+    known: "asyncio.Future[Terms]",
+) -> None:
+    """Link an engine of another machine, once the model here is known."""
+    terms = await asyncio.shield(known)
+    name = f"{socket.gethostname()}, {front_name(plan.number)}"
+    await keep_linked_to(remote, address, replica, terms, name)
+
+
 def _open_recorder(plan: FrontPlan) -> RoutingJournalFile | None:
     """The journal of this front's router, if it has one and a journal is written."""
     args = plan.args
-    if len(plan.paths) == 1 or args.journal is None:
+    if not plan.deployment.routed or args.journal is None:
         return None
     if args.journal_redact:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
@@ -159,13 +185,15 @@ def _open_recorder(plan: FrontPlan) -> RoutingJournalFile | None:
 
 def _router(plan: FrontPlan, recorder: RoutingJournalFile | None) -> FrontRouter | None:
     """The router among several engines."""
-    if len(plan.paths) == 1:
+    if not plan.deployment.routed:
         return None
     return FrontRouter(_router_config(plan), recorder)
 
 
 def _router_config(plan: FrontPlan) -> RouterConfig:
-    return RouterConfig(routing_policy_named(plan.routing), plan.args.block_size)
+    return RouterConfig(
+        routing_policy_named(plan.deployment.routing), plan.args.block_size
+    )
 
 
 async def _open_application(
@@ -174,6 +202,7 @@ async def _open_application(
     remote: Remote,
     router: FrontRouter | None,
     gate: Gate,
+    known: "asyncio.Future[Terms]",
     ready: Callable[[], None],
 ) -> None:
     """Wait for the engine, and serve it."""
@@ -183,6 +212,9 @@ async def _open_application(
         prepare_elsewhere, plan.args, facts.device, facts.num_blocks
     )
     _check_same(setup.fingerprint, remote)
+    secret = plan.deployment.secret
+    size = setup.config.block_size
+    known.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     await asyncio.to_thread(llm.warm_grammars)
@@ -214,7 +246,7 @@ async def _open_application(
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    each = [one.ready for one in remote.replicas if one.ready is not None]
+    each = [one.ready for one in remote.here if one.ready is not None]
     if any(one.fingerprint != fingerprint for one in each):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"

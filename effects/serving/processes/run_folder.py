@@ -11,11 +11,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.execution.tiers.peers.peers import DECODE, PREFILL, PeerPlan
 from minfer.values.checks import ConfigError
 
 _PREFIX: Final = "minfer-"
@@ -48,28 +47,6 @@ def socket_paths(folder: Path, replicas: int) -> list[Path]:
     if len(os.fsencode(paths[-1])) > _LONGEST:
         raise ConfigError(f"{paths[-1]}: too long a path for a socket; shorten TMPDIR")
     return paths
-
-
-def peer_plans(paths: Sequence[Path], prefillers: int) -> list[PeerPlan | None]:
-    """What the engines with these sockets are to each other: the first `prefillers` send
-    KV blocks to the others; none of them do, if there is none.
-    """
-    if not prefillers:
-        return [None] * len(paths)
-    addresses = {
-        str(number): path.with_name("kv")
-        for number, path in enumerate(paths)
-        if number >= prefillers
-    }
-    senders = [
-        PeerPlan(name=str(number), role=PREFILL, sends=addresses)
-        for number in range(prefillers)
-    ]
-    receivers = [
-        PeerPlan(name=name, role=DECODE, listens=(address,))
-        for name, address in addresses.items()
-    ]
-    return [*senders, *receivers]
 
 
 def _lock_folder(folder: Path) -> int:

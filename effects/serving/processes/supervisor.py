@@ -7,7 +7,6 @@ system where that supports it.
 
 import contextlib
 import ctypes
-import mmap
 import os
 import selectors
 import signal
@@ -15,141 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from attrs import evolve
-
-from minfer.effects.live.engine_process import STOP, run_engine
-from minfer.effects.models.checkpoint import read_config
-from minfer.effects.serving.observability.logs import configure_logs
-from minfer.effects.serving.processes.front_process import (
-    DRAIN,
-    FrontPlan,
-    announce,
-    run_front,
-)
+from minfer.effects.live.engine_process import STOP
+from minfer.effects.serving.processes.front_process import DRAIN, announce
 from minfer.effects.serving.processes.heartbeat import Heartbeat
-from minfer.effects.serving.processes.process_ends import (
-    Action,
-    Processes,
-    Start,
-    engine_names,
-    front_name,
-)
-from minfer.effects.serving.processes.replica_devices import (
-    ReplicaDevice,
-    replica_devices,
-)
-from minfer.effects.serving.processes.run_folder import (
-    peer_plans,
-    run_folder,
-    socket_paths,
-)
-from minfer.effects.serving.processes.server import (
-    HttpOptions,
-    describe_address,
-    listen_at,
-)
-from minfer.effects.serving.wire.shared_counts import SharedCounts
-from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.folders import model_folder
-from minfer.values.checks import ConfigError
+from minfer.effects.serving.processes.process_ends import Action, Processes, Start
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
 _LOOK: Final = 0.5  # seconds between two looks at the clock
 
 Run = Callable[[Callable[[], None]], int]  # gets a callback for when it is ready
 Guard = Callable[[Callable[[], int]], int]  # makes an exit code of errors
-
-
-def serve_in_processes(
-    args: EngineArgs,
-    options: HttpOptions,
-    host: str,
-    port: int,
-    fronts: int,
-    guard: Guard,
-    replicas: int = 1,
-    routing: str = "prefix",
-    prefillers: int = 0,
-) -> int:
-    """Serve with so many fronts and engines until a signal comes; returns the exit code.
-    `routing` is the policy by which fronts choose among several engines, of which the
-    first `prefillers` compute prompts for the others.
-
-    Raises ConfigError if the address, a socket or as many GPUs as engines cannot be had,
-    and CheckpointError if there is no such model.
-    """
-    _check_options(options, fronts, replicas)
-    devices = replica_devices(args, replicas)
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(one) for one in listen_at(host, port, fronts)]
-        # Once, before any process starts: it may have to be downloaded.
-        read_config(model_folder(args.model))
-        paths = socket_paths(stack.enter_context(run_folder()), replicas)
-        announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
-        shared = SharedCounts.of(fronts)
-        runs: dict[str, Run] = {}
-        heartbeats: dict[str, Heartbeat] = {}
-        peers = peer_plans(paths, prefillers)
-        for name, device, path, plan in zip(
-            engine_names(replicas), devices, paths, peers, strict=True
-        ):
-            own = evolve(args, kv_peers=plan)
-            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
-            runs[name] = partial(_run_engine, name, own, device, path, fronts, beats)
-        for number, one in enumerate(listeners):
-            front = FrontPlan(
-                number=number,
-                listener=one,
-                paths=paths,
-                args=args,
-                http=options,
-                routing=routing,
-                prefillers=prefillers,
-                shared=shared,
-                announced=lambda: announced[0] == 1,
-            )
-            runs[front_name(number)] = partial(run_front, front)
-
-        def ready() -> None:
-            print(describe_address(listeners[0], options), flush=True)
-            announced[0] = 1
-
-        patience = options.shutdown_timeout
-        table = Processes(fronts, replicas)
-        return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
-
-
-def _check_options(options: HttpOptions, fronts: int, replicas: int) -> None:
-    """Raise ConfigError for impossible options."""
-    if replicas < 1:
-        raise ConfigError(f"--replicas must be at least 1, not {replicas}")
-    for name, value in (
-        ("--api-processes", fronts),
-        ("--engine-timeout", options.engine_timeout),
-    ):
-        if not value >= 0:
-            raise ConfigError(f"{name} must be at least 0, not {value:g}")
-
-
-def _run_engine(
-    name: str,
-    args: EngineArgs,
-    device: ReplicaDevice,
-    path: Path,
-    fronts: int,
-    heartbeat: Heartbeat,
-    ready: Callable[[], None],
-) -> int:
-    configure_logs(name)
-    args = device.take(args)
-    path.unlink(missing_ok=True)  # of an earlier engine
-    routed = device.number is not None
-    return run_engine(args, path, fronts, ready, heartbeat.beat, routed=routed)
 
 
 class Supervisor:

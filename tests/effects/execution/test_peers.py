@@ -2,28 +2,27 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from minfer.effects.execution.tiers.peers import inbox as inboxes
 from minfer.effects.execution.tiers.peers import peers as peering
 from minfer.effects.execution.tiers.peers import sender as senders
-from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
-from minfer.effects.execution.tiers.peers.peer_messages import (
-    Address,
-    Block,
-    Challenge,
-    Hello,
+from minfer.effects.execution.tiers.peers.addresses import Address
+from minfer.effects.execution.tiers.peers.framing import (
     PeerError,
     framed,
-    new_nonce,
-    proof,
-    read_to_sender,
+    read_message,
 )
+from minfer.effects.execution.tiers.peers.handshake import Challenge, Hello
+from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
+from minfer.effects.execution.tiers.peers.peer_messages import Block, terms_of
 from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
 
 SIZE = 1000
@@ -117,6 +116,25 @@ def test_a_block_is_waited_for(decode: Receiving) -> None:
     prefill.close()
 
 
+def test_a_sender_that_has_gone_delays_once(
+    decode: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "BRIEF", 0.01)
+    for key, least, most in ((KEYS[0], 0.5, 5.0), (KEYS[1], 0.0, 0.4)):
+        began = time.monotonic()
+        with pytest.raises(NotSentError):
+            fetched(decode.box, key)
+        assert least <= time.monotonic() - began < most
+    prefill = decode.sender()
+    prefill.want(KEYS[:1], "d")
+    send(prefill, KEYS[0])
+    assert fetched(decode.box, KEYS[0]) == contents_of(KEYS[0])
+    with pytest.raises(NotSentError):
+        fetched(decode.box, KEYS[1])  # which is waited for again
+    assert time.monotonic() - began > 0.5
+    prefill.close()
+
+
 def test_old_blocks_make_room_and_slots_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,16 +213,14 @@ def raw(address: Address) -> tuple[socket.socket, Challenge]:
     else:
         sock = socket.create_connection(address)
     sock.settimeout(5)
-    said = read_to_sender(sock)
-    assert isinstance(said, Challenge)
-    return sock, said
+    return sock, read_message(sock, msgspec.msgpack.Decoder(Challenge))
 
 
 def greeted(said: Challenge, **changes: Any) -> bytes:
-    nonce = new_nonce()
-    mac = proof(SECRET, "sender", said.nonce, nonce)
+    nonce, terms = bytes(16), terms_of(LAYOUT, SECRET)
+    mac = terms.proof("dials", said.nonce, nonce)
     what: dict[str, Any] = {
-        "version": 1,
+        "version": terms.version,
         "name": "x",
         "layout": LAYOUT,
         "nonce": nonce,
@@ -219,7 +235,7 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
         lambda _: framed(Block(KEYS[0], 0, 4, 0)) + b"abcd",  # before the introduction
-        lambda said: greeted(said, version=2),
+        lambda said: greeted(said, version="1"),
         lambda said: greeted(said, mac=b""),
         lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0)) + b"abcd",
         lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0)) + b"abcd",

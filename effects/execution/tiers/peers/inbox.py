@@ -7,7 +7,9 @@ Theory. It is divided into slots, each as large as the largest block:
                      +----> free (the connection has ended)
 
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
-here. A block that comes late is waited for as long as any block came lately.
+here. A block that comes late is waited for as long as any block came lately. Once that
+was in vain, the next ones are hardly waited for, until any comes: a sender that has gone
+delays its requests once.
 """
 
 import mmap
@@ -21,9 +23,11 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
+from minfer.effects.execution.tiers.peers.framing import PeerError
+from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
+BRIEF: Final = 0.2  # likewise, after it was waited in vain
 SHARE: Final = 4  # a connection may fill one of so many slots at once
 
 
@@ -61,6 +65,7 @@ class Inbox:
     _here: OrderedDict[bytes, tuple[int, int]] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when a block came
+    _in_vain: float = field(init=False, default=-1.0)  # when a wait ended so
     _closed: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,6 +98,11 @@ class Inbox:
             if (gone := self._connections.pop(connection, None)) is not None:
                 self._free += gone.slots
         self._grant_free()
+
+    def may_fill(self, connection: int, slot: int) -> bool:
+        """Returns whether a slot is granted to a connection, and empty."""
+        with self._changed:
+            return slot in self._connections[connection].slots
 
     def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
         """Note that a granted slot holds a block. Raises ValueError for a slot that is
@@ -155,8 +165,10 @@ class Inbox:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:
-                left = max(self._last, began) + PATIENCE - self.clock()
+                patience = PATIENCE if self._last > self._in_vain else BRIEF
+                left = max(self._last, began) + patience - self.clock()
                 if left <= 0 or self._closed:
+                    self._in_vain = self.clock()
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)
             return found

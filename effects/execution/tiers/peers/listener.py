@@ -1,44 +1,34 @@
-"""Receives blocks from other engines: a thread for each connection, and one that accepts
-them.
-"""
+"""Receives blocks from other engines, each on a thread of its own."""
 
 import itertools
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.execution.tiers.peers.door import Door
+from minfer.effects.execution.tiers.peers.framing import (
+    PeerError,
+    Socket,
+    framed,
+    read_exactly,
+)
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    VERSION,
-    Address,
-    Block,
-    Challenge,
     Grant,
-    Hello,
-    PeerError,
-    Refused,
-    Socket,
     Starved,
     ToSender,
     Welcome,
     checksum_of,
-    framed,
-    is_proof,
-    new_nonce,
-    proof,
-    read_exactly,
     read_to_receiver,
+    terms_of,
 )
 
-GREETING: Final = 5.0  # seconds that a sender has to introduce itself
+_WHOM: Final = "an engine that wants to send KV blocks"
 _log = logging.getLogger("minfer.peers")
 
 
@@ -52,44 +42,41 @@ class Listener:
     layout: bytes
     secret: bytes
     sock: Socket
+    _door: Door = field(init=False)
     _numbers: "itertools.count[int]" = field(init=False, factory=itertools.count)
     _open: dict[int, Socket] = field(init=False, factory=dict)
     _closing: bool = field(init=False, default=False)
 
+    def __attrs_post_init__(self) -> None:
+        terms = terms_of(self.layout, self.secret)
+        self._door = Door(self.sock, terms, self._serve, _WHOM)
+
     def start(self) -> None:
         """Accept connections from now on."""
-        threading.Thread(target=self._accept, name="minfer-kv-peers", daemon=True).start()
+        self._door.start()
 
     @property
-    def local(self) -> bool:
-        """Whether senders are on this host."""
-        return self.sock.family == socket.AF_UNIX
+    def shares(self) -> bool:
+        """Whether senders share the inbox's memory."""
+        return self.sock.family == socket.AF_UNIX and self.inbox.descriptor >= 0
 
     def close(self) -> None:
         """Close all connections."""
         self._closing = True
-        for one in (self.sock, *self._open.copy().values()):
+        self._door.close()
+        for one in self._open.copy().values():
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
-    def _accept(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self.sock.accept()
-            except OSError as error:
-                if not self._closing:
-                    _log.warning("KV blocks can no longer be received: %s", error)
-                return
-            number = next(self._numbers)
-            self._open[number] = connection
-            serve = partial(self._serve, number, connection)
-            threading.Thread(target=serve, name="minfer-kv-peer", daemon=True).start()
-
-    def _serve(self, number: int, sock: Socket) -> None:
+    def _serve(self, sock: Socket, name: str) -> None:
+        """Receive from an engine that has proven the secret, until it ends."""
+        number = next(self._numbers)
+        self._open[number] = sock
         try:
             with sock:
-                self._greet(number, sock)
+                self._welcome(number, sock)
+                _log.info("engine %r sends KV blocks", name)
                 while True:
                     self._receive(number, sock)
         except (PeerError, OSError, ValueError) as error:
@@ -99,35 +86,14 @@ class Listener:
             self.inbox.leave(number)
             self._open.pop(number, None)
 
-    def _greet(self, number: int, sock: Socket) -> None:
-        """Exchange proofs, and grant slots. Raises PeerError."""
-        sock.settimeout(GREETING)
-        nonce = new_nonce()
-        sock.sendall(framed(Challenge(nonce)))
-        hello = read_to_receiver(sock)
-        if not isinstance(hello, Hello):
-            self._refuse(sock, "no introduction came")
-        if hello.version != VERSION:
-            self._refuse(sock, f"version {VERSION} is spoken, not {hello.version}")
-        if not is_proof(self.secret, hello.mac, "sender", nonce, hello.nonce):
-            self._refuse(sock, "the secret is another one")
-        if hello.layout != self.layout:
-            self._refuse(sock, "the model, or how its KV is stored, is another one")
-        shared = self.local and self.inbox.descriptor >= 0
-        mac = proof(self.secret, "receiver", nonce, hello.nonce)
-        welcome = Welcome(self.inbox.slots, self.inbox.slot_bytes, mac, shared)
-        if shared:
-            socket.send_fds(sock, [framed(welcome)], [self.inbox.descriptor])
+    def _welcome(self, number: int, sock: Socket) -> None:
+        shares = self.shares
+        welcome = framed(Welcome(self.inbox.slots, self.inbox.slot_bytes, shares))
+        if shares:
+            socket.send_fds(sock, [welcome], [self.inbox.descriptor])
         else:
-            sock.sendall(framed(welcome))
-        sock.settimeout(None)
-        _log.info("engine %r sends KV blocks", hello.name)
+            sock.sendall(welcome)
         self.inbox.join(number, _granting(sock))
-
-    def _refuse(self, sock: Socket, why: str) -> NoReturn:
-        _log.warning("an engine may send no KV blocks: %s", why)
-        sock.sendall(framed(Refused(why)))
-        raise PeerError(why)
 
     def _receive(self, number: int, sock: Socket) -> None:
         """Receive a message. Raises PeerError, ValueError and OSError."""
@@ -135,12 +101,10 @@ class Listener:
         if isinstance(block, Starved):
             self.inbox.make_room(number)
             return
-        if not isinstance(block, Block):
-            raise PeerError("a second introduction")
-        if not (self.local and self.inbox.descriptor >= 0):
+        if not self.shares:
             if not 0 <= block.length <= self.inbox.slot_bytes:
                 raise PeerError(f"a block of {block.length} bytes")
-            if not 0 <= block.slot < self.inbox.slots:
+            if not self.inbox.may_fill(number, block.slot):
                 raise PeerError(f"slot {block.slot} was not granted")
             contents = self.inbox.slot(block.slot, block.length)
             read_exactly(sock, contents)
@@ -158,20 +122,3 @@ def _granting(sock: Socket) -> Callable[[tuple[int, ...]], None]:
             sock.sendall(framed(message))
 
     return send
-
-
-def listen_at(address: Address) -> Socket:
-    """Returns a socket that listens: a local one, at a path, or a TCP port. Raises
-    OSError.
-    """
-    if not isinstance(address, Path):
-        return socket.create_server(address)
-    address.unlink(missing_ok=True)  # of an earlier engine
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(os.fspath(address))
-        sock.listen()
-    except OSError:
-        sock.close()
-        raise
-    return sock

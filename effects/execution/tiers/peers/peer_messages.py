@@ -1,9 +1,8 @@
 """What two engines say to each other on a connection that carries KV blocks.
 
     receiver                             sender
-       | Challenge ----------------------> |
-       | <-------------------------- Hello |   both prove that they know the secret
-       | Welcome, or Refused ------------> |   with shared memory on one host
+       | <---------- both prove that they know the secret: see `handshake`
+       | Welcome ------------------------> |   with shared memory on one host
        | Grant --------------------------> |   slots that the sender may fill,
        | <-------------------------- Block |   one each; more are granted meanwhile
        | ...                               |
@@ -12,50 +11,17 @@
 The sender pushes and never asks: what it may write was granted before, so a block takes
 no round trip. Where memory is shared, the block is in its slot before its message is
 sent; otherwise its contents follow the message.
-
-Messages are msgpack, each behind its length.
 """
 
-import hmac
-import secrets
-import socket
-import struct
 import zlib
-from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from minfer.effects.execution.tiers.keyed_store import NotStoredError
-
-VERSION: Final = 1  # of this protocol
-NONCE: Final = 16  # bytes
-LARGEST: Final = 1 << 20  # bytes of a message
-_LENGTH: Final = struct.Struct("<I")
-Socket: TypeAlias = socket.socket
-Address: TypeAlias = Path | tuple[str, int]  # of a local socket, or a TCP port
-
-
-class PeerError(NotStoredError):
-    """The other side is not one that blocks can be exchanged with, or it has gone."""
-
-
-class Challenge(Struct, tag=True, frozen=True):
-    """What the sender has to answer."""
-
-    nonce: bytes
-
-
-class Hello(Struct, tag=True, frozen=True):
-    """Who sends: another version, model or secret is refused."""
-
-    version: int
-    name: str
-    layout: bytes  # of pages: a digest
-    nonce: bytes
-    mac: bytes  # of both nonces
+from minfer.effects.execution.tiers.peers.framing import Socket, read_message
+from minfer.effects.execution.tiers.peers.handshake import Terms
 
 
 class Welcome(Struct, tag=True, frozen=True):
@@ -63,15 +29,8 @@ class Welcome(Struct, tag=True, frozen=True):
 
     slots: int
     slot_bytes: int
-    mac: bytes  # of both nonces
     # Whether a descriptor of it comes with this message.
     shared: bool
-
-
-class Refused(Struct, tag=True, frozen=True):
-    """Why no blocks are taken."""
-
-    why: str
 
 
 class Grant(Struct, tag=True, frozen=True):
@@ -93,29 +52,17 @@ class Starved(Struct, tag=True, frozen=True):
     """The sender has waited for a slot."""
 
 
-ToSender: TypeAlias = Challenge | Welcome | Refused | Grant
-ToReceiver: TypeAlias = Hello | Block | Starved
-Message = TypeVar("Message")
+ToSender: TypeAlias = Welcome | Grant
+ToReceiver: TypeAlias = Block | Starved
 _to_sender: "Final[msgspec.msgpack.Decoder[ToSender]]" = msgspec.msgpack.Decoder(ToSender)
 _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Decoder(
     ToReceiver
 )
-_encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def new_nonce() -> bytes:
-    """Random bytes, for one connection."""
-    return secrets.token_bytes(NONCE)
-
-
-def proof(secret: bytes, who: str, *nonces: bytes) -> bytes:
-    """Proves that `who` ("sender", "receiver") knows the secret, on one connection."""
-    return hmac.digest(secret, b"\0".join((who.encode(), *nonces)), "sha256")
-
-
-def is_proof(secret: bytes, mac: bytes, who: str, *nonces: bytes) -> bool:
-    """Returns whether a proof is right."""
-    return hmac.compare_digest(mac, proof(secret, who, *nonces))
+def terms_of(layout: bytes, secret: bytes) -> Terms:
+    """What sender and receiver have to have in common."""
+    return Terms(purpose="kv", version="2", layout=layout, secret=secret)
 
 
 def checksum_of(contents: memoryview) -> int:
@@ -130,45 +77,13 @@ def copy_bytes(into: memoryview, contents: memoryview) -> None:
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(contents, np.uint8))
 
 
-def framed(message: ToSender | ToReceiver) -> bytes:
-    """A message with its length before it."""
-    data = _encode(message)
-    return _LENGTH.pack(len(data)) + data
-
-
-def read_exactly(sock: Socket, into: memoryview) -> None:
-    """Fill `into` from a socket. Raises PeerError at its end, and OSError."""
-    while into:
-        count = sock.recv_into(into)
-        if not count:
-            raise PeerError("the connection has ended")
-        into = into[count:]
-
-
 def read_to_sender(sock: Socket, first: bytes = b"") -> ToSender:
     """Read a message of the receiver, whose first bytes were read before. Raises
     PeerError and OSError.
     """
-    return _read(sock, _to_sender, first)
+    return read_message(sock, _to_sender, first=first)
 
 
 def read_to_receiver(sock: Socket) -> ToReceiver:
     """Read a message of the sender. Raises PeerError and OSError."""
-    return _read(sock, _to_receiver)
-
-
-def _read(
-    sock: Socket, decoder: "msgspec.msgpack.Decoder[Message]", first: bytes = b""
-) -> Message:
-    head = bytearray(_LENGTH.size)
-    head[: len(first)] = first
-    read_exactly(sock, memoryview(head)[len(first) :])
-    (length,) = _LENGTH.unpack(head)
-    if length > LARGEST:
-        raise PeerError(f"a message of {length} bytes; the largest has {LARGEST}")
-    data = bytearray(length)
-    read_exactly(sock, memoryview(data))
-    try:
-        return decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"a message that cannot be read: {error}") from None
+    return read_message(sock, _to_receiver)

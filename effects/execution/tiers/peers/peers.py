@@ -5,6 +5,8 @@ want: a request's blocks are for that one
 write: a block is computed ---- connection ---> inbox
                                                 read: a request waits for it
 
+A request says which engine its blocks are for: by a name that the plan has an address of,
+or, if that engine is on another machine, by its address.
 """
 
 import threading
@@ -16,9 +18,14 @@ from attrs import define, field, frozen
 
 from minfer.blocks.keys import Key, Keys, group_keys
 from minfer.effects.execution.tiers.keyed_store import Contents
+from minfer.effects.execution.tiers.peers.addresses import (
+    Address,
+    listen_at,
+    read_port,
+)
+from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.inbox import Inbox
-from minfer.effects.execution.tiers.peers.listener import Listener, listen_at
-from minfer.effects.execution.tiers.peers.peer_messages import Address, PeerError
+from minfer.effects.execution.tiers.peers.listener import Listener
 from minfer.effects.execution.tiers.peers.sender import Sender
 
 MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
@@ -42,6 +49,9 @@ class PeerPlan:
     role: str  # PREFILL or DECODE
     listens: tuple[Address, ...] = ()  # where it gets blocks
     sends: Mapping[str, Address] = field(factory=dict)  # to these engines, by name
+    # Whether it sends to whatever address a request names: only who has proven the
+    # secret may have it serve requests.
+    dials: bool = False
     secret: bytes = field(default=b"", repr=False)  # of all of them
 
 
@@ -54,6 +64,7 @@ class Peers:
     plan: PeerPlan
     groups: int  # of layers, with keys of their own
     inbox: Inbox | None = field(init=False, default=None)
+    _layout: bytes = field(init=False, default=b"")
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[str, Sender] = field(init=False, factory=dict)
@@ -67,7 +78,7 @@ class Peers:
         """As `KeyedStore` says. Raises OSError if it cannot listen, or there is no
         memory.
         """
-        plan = self.plan
+        plan, self._layout = self.plan, layout
         self._senders = {
             name: Sender(address, layout, plan.secret, plan.name)
             for name, address in plan.sends.items()
@@ -104,9 +115,23 @@ class Peers:
         with self._lock:
             engines = self._wanted.pop(key, frozenset())
         for engine in sorted(engines):
-            if (sender := self._senders.get(engine)) is None:
+            self._sender(engine).send(key, contents)
+
+    def _sender(self, engine: str) -> Sender:
+        """Returns what sends to an engine. Raises PeerError."""
+        with self._lock:
+            if (sender := self._senders.get(engine)) is not None:
+                return sender
+            plan = self.plan
+            if not plan.dials:
                 raise PeerError(f"there is no engine {engine!r} to send blocks to")
-            sender.send(key, contents)
+            try:
+                address = read_port(engine)
+            except ValueError as error:
+                raise PeerError(f"blocks cannot be sent: {error}") from None
+            sender = Sender(address, self._layout, plan.secret, plan.name)
+            self._senders[engine] = sender
+            return sender
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that was sent; waits for it. Raises PeerError."""
@@ -123,7 +148,8 @@ class Peers:
 
     def totals(self) -> dict[str, float]:
         """As `KeyedStore` says."""
-        box, senders = self.inbox, self._senders.values()
+        with self._lock:
+            box, senders = self.inbox, [*self._senders.values()]
         return {
             SENT: sum(one.sent for one in senders),
             SENT_BYTES: sum(one.sent_bytes for one in senders),
@@ -137,7 +163,7 @@ class Peers:
 
     def close(self) -> None:
         """Close all connections."""
-        for sender in self._senders.values():
+        for sender in [*self._senders.values()]:
             sender.close()
         for listener in self._listeners:
             listener.close()

@@ -8,33 +8,24 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.execution.tiers.peers.addresses import Address, dial, where
+from minfer.effects.execution.tiers.peers.framing import PeerError, Socket, framed
+from minfer.effects.execution.tiers.peers.handshake import GREETING, introduce
 from minfer.effects.execution.tiers.peers.peer_messages import (
-    VERSION,
-    Address,
     Block,
-    Challenge,
     Grant,
-    Hello,
-    PeerError,
-    Refused,
-    Socket,
     Starved,
     Welcome,
     checksum_of,
     copy_bytes,
-    framed,
-    is_proof,
-    new_nonce,
-    proof,
     read_to_sender,
+    terms_of,
 )
 
-GREETING: Final = 5.0  # seconds to connect in
 PATIENCE: Final = 0.5  # seconds that a block waits for a slot, twice
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
 _log = logging.getLogger("minfer.peers")
@@ -143,7 +134,7 @@ class Sender:
                 self.dropped += 1
             if not isinstance(error, NoSlotError):
                 self._fail(str(error))
-            raise PeerError(f"{self._where()}: {error}") from None
+            raise PeerError(f"{where(self.address)}: {error}") from None
         with self._counting:
             self.sent += 1
             self.sent_bytes += length
@@ -172,64 +163,39 @@ class Sender:
         with self._opening:
             if time.monotonic() >= self._failed + RETRY:
                 self._failed, self._why = time.monotonic(), why
-                _log.warning("KV blocks cannot be sent to %s: %s", self._where(), why)
+                _log.warning(
+                    "KV blocks cannot be sent to %s: %s", where(self.address), why
+                )
             if self._connected is not None:
                 self._connected.end(why)
 
     def _connect(self) -> _Connected:
         """Raises PeerError and OSError."""
-        sock = _dial(self.address)
+        sock = dial(self.address)
         try:
-            connected = self._greet(sock)
+            introduce(sock, terms_of(self.layout, self.secret), self.name)
+            sock.settimeout(GREETING)
+            connected = _welcomed(sock)
         except BaseException:
             sock.close()
             raise
         sock.settimeout(None)
         return connected
 
-    def _greet(self, sock: Socket) -> _Connected:
-        challenge = read_to_sender(sock)
-        if not isinstance(challenge, Challenge):
-            raise PeerError("it is no engine that takes KV blocks")
-        nonce = new_nonce()
-        mac = proof(self.secret, "sender", challenge.nonce, nonce)
-        sock.sendall(framed(Hello(VERSION, self.name, self.layout, nonce, mac)))
-        welcome, descriptors = _read_with_descriptors(sock)
-        if isinstance(welcome, Refused):
-            raise PeerError(f"it refuses: {welcome.why}")
-        if not isinstance(welcome, Welcome):
-            raise PeerError("it is no engine that takes KV blocks")
-        if not is_proof(self.secret, welcome.mac, "receiver", challenge.nonce, nonce):
-            raise PeerError("it does not know the secret")
-        memory = None
-        if welcome.shared:
-            if not descriptors:
-                raise PeerError("its memory did not come")
-            size = welcome.slots * welcome.slot_bytes
-            memory = memoryview(mmap.mmap(descriptors[0], size))
-            os.close(descriptors[0])
-        return _Connected(sock, welcome.slot_bytes, memory)
 
-    def _where(self) -> str:
-        if isinstance(self.address, Path):
-            return self.address.name
-        return "{}:{}".format(*self.address)
-
-
-def _dial(address: Address) -> Socket:
-    """Returns a connection. Raises OSError."""
-    if not isinstance(address, Path):
-        sock = socket.create_connection(address, GREETING)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(GREETING)
-        sock.connect(os.fspath(address))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _welcomed(sock: Socket) -> _Connected:
+    """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
+    welcome, descriptors = _read_with_descriptors(sock)
+    if not isinstance(welcome, Welcome):
+        raise PeerError("it is no engine that takes KV blocks")
+    memory = None
+    if welcome.shared:
+        if not descriptors:
+            raise PeerError("its memory did not come")
+        size = welcome.slots * welcome.slot_bytes
+        memory = memoryview(mmap.mmap(descriptors[0], size))
+        os.close(descriptors[0])
+    return _Connected(sock, welcome.slot_bytes, memory)
 
 
 def _read_with_descriptors(sock: Socket) -> tuple[object, list[int]]:

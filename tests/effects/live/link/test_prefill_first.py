@@ -8,6 +8,8 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
+from minfer.effects.live.link import link_messages as wire
+from minfer.records.messages import Finished
 from minfer.records.request import Request
 from tests.circles import seeds
 from tests.effects.live.link.test_placement import settle, where
@@ -140,6 +142,62 @@ def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
     world.judge()
 
 
+def test_an_engine_elsewhere_is_told_where_to_send() -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
+    every[1].here = "::1"
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    [kept] = front.remote._requests.all()
+    assert kept.for_engine(WHOLE).push_to == "[::1]:7"
+    settle(world, over(front))
+    world.judge()
+    assert handed(front) == 1
+    assert world.fetched == 3
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
+    *, dies: bool
+) -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    [kept] = front.remote._requests.all()
+    kept.histories[0].deaths = 2  # it may have been the cause
+    world.replicas[1].host = world.replicas[1].engine = None
+    front.links.pop(1)
+    front.remote.disconnect(1, cut=not dies)
+    assert where(front, "a") == 0
+    world.replicas.pop()
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    if not ready:
+        every[0].probing = "another"
+    refused = Finished("a", 0, "rejected", 0, "too long")
+    front.remote.receive(wire.FrontOutputs(0.0, finished=(refused,)), 1)
+    every[0].probing = ""
+    front.remote._placement.place_waiting()
+    settle(world, over(front))
+    world.judge()
+
+
 @pytest.mark.long
 @seeds(8, 300)
 def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
@@ -147,11 +205,14 @@ def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
     for seed in seeds:
         rng = Random(f"disaggregated {seed}")
         replicas = rng.choice((2, 3, 4))
+        prefill = rng.randrange(1, replicas)
+        elsewhere = rng.randint(0, prefill)
         world = World(
             seed,
             fronts=rng.choice((1, 2)),
             replicas=replicas,
-            prefillers=rng.randrange(1, replicas),
+            prefillers=prefill - elsewhere,
+            elsewhere=elsewhere,
         )
         world.run(600)
         world.judge()

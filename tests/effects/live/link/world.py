@@ -53,6 +53,7 @@ CONFIG = EngineConfig(
 )
 READY = wire.EngineReady("cpu", CONFIG.num_blocks, b"print")
 BOUND = 0.2  # of requests: they have a constraint
+CUT = 0.5  # of links to other machines that are over: the network failed
 STEP = 0.01  # seconds on the world's clock that a move takes
 MOST_MOVES = 60_000
 
@@ -219,9 +220,11 @@ class World:
         replicas: int = 1,
         policy: str = "prefix",
         prefillers: int = 0,
+        elsewhere: int = 0,
     ) -> None:
         self.rng = Random(seed)
         self.prefillers = prefillers  # the first replicas compute prompts for others
+        self.elsewhere = elsewhere  # so do the last, which are on other machines
         self.sent: dict[Key, list[list[int]]] = {}  # blocks, by content key
         self.fetched = 0
         self.now = 0.0
@@ -249,7 +252,8 @@ class World:
 
     def born(self, replica: Replica) -> None:
         """An engine starts, which is ready some time later."""
-        replica.host = Host(len(self.fronts), lambda _: None, clock=self.clock)
+        fronts = None if self.is_elsewhere(replica) else len(self.fronts)
+        replica.host = Host(fronts, lambda _: None, clock=self.clock)
         replica.engine = None
 
     def ready(self, replica: Replica) -> None:
@@ -266,11 +270,20 @@ class World:
                 replica.engine.on_turn = self.watching(replica.host)
             replica.host.open(replica.engine, READY, news)
 
+    @property
+    def apart(self) -> bool:
+        """Whether some engines compute prompts for others."""
+        return bool(self.prefillers or self.elsewhere)
+
+    def is_elsewhere(self, replica: Replica) -> bool:
+        """Whether an engine is on another machine."""
+        return replica.number >= len(self.replicas) - self.elsewhere
+
     def config_of(self, replica: Replica) -> EngineConfig:
         """The configuration of an engine."""
-        if not self.prefillers:
+        if not self.apart:
             return CONFIG
-        gets = replica.number >= self.prefillers
+        gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
         most = 2 * CONFIG.num_blocks
         tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
         return evolve(CONFIG, keyed=tier)
@@ -341,7 +354,7 @@ class World:
             seed=rng.randrange(2**63),
             sampling=self.constrained("fine") if rng.random() < BOUND else free,
             stop_ids=frozenset(rng.choices(range(VOCAB), k=rng.choice((0, 1)))),
-            keys=block_keys(b"", prompt, CONFIG.block_size) if self.prefillers else (),
+            keys=block_keys(b"", prompt, CONFIG.block_size) if self.apart else (),
         )
 
     def move(self, *, hostile: bool) -> None:
@@ -373,7 +386,7 @@ class World:
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
             moves = 10 if len(self.replicas) > 1 else 0
-            weights += [3, 2, 3, 5, 5, moves, 3 * bool(self.prefillers), 20]
+            weights += [3, 2, 3, 5, 5, moves, 3 * self.apart, 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -430,16 +443,17 @@ class World:
             router = FrontRouter(RouterConfig(policy, CONFIG.block_size))
         count = len(self.replicas)
         prefill = None
-        if self.prefillers:
+        if self.apart:
             own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
             prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
         remote = Remote(
             number,
             clock=self.clock,
-            replicas=count,
+            replicas=count - self.elsewhere,
             router=router,
             prefill=prefill,
             prefillers=self.prefillers,
+            elsewhere=self.elsewhere,
         )
         front = Front(remote)
         front.remote.listen(front.hear)
@@ -454,7 +468,8 @@ class World:
             replica.host.leave(link.session)
             probing = front.remote.replicas[replica.number].probing
             self.solo[probing.split("#")[0]] += 1
-        front.remote.disconnect(replica.number)
+        network = self.is_elsewhere(replica) and self.rng.random() < CUT
+        front.remote.disconnect(replica.number, cut=network)
 
     def _up(self, front: Front, replica: Replica) -> None:
         self._carry(front, replica, lambda link: link.up, self._to_engine)

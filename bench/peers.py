@@ -1,0 +1,183 @@
+"""KV blocks between two processes of this machine: shared memory, and TCP over loopback.
+
+    python -m bench.peers
+
+One process sends blocks with so many threads, another one fetches them with as many into
+memory of its own, as engines do; from the first send to the last fetch. Beside it, what a
+copy in memory and a plain TCP connection, without checksums, come to with one thread.
+"""
+
+import argparse
+import multiprocessing
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.results import run, show, spread
+from minfer.effects.execution.tiers.peers.addresses import Address
+from minfer.effects.execution.tiers.peers.framing import read_exactly
+from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
+
+# Bytes of a block of 16 and of 64 tokens: of a 0.5B model (24 layers, 2 heads of 64), and
+# of a 7B one (28 layers, 4 heads of 128), both in 16 bits.
+SIZES: Final = {"0.3 MB": 24 * 2 * 2 * 64 * 2 * 24, "3.7 MB": 28 * 2 * 4 * 128 * 2 * 64}
+LAYOUT: Final = b"bench"
+TARGET: Final = "d"
+GIGA: Final = 1e9
+
+
+def free_port() -> tuple[str, int]:
+    """A TCP address that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        host, port = free.getsockname()
+        return host, port
+
+
+def keys_of(turn: int, count: int) -> list[bytes]:
+    """The keys of a repetition's blocks."""
+    numbers = range(turn * count, turn * count + count)
+    return [number.to_bytes(32, "little") for number in numbers]
+
+
+def in_threads(work: Callable[[bytes], None], keys: Sequence[bytes], count: int) -> None:
+    """Do work for each key, in so many threads."""
+
+    def some(first: int) -> None:
+        for key in keys[first::count]:
+            work(key)
+
+    threads = [threading.Thread(target=some, args=(first,)) for first in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+
+
+def receive(pipe: Connection, address: Address, size: int, blocks: int) -> None:
+    """The process that gets blocks: fetches them, as often as it is told to."""
+    peers = Peers(PeerPlan(name=TARGET, role="", listens=(address,)), 1)
+    peers.open(LAYOUT, size)
+    local = threading.local()
+
+    def fetch(key: bytes) -> None:
+        if not hasattr(local, "into"):
+            local.into = memoryview(bytearray(size))
+        peers.read(key, LAYOUT, [local.into])
+
+    pipe.send("listens")
+    for turn, threads in iter(pipe.recv, None):
+        in_threads(fetch, keys_of(turn, blocks), threads)
+        pipe.send("fetched")
+    peers.close()
+
+
+def rates(
+    address: Address, size: int, args: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """GB/s by number of threads."""
+    blocks = max(1, args.bytes // size)
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(
+        target=receive, args=(there, address, size, blocks)
+    )
+    child.start()
+    here.recv()
+    peers = Peers(PeerPlan(name="p", role="", sends={TARGET: address}), 1)
+    peers.open(LAYOUT, size)
+    block = [memoryview(bytearray(os.urandom(size)))]
+    found, turn = {}, 0
+    for threads in args.threads:
+        each = []
+        for number in range(args.repetitions + 1):
+            keys = keys_of(turn, blocks)
+            peers.want(tuple(keys), TARGET)
+            begin = time.perf_counter()
+            here.send((turn, threads))
+            in_threads(lambda key: peers.write(key, LAYOUT, block), keys, threads)
+            here.recv()
+            if number:  # the first one touches the memory
+                each.append(blocks * size / (time.perf_counter() - begin) / GIGA)
+            turn += 1
+        found[f"{threads} threads"] = spread(each)
+    here.send(None)
+    child.join()
+    peers.close()
+    return found
+
+
+def copying(size: int, args: argparse.Namespace) -> dict[str, float]:
+    """GB/s of copies from memory to memory, in one thread."""
+    count = max(1, args.bytes // size)
+    one = np.ones(size, np.uint8)
+    others = [np.ones(size, np.uint8) for _ in range(16)]
+    each = []
+    for _ in range(args.repetitions):
+        begin = time.perf_counter()
+        for number in range(count):
+            np.copyto(others[number % len(others)], one)
+        each.append(count * size / (time.perf_counter() - begin) / GIGA)
+    return spread(each)
+
+
+def plain_tcp(size: int, args: argparse.Namespace) -> dict[str, float]:
+    """GB/s of a TCP connection that carries nothing else, with a thread at each end."""
+    count = max(1, args.bytes // size)
+    address = free_port()
+    with socket.create_server(address) as listener:
+        child = multiprocessing.get_context("spawn").Process(
+            target=_pour, args=(address, size, count * args.repetitions)
+        )
+        child.start()
+        sock, _ = listener.accept()
+        into, each = memoryview(bytearray(size)), []
+        with sock:
+            for _ in range(args.repetitions):
+                begin = time.perf_counter()
+                for _ in range(count):
+                    read_exactly(sock, into)
+                each.append(count * size / (time.perf_counter() - begin) / GIGA)
+        child.join()
+    return spread(each)
+
+
+def _pour(address: tuple[str, int], size: int, count: int) -> None:
+    data = bytes(size)
+    with socket.create_connection(address) as sock:
+        for _ in range(count):
+            sock.sendall(data)
+
+
+def measure(args: argparse.Namespace) -> Mapping[str, Any]:
+    """GB/s by way, size of blocks and threads."""
+    found: dict[str, Any] = {"unit": "GB/s"}
+    for name, size in SIZES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            ways: dict[str, Address] = {
+                "shared memory": Path(folder) / "kv",
+                "TCP": free_port(),
+            }
+            mine = {way: rates(address, size, args) for way, address in ways.items()}
+        beside = {"a copy": copying(size, args), "plain TCP": plain_tcp(size, args)}
+        found[name] = {"bytes": size, **mine, **beside}
+        show({name: found[name]})
+    return found
+
+
+if __name__ == "__main__":
+    run(
+        "peers",
+        measure,
+        {
+            "--bytes": {"type": int, "default": 1 << 30, "help": "in each repetition"},
+            "--repetitions": {"type": int, "default": 5},
+            "--threads": {"type": int, "nargs": "+", "default": [1, 4]},
+        },
+    )

@@ -1,0 +1,100 @@
+"""Accepts connections of other processes, and lets in those that prove the secret."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.execution.tiers.peers.addresses import notice_cuts
+from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
+from minfer.effects.execution.tiers.peers.handshake import RefusedError, Terms, answer
+
+MOST: Final = 64  # connections that have not proven anything yet
+AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
+_PAUSE: Final = 0.1  # seconds after an error of the system
+_log = logging.getLogger("minfer.peers")
+
+
+@define(eq=False)
+class Door:
+    """Who connects has a thread of its own. Of more than `MOST` strangers, the one that
+    has been there longest is cut off, so none of them keeps others out.
+    """
+
+    sock: Socket  # that listens
+    terms: Terms
+    enter: Callable[[Socket, str], None]  # gets a connection, and the name of who dialled
+    whom: str  # comes, for messages
+    _strangers: dict[int, Socket] = field(init=False, factory=dict)
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _closing: bool = field(init=False, default=False)
+    _said: tuple[str, float] = field(init=False, default=("", 0.0))
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        name = f"minfer-{self.terms.purpose}-door"
+        threading.Thread(target=self._accept, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more; those that were let in stay."""
+        self._closing = True
+        with self._lock:
+            each = [self.sock, *self._strangers.values()]
+        for one in each:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def _accept(self) -> None:
+        number = 0
+        while not self._closing:
+            try:
+                connection, _ = self.sock.accept()
+            except OSError as error:  # as when there are no descriptors
+                if not self._closing:
+                    _log.warning("%s cannot be let in now: %s", self.whom, error)
+                    time.sleep(_PAUSE)
+                continue
+            number += 1
+            with self._lock:
+                self._strangers[number] = connection
+                if len(self._strangers) > MOST:
+                    oldest = self._strangers.pop(min(self._strangers))
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(
+                target=self._greet,
+                args=(number, connection),
+                name=f"minfer-{self.terms.purpose}-peer",
+                daemon=True,
+            ).start()
+
+    def _greet(self, number: int, sock: Socket) -> None:
+        try:
+            if sock.family != socket.AF_UNIX:
+                notice_cuts(sock)
+            name = answer(sock, self.terms)
+        except (PeerError, OSError) as error:
+            with suppress(OSError):
+                self._report(sock, error)
+            sock.close()
+            return
+        finally:
+            with self._lock:
+                self._strangers.pop(number, None)
+        self.enter(sock, name)
+
+    def _report(self, sock: Socket, error: Exception) -> None:
+        """Log a refusal, but the same one not again and again."""
+        peer = "" if sock.family == socket.AF_UNIX else f" at {sock.getpeername()[0]}"
+        what, now = f"{self.whom}{peer} is refused: {error}", time.monotonic()
+        if not isinstance(error, RefusedError):  # a probe, a scan, or it went away
+            _log.info("%s", what)
+        elif self._said[0] != what or now > self._said[1] + AGAIN:
+            self._said = what, now
+            _log.warning("%s", what)

@@ -1,0 +1,179 @@
+"""Which engines a server has, what they do, and which engines of other machines it uses.
+
+--replicas N                 engines that do both
+--prefill P --decode D       P compute prompts, and send their KV to the other D
+
+one machine                              another one
+--prefill-listen HOST:PORT  <-- links -- --prefill-at HOST:PORT    fronts
+engines alone               --- KV ----> --kv-listen HOST:PORT     engines that decode
+"""
+
+import argparse
+import contextlib
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import field, frozen
+
+from minfer.effects.execution.tiers.peers.addresses import (
+    Address,
+    Port,
+    listen_at,
+    port_text,
+    read_port,
+)
+from minfer.effects.execution.tiers.peers.handshake import secret_key
+from minfer.effects.execution.tiers.peers.peers import DECODE, PREFILL, PeerPlan
+from minfer.values.checks import ConfigError
+
+
+@frozen(kw_only=True)
+class Deployment:
+    """The engines of a server."""
+
+    replicas: int = 1  # here
+    prefillers: int = 0  # of these, the first compute prompts for the others
+    routing: str = "prefix"  # the policy by which fronts choose among several
+    # Engines on other machines that compute prompts, too.
+    prefill_at: tuple[Port, ...] = ()
+    kv_listen: Port | None = None  # where the first that decodes gets KV from those
+    # Where the first engine is linked to fronts of other machines; there are none here.
+    prefill_listen: Port | None = None
+    secret: bytes = field(default=b"", repr=False)  # of links between machines
+
+    @property
+    def routed(self) -> bool:
+        """Whether fronts choose among several engines."""
+        return self.replicas + len(self.prefill_at) > 1 or self.serves_others
+
+    @property
+    def prefills(self) -> bool:
+        """Whether some engines compute prompts for others."""
+        return self.prefillers > 0 or bool(self.prefill_at)
+
+    @property
+    def serves_others(self) -> bool:
+        """Whether its engines are for fronts of other machines."""
+        return self.prefill_listen is not None
+
+    def listens(self, number: int) -> Port | None:
+        """Where an engine gets KV from other machines, if it does."""
+        return _after(self.kv_listen, number - self.prefillers)
+
+    def peer_plans(self, paths: Sequence[Path]) -> list[PeerPlan | None]:
+        """What the engines, which have these sockets, are to each other and to those of
+        other machines.
+        """
+        if self.serves_others:
+            name = socket.gethostname()
+            own = PeerPlan(name=name, role=PREFILL, dials=True, secret=self.secret)
+            return [own] * len(paths)
+        if not self.prefills:
+            return [None] * len(paths)
+        local = {
+            str(number): path.with_name("kv")
+            for number, path in enumerate(paths)
+            if number >= self.prefillers
+        }
+        senders = [
+            PeerPlan(name=str(number), role=PREFILL, sends=local, secret=self.secret)
+            for number in range(self.prefillers)
+        ]
+        receivers = [
+            PeerPlan(
+                name=name,
+                role=DECODE,
+                listens=self._receives(int(name), path),
+                secret=self.secret,
+            )
+            for name, path in local.items()
+        ]
+        return [*senders, *receivers]
+
+    def _receives(self, number: int, path: Path) -> tuple[Address, ...]:
+        port = self.listens(number)
+        local = (path,) if self.prefillers else ()
+        return local if port is None else (*local, port)
+
+    def link_sockets(self, stack: contextlib.ExitStack) -> list[socket.socket]:
+        """Returns sockets that listen for fronts of other machines, one for each engine.
+        Raises ConfigError, for those where KV is to be received later, too.
+        """
+        found = []
+        for number in range(self.replicas):
+            kv = self.listens(number)
+            if kv is not None and number >= self.prefillers:
+                _listening(kv, "--kv-listen").close()
+            if (own := _after(self.prefill_listen, number)) is not None:
+                sock = _listening(own, "--prefill-listen")
+                found.append(stack.enter_context(sock))
+        return found
+
+
+def read_deployment(options: argparse.Namespace) -> Deployment:
+    """The engines of the command line. Raises ConfigError."""
+    prefill, decode = options.prefill, options.decode
+    listen = _port(options.prefill_listen, "--prefill-listen")
+    kv_listen = _port(options.kv_listen, "--kv-listen")
+    others = tuple(
+        port for one in options.prefill_at if (port := _port(one, "--prefill-at"))
+    )
+    if options.replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1, not {options.replicas}")
+    if bool(others) is not (kv_listen is not None):
+        raise ConfigError("--prefill-at and --kv-listen need each other")
+    if (others or listen) and not options.cache_secret:
+        raise ConfigError(
+            "engines of other machines need a --cache-secret (or MINFER_CACHE_SECRET), "
+            "which is the same on all of them"
+        )
+    if listen and (others or decode):
+        raise ConfigError(
+            "--prefill-listen is for engines that compute prompts alone; leave --decode, "
+            "--prefill-at and --kv-listen to the machine that decodes"
+        )
+    apart = prefill or decode or others or listen
+    if apart and options.replicas > 1:
+        raise ConfigError(
+            "--replicas are engines that do both; leave it or --prefill and --decode out"
+        )
+    if min(prefill, decode) < 0 or (
+        not (others or listen) and (prefill > 0) is not (decode > 0)
+    ):
+        raise ConfigError("--prefill and --decode need each other, with at least 1 each")
+    if listen:
+        decode, prefill = 0, max(prefill, 1)
+    elif others:
+        decode = max(decode, 1)
+    return Deployment(
+        replicas=prefill + decode if apart else options.replicas,
+        prefillers=prefill,
+        routing=options.routing,
+        prefill_at=others,
+        kv_listen=kv_listen,
+        prefill_listen=listen,
+        secret=secret_key(options.cache_secret) if others or listen else b"",
+    )
+
+
+def _port(text: str | None, name: str) -> Port | None:
+    try:
+        return None if text is None else read_port(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _after(first: Port | None, count: int) -> Port | None:
+    """Returns the port that is so many behind another one."""
+    return None if first is None else (first[0], first[1] + count)
+
+
+def _listening(port: Port, name: str) -> socket.socket:
+    try:
+        return listen_at(port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen at {port_text(port)}: {error}; choose with {name}, from "
+            "which on each engine has a port"
+        ) from None

@@ -1,0 +1,141 @@
+"""A server of several processes: what each of them does."""
+
+import contextlib
+import mmap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from attrs import evolve
+
+from minfer.effects.execution.tiers.peers.addresses import port_text
+from minfer.effects.live.engine_process import Outside, run_engine
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.deployment import Deployment
+from minfer.effects.serving.processes.front_process import FrontPlan, run_front
+from minfer.effects.serving.processes.heartbeat import Heartbeat
+from minfer.effects.serving.processes.process_ends import (
+    Processes,
+    engine_names,
+    front_name,
+)
+from minfer.effects.serving.processes.replica_devices import (
+    ReplicaDevice,
+    replica_devices,
+)
+from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
+from minfer.effects.serving.processes.server import (
+    HttpOptions,
+    describe_address,
+    listen_at,
+)
+from minfer.effects.serving.processes.supervisor import Guard, Run, Supervisor
+from minfer.effects.serving.wire.shared_counts import SharedCounts
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.folders import model_folder
+from minfer.values.checks import ConfigError
+
+
+def serve_in_processes(
+    args: EngineArgs,
+    options: HttpOptions,
+    host: str,
+    port: int,
+    fronts: int,
+    guard: Guard,
+    deployment: Deployment,
+) -> int:
+    """Serve with the engines of a deployment, and so many fronts, unless it is for those
+    of other machines, until a signal comes; returns the exit code.
+
+    Raises ConfigError if an address, a socket or as many GPUs as engines cannot be had,
+    and CheckpointError if there is no such model.
+    """
+    _check_options(options, fronts)
+    replicas = deployment.replicas
+    devices = replica_devices(args, replicas)
+    alone = deployment.serves_others
+    with contextlib.ExitStack() as stack:
+        listeners = [] if alone else listen_at(host, port, fronts)
+        for one in listeners:
+            stack.enter_context(one)
+        links = deployment.link_sockets(stack)
+        # Once, before any process starts: it may have to be downloaded.
+        read_config(model_folder(args.model))
+        paths = socket_paths(stack.enter_context(run_folder()), replicas)
+        announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
+        shared = SharedCounts.of(max(1, len(listeners)))
+        runs: dict[str, Run] = {}
+        heartbeats: dict[str, Heartbeat] = {}
+        plans = deployment.peer_plans(paths)
+        for number, name in enumerate(engine_names(replicas)):
+            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
+            runs[name] = partial(
+                _run_engine,
+                name,
+                evolve(args, kv_peers=plans[number]),
+                devices[number],
+                paths[number],
+                beats,
+                fronts,
+                routed=deployment.routed,
+                outside=Outside(links[number], deployment.secret) if alone else None,
+            )
+        for number, one in enumerate(listeners):
+            front = FrontPlan(
+                number=number,
+                listener=one,
+                paths=paths,
+                args=args,
+                http=options,
+                deployment=deployment,
+                shared=shared,
+                announced=lambda: announced[0] == 1,
+            )
+            runs[front_name(number)] = partial(run_front, front)
+
+        def ready() -> None:
+            if alone:
+                where = ", ".join(port_text(one.getsockname()[:2]) for one in links)
+                said = (
+                    f"minfer: {options.names[0]} computes prompts for others at {where}"
+                )
+            else:
+                said = describe_address(listeners[0], options)
+            print(said, flush=True)
+            announced[0] = 1
+
+        patience = options.shutdown_timeout
+        table = Processes(len(listeners), replicas)
+        return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
+
+
+def _check_options(options: HttpOptions, fronts: int) -> None:
+    """Raise ConfigError for impossible options."""
+    for name, value in (
+        ("--api-processes", fronts),
+        ("--engine-timeout", options.engine_timeout),
+    ):
+        if not value >= 0:
+            raise ConfigError(f"{name} must be at least 0, not {value:g}")
+
+
+def _run_engine(
+    name: str,
+    args: EngineArgs,
+    device: ReplicaDevice,
+    path: Path,
+    heartbeat: Heartbeat,
+    fronts: int,
+    ready: Callable[[], None],
+    *,
+    routed: bool,
+    outside: Outside | None,
+) -> int:
+    configure_logs(name)
+    args = device.take(args)
+    path.unlink(missing_ok=True)  # of an earlier engine
+    return run_engine(
+        args, path, fronts, ready, heartbeat.beat, routed=routed, outside=outside
+    )
