@@ -310,6 +310,15 @@ def test_what_is_written_to_a_slot_too_late_is_found_out(tmp_path: Path) -> None
     decode.peers.close()
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not is_installed(), reason="nixl-cu13 is not there")
+def test_nixl_writes_nothing_to_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Receiving("nixl", tmp_path).peers.close()
+    assert not capfd.readouterr().out
+
+
 def test_without_nixl_blocks_go_over_tcp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

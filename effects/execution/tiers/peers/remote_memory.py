@@ -6,6 +6,7 @@ few buffers that NIXL knows, copies a block to one of them and has it written to
 """
 
 import importlib
+import logging
 import queue
 import threading
 import time
@@ -44,6 +45,10 @@ def _agent() -> Any:
     """Returns a new NIXL agent. Raises WriteError."""
     try:
         api = importlib.import_module(MODULE)
+        log = logging.getLogger("nixl")  # it would write to standard output
+        log.handlers.clear()
+        log.propagate = True
+        log.setLevel(logging.WARNING)
         return api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(backends=["UCX"]))
     except Exception as error:  # of any kind: its errors have no common one
         raise WriteError(f"NIXL cannot be used: {error!r}") from None
