@@ -36,7 +36,7 @@ from bench.results import run, show
 from bench.shapes import SHAPES
 from minfer import LLM
 from minfer.blocks.keys import DIGEST
-from minfer.effects.execution.tiers.block_folder import STORED
+from minfer.effects.execution.tiers.block_folder import STORED, BlockFolder
 from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
@@ -60,7 +60,7 @@ def engine(lab: Lab, args: argparse.Namespace, **tiers: Any) -> LLM:
         "block_size": BLOCK,
         "max_model_len": args.prompt + BLOCK,
         "num_gpu_blocks_override": pool,
-        "kv_disk": args.disk,
+        "kv_disk": args.keyed,
         "kv_disk_size": min(DISK, args.disk_size),
         **tiers,
     }
@@ -128,8 +128,10 @@ def block_rates(llm: LLM, repeats: int) -> tuple[int, dict[str, list[float]]]:
     """Bytes of the blocks that are moved, and GB/s of transfers."""
     copiers = cast(TorchExecutor, llm.worker.driver.executor).copiers
     assert copiers is not None
-    copier = copiers.disk
+    copier = copiers.keyed
     assert copier is not None
+    folder = copier.store
+    assert isinstance(folder, BlockFolder)
     count = min(PAGES, llm.setup.config.num_blocks)
     size = count * llm.setup.memory.block_bytes
     pages = tuple((page,) for page in range(count))
@@ -139,9 +141,9 @@ def block_rates(llm: LLM, repeats: int) -> tuple[int, dict[str, list[float]]]:
         store, fetch = StoreBlocks(-1, keys, pages), FetchBlocks(-1, keys, pages)
         found["out"].append(rate(size, partial(copied, copier, store)))
         found["page cache"].append(rate(size, partial(copied, copier, fetch)))
-        copier.folder.uncache(keys)
+        folder.uncache(keys)
         found["disk"].append(rate(size, partial(copied, copier, fetch)))
-        copier.folder.remove(keys)
+        folder.remove(keys)
     return size, {name: values[1:] for name, values in found.items()}
 
 
@@ -192,7 +194,7 @@ def first_tokens(
         half = count // 2
         disk, cached = list[float](), list[float]()
         for prompt in prompts[:half]:
-            forget(args.disk)
+            forget(args.keyed)
             disk.append(loaded(llm, prompt, "disk"))
         for prompt in prompts[half:]:
             cached.append(loaded(llm, prompt, "disk"))
@@ -220,13 +222,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All parts."""
     with (
         tempfile.TemporaryDirectory() as models,
-        tempfile.TemporaryDirectory(dir=args.disk) as disk,
+        tempfile.TemporaryDirectory(dir=args.keyed) as disk,
     ):
-        lab, args.disk = Lab(Path(models), random.Random(0)), Path(disk)
+        lab, args.keyed = Lab(Path(models), random.Random(0)), Path(disk)
         llm = engine(lab, args, kv_disk_choice="recompute")
         block = llm.setup.memory.block_bytes
         size, rates = block_rates(llm, args.repeats)
-        raw_folder = args.disk / "00"
+        raw_folder = args.keyed / "00"
         raw_folder.mkdir(exist_ok=True)
         raw = file_rates(raw_folder, size, args.repeats)
         found: dict[str, Any] = {

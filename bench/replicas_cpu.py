@@ -3,15 +3,16 @@ by prefixes is worth beside round robin, and whether the simulator says so, too.
 
 `minfer serve --replicas 3` has KV caches in which all sessions fit once, but not in each
 of them. Each session sends its turns one after the other; a prompt is the one before and
-some more.
-`served` are shares of prompt tokens that were cached, and times to first tokens as
-clients see them. `simulated` takes the requests as the engines recorded them, at their
-times and with their lengths, through `minfer.runs.simulate_replicas`, with costs of steps
-that are fitted to the same run. There is one front, and so one router, as there.
+some more. `served` are shares of prompt tokens that were cached, and times to first
+tokens as clients see them. `simulated` takes the requests as router and engines recorded
+them, in their order, at their times and with their lengths, through
+`minfer.runs.simulate_replicas`, with costs of steps that are fitted to the same run.
+There is one front, and so one router, as there.
 """
 
 import argparse
 import asyncio
+import math
 import random
 import re
 import tempfile
@@ -33,6 +34,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
+from minfer.routing.messages import RoutingRequest
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.runs.cost import CostModel
@@ -115,15 +117,21 @@ def serve(policy: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         share = hits / counted(served, "prefix_cache_queries")
         served.process.terminate()
         served.process.wait(SOON)
-    for path in folder.glob("*.routing"):
-        for _ in RoutingJournal(path.read_bytes()).turns():
-            pass  # raises where it decides otherwise
     return {"hit_share": share, "ttft": percentiles(firsts), "seconds": took}
+
+
+def routed(folder: Path) -> list[str]:
+    """The requests in the order in which the router decided; raises where a replay of it
+    decides otherwise.
+    """
+    (path,) = folder.glob("*.routing")
+    turns = RoutingJournal(path.read_bytes()).turns()
+    return [turn.taken.id for turn in turns if isinstance(turn.taken, RoutingRequest)]
 
 
 def recorded(folder: Path) -> Run:
     """What was recorded, by all replicas together."""
-    arrivals, lengths = list[tuple[float, Request]](), dict[SampleId, int]()
+    arrived, lengths = dict[str, tuple[float, Request]](), dict[SampleId, int]()
     steps, config = list[MeasuredStep](), None
     for path in sorted(folder.glob("replica-*")):
         journal = read_journal(path)
@@ -133,15 +141,20 @@ def recorded(folder: Path) -> Run:
         for turn in turns:
             now = turn.transition.state.time
             came = [one.request for one in turn.events if isinstance(one, Submit)]
-            arrivals += [(now, request) for request in came]
+            arrived |= {request.id: (now, request) for request in came}
             for command in turn.transition.commands:
                 if isinstance(command, Emit):
                     ends = command.finished
                     lengths |= {(one.id, one.sample): one.length for one in ends}
     assert config is not None
-    arrivals.sort(key=lambda one: one[0])
-    begin = arrivals[0][0]
-    since = [(at - begin, request) for at, request in arrivals]
+    # An engine notes an arrival with its next turn: it came before all that were routed
+    # later.
+    arrivals, latest = list[tuple[float, Request]](), math.inf
+    for name in reversed(dict.fromkeys(routed(folder))):
+        at, request = arrived[name]
+        latest = min(latest, at)
+        arrivals.append((latest, request))
+    since = [(at - latest, request) for at, request in reversed(arrivals)]
     return Run(config, since, lengths, fit(iter(steps), "fitted")[0])
 
 

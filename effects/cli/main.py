@@ -20,6 +20,11 @@ COMMANDS: Final = (
     Entry("generate", "continue a text", "minfer.effects.cli.generate"),
     Entry("chat", "talk with a model", "minfer.effects.cli.chat"),
     Entry("serve", "serve a model over HTTP, as OpenAI does", "minfer.effects.cli.serve"),
+    Entry(
+        "route",
+        "pass requests on to several servers",
+        "minfer.effects.cli.route",
+    ),
     Entry("plan", "show what fits into memory", "minfer.effects.cli.plan"),
     Entry(
         "verify",

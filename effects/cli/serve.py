@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         _time_options,
         _process_options,
         _web_options,
-        _tls_options,
+        tls_options,
     ):
         group(add)
     engine_options(parser)
@@ -221,7 +221,8 @@ def _web_options(add: Callable[..., Any]) -> None:
     )
 
 
-def _tls_options(add: Callable[..., Any]) -> None:
+def tls_options(add: Callable[..., Any]) -> None:
+    """Add the options of HTTPS."""
     for name, what in (
         ("certfile", "certificate, and those between it and its root: speak HTTPS"),
         ("keyfile", "its key (default: in the same file)"),

@@ -42,6 +42,7 @@ COUNTERS: Final = (
     "kv_host_lost_blocks",
     "kv_keyed_loaded_blocks",
     "kv_keyed_recomputed_blocks",
+    "kv_keyed_lost_blocks",
     "failed_steps",
     "overruled_policy_answers",
     "spec_decode_num_drafts",  # steps of a sample in which it had drafts
@@ -194,7 +195,7 @@ class TotalsCounter:
                 case Recomputing():
                     counts[_of_tier(reason, "recomputed")] += reason.blocks - reason.hit
                 case LostBlocks(blocks):
-                    counts["kv_host_lost_blocks"] += blocks
+                    counts[_of_tier(reason, "lost")] += blocks
                 case Discarded(plans=plans):
                     counts["failed_steps"] += plans
                     self.failing += plans
@@ -219,6 +220,6 @@ class TotalsCounter:
         self.last.update(dict.fromkeys(new, self.last_output))
 
 
-def _of_tier(reason: Loading | Recomputing, what: str) -> str:
+def _of_tier(reason: Loading | Recomputing | LostBlocks, what: str) -> str:
     """The name of a count of a tier's blocks."""
     return f"kv_{'keyed' if reason.keyed else 'host'}_{what}_blocks"

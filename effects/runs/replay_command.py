@@ -16,9 +16,10 @@ from attrs import asdict
 
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
+from minfer.effects.live.journal.routing_journal_file import routing_journals
 from minfer.effects.runs.recorded import latest_of, read_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
-from minfer.effects.runs.replay_routing import is_routing_journal, replay_routing
+from minfer.effects.runs.replay_routing import replay_routing
 from minfer.effects.runs.replay_state import render_state, summary_line
 from minfer.effects.runs.report import Report
 from minfer.runs.codec import dump
@@ -56,8 +57,8 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 
 def replay(options: argparse.Namespace) -> int:
     """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
-    if is_routing_journal(options.file):
-        return replay_routing(options)
+    if routed := routing_journals(options.file):
+        return replay_routing(routed, options)
     runs = runs_in(options.file)
     journal = runs[-1].open()
     change = change_of(journal, options)

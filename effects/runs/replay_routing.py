@@ -1,92 +1,111 @@
-"""`minfer replay FILE.routing`: the journal of a front's router, every decision verified.
-
-Imports no torch.
-"""
+"""`minfer replay` of a router's journals: every decision verified."""
 
 import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.effects.live.journal.routing_writer import SUFFIX
 from minfer.effects.runs.replay_state import summary_line
-from minfer.routing.messages import Placed
-from minfer.routing.router import Routed
+from minfer.routing.messages import Deferred, NoReplica, Placed
 from minfer.runs.journal import JournalError
-from minfer.runs.routing_journal import RoutingDivergenceError, RoutingJournal
+from minfer.runs.routing_journal import (
+    RoutingDivergenceError,
+    RoutingJournal,
+    RoutingTurn,
+)
+from minfer.values.checks import ConfigError
 
-_DIVERGED: Final = 1  # exit code
+_DIVERGED: Final = 1  # the exit code
+_OWN: Final = frozenset({"file", "json"})  # options that a router's journal knows
+_PARSERS: Final = frozenset({"run", "policies"})  # what argparse adds
 
 
-def is_routing_journal(path: Path) -> bool:
-    """Returns whether a file is the journal of a router, by its name."""
-    return path.suffix == SUFFIX
-
-
-def replay_routing(options: argparse.Namespace) -> int:
-    """Replay a router, and print the results; returns the exit code. Raises
-    JournalError.
+def replay_routing(files: Sequence[Path], options: argparse.Namespace) -> int:
+    """Replay journals, print the results, and return the exit code. Raises JournalError
+    and ConfigError.
     """
-    path: Path = options.file
+    for name, value in vars(options).items():
+        if name not in _OWN | _PARSERS and value not in (None, False, "", []):
+            why = "is of an engine's journal; this is a router's: leave it out"
+            raise ConfigError(f"--{name.replace('_', '-')} {why}")
+    found = [_verify(file) for file in files]
+    if options.json:
+        *others, last = found
+        print(json.dumps({**last, "others": others}))
+    else:
+        print("\n\n".join("\n".join(_lines(one)) for one in found))
+    return _DIVERGED if any(one["divergence"] for one in found) else 0
+
+
+def _verify(file: Path) -> dict[str, Any]:
+    """Replay a journal; returns the results. Raises JournalError."""
     try:
-        journal = RoutingJournal(path.read_bytes())
-    except OSError as error:
-        raise JournalError(f"{path}: {error.strerror or error}") from None
-    placed = Counter[tuple[str, str]]()
-    waited, divergence, begin = 0, None, time.perf_counter()
+        journal = RoutingJournal(file.read_bytes())
+    except (OSError, JournalError) as error:
+        raise JournalError(f"{file}: {error}") from None
+    counts, whys = Counter[str](), Counter[str]()
+    divergence = None
+    begin = time.perf_counter()
     try:
         for turn in journal.turns():
-            if isinstance(turn.result, Routed):
-                reason = turn.result.reason
-                if isinstance(reason, Placed):
-                    placed[reason.replica, reason.why] += 1
-                else:
-                    waited += 1
+            _count(turn, counts, whys)
     except RoutingDivergenceError as error:
-        divergence = {
-            "turn": error.turn,
-            "field": error.field,
-            "expected": error.expected,
-            "found": error.found,
-        }
-    found = {
+        names = ("turn", "field", "expected", "found")
+        divergence = {name: getattr(error, name) for name in names}
+    return {
+        "run": file.stem,
         "about": dict(journal.about),
         "policy": type(journal.config.policy).__name__,
         "turns": journal.count,
-        "placed": [
-            {"replica": name, "why": why, "requests": count}
-            for (name, why), count in sorted(placed.items())
-        ],
-        "waited": waited,
+        **{name: counts[name] for name in ("placed", "deferred", "no_replica")},
+        "why": dict(whys),
+        "blocks": counts["blocks"],
+        "hit_blocks": counts["hit"],
         "torn": journal.torn,
         "divergence": divergence,
         "replay_seconds": time.perf_counter() - begin,
     }
-    print(json.dumps(found) if options.json else "\n".join(_lines(path, found)))
-    return _DIVERGED if divergence else 0
 
 
-def _lines(path: Path, found: dict[str, Any]) -> list[str]:
+def _count(turn: RoutingTurn, counts: Counter[str], whys: Counter[str]) -> None:
+    """Count the decision of a turn, if it is one."""
+    match getattr(turn.result, "reason", None):
+        case Placed() as placed:
+            whys[placed.override or placed.why] += 1
+            counts.update(placed=1, blocks=placed.blocks, hit=placed.hit)
+        case Deferred():
+            counts["deferred"] += 1
+        case NoReplica():
+            counts["no_replica"] += 1
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     """The results, in lines."""
-    about = found["about"]
-    lines = [
-        summary_line(
-            "router",
-            f"{path.stem}: {found['policy']}, minfer {about.get('minfer', '?')}",
-        ),
-        summary_line(
-            "replayed", f"{found['turns']:,} turns in {found['replay_seconds']:.1f} s"
-        ),
-    ]
-    for one in found["placed"]:
-        what = f"{one['requests']:,} requests ({one['why']})"
-        lines.append(summary_line(f"replica {one['replica']}", what))
-    if found["waited"]:
-        lines.append(summary_line("waited", f"{found['waited']:,} times for a replica"))
-    if (one := found["divergence"]) is None:
-        return [*lines, summary_line("verified", "every decision")]
-    lines.append(summary_line("DIVERGED", f"in turn {one['turn']}: {one['field']}"))
-    lines.append(summary_line("  then", json.dumps(one["expected"])))
-    return [*lines, summary_line("  now", json.dumps(one["found"]))]
+    version = found["about"].get("minfer", "?")
+    yield summary_line(
+        "router", f"{found['run']}: policy {found['policy']}, minfer {version}"
+    )
+    took = found["replay_seconds"]
+    yield summary_line("replayed", f"{found['turns']:,} turns in {took:.1f} s")
+    whys = ", ".join(f"{count:,} by {why}" for why, count in sorted(found["why"].items()))
+    yield summary_line(
+        "requests",
+        f"{found['placed']:,} placed ({whys or 'none'}), {found['deferred']:,} "
+        f"deferred, {found['no_replica']:,} without a replica",
+    )
+    if found["blocks"]:
+        share = found["hit_blocks"] / found["blocks"]
+        yield summary_line("prefixes", f"{share:.1%} of blocks were expected in a cache")
+    if found["divergence"]:
+        one = found["divergence"]
+        yield summary_line("DIVERGED", f"in turn {one['turn']}")
+        yield summary_line("  field", one["field"])
+        yield summary_line("  then", json.dumps(one["expected"]))
+        yield summary_line("  now", json.dumps(one["found"]))
+    else:
+        yield summary_line("verified", "every decision")
+    if found["torn"]:
+        yield summary_line("end", f"a last line of {found['torn']} bytes is cut off")

@@ -278,12 +278,12 @@ def refusal(error: Exception, scope: Scope) -> Response:
             failure = wrong_address(scope["method"], path)
         elif error.status_code == NOT_ALLOWED:
             failure = wrong_method(scope["method"], path, headers["Allow"])
-    response = failure_response(_error_format(scope)(failure))
+    response = failure_response(error_format(scope)(failure))
     response.headers.update(headers)
     return response
 
 
-def _error_format(scope: Scope) -> Callable[[ApiError], Failure]:
+def error_format(scope: Scope) -> Callable[[ApiError], Failure]:
     """The function that formats errors for a client: of the endpoint at the path, of one
     above it, or of the one that was probably meant; Anthropic's, if a header of that
     protocol is there; or else OpenAI's.

@@ -363,6 +363,7 @@ class LostBlocks:
 
     blocks: int
     error: str
+    keyed: bool = False  # the tier, as in `Loading`
 
 
 @frozen

@@ -47,7 +47,8 @@ def finish_transfer(
         state = evolve(state, tiers=_without_queue(state.tiers, transfer))
     if isinstance(event, Moved):
         return Transition(state)
-    return Transition(state, (), (LostBlocks(len(transfer.keys), clip(event.error)),))
+    lost_blocks = LostBlocks(len(transfer.keys), clip(event.error), transfer.keyed)
+    return Transition(state, (), (lost_blocks,))
 
 
 def _without_queue(tiers: Tiers, transfer: Transfer) -> Tiers:

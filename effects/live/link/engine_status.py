@@ -50,11 +50,11 @@ def reported_snapshot(
 
 
 def summed_snapshot(each: Sequence[Snapshot]) -> Snapshot:
-    """Returns the state of several engines together: one, or more, that are ready, or
-    else any.
+    """Returns the state of one engine or more together.
 
-    They stall, or fail, only if all do: the others go on serving. All of them report the
-    counts of all fronts; a new engine does not know those of processes that have ended.
+    They stall, or fail, only if all do: else some go on serving. Each of them reports the
+    counts of all fronts, but a new engine does not know those of fronts' processes that
+    had ended before: the most are right.
     """
     waiting_for = Counter[str]()
     for one in each:

@@ -183,11 +183,12 @@ class Remote:
         else:
             snapshot = summed_snapshot([one for one in found if one is not None])
         if self._router is not None:
-            each_waiting = [len(kept.left()) for kept in self._requests.unplaced.values()]
-            held = {"replica": sum(each_waiting)} if each_waiting else {}
+            unplaced = list(self._requests.unplaced.values())  # this may be any thread
+            count = sum(len(kept.left()) for kept in unplaced)
+            held = {"replica": count} if count else {}
             snapshot = evolve(
                 snapshot,
-                waiting=snapshot.waiting + sum(held.values()),
+                waiting=snapshot.waiting + count,
                 waiting_for={**snapshot.waiting_for, **held},
                 totals=sum_totals(one.totals for one in known),
                 replicas=tuple([one.state() for one in self.replicas]),

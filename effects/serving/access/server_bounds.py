@@ -41,26 +41,28 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
     return ServerBounds(
         keys=keys,
         tenants=Tenants(keys, options.cache_secret, folder),
-        workers=_check_whole("preparers", options.preparers, 0),
-        body_timeout=_check_seconds("body-timeout", options.body_timeout),
+        workers=check_whole("preparers", options.preparers, 0),
+        body_timeout=check_seconds("body-timeout", options.body_timeout),
         request_timeout=None
         if options.request_timeout is None
-        else _check_seconds("request-timeout", options.request_timeout),
+        else check_seconds("request-timeout", options.request_timeout),
         end_late=options.enforce_deadlines,
         patience=Patience(
-            connections=_check_whole("max-connections", options.max_connections, 1),
-            header=_check_seconds("header-timeout", options.header_timeout),
+            connections=check_whole("max-connections", options.max_connections, 1),
+            header=check_seconds("header-timeout", options.header_timeout),
         ),
     )
 
 
-def _check_seconds(name: str, value: float) -> float:
+def check_seconds(name: str, value: float) -> float:
+    """The seconds of an option. Raises ConfigError."""
     if not 0 < value < float("inf"):
         raise ConfigError(f"--{name} must be a number of seconds above 0, not {value}")
     return value
 
 
-def _check_whole(name: str, value: int, low: int) -> int:
+def check_whole(name: str, value: int, low: int) -> int:
+    """The whole number of an option. Raises ConfigError."""
     if value < low:
         raise ConfigError(f"--{name} must be a whole number from {low}, not {value}")
     return value

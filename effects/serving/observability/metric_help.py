@@ -53,15 +53,18 @@ HELP: Final[Mapping[str, str]] = {
     "kv_host_recomputed_blocks": (
         "KV blocks in host memory that a waiting sample computes, as that is faster."
     ),
-    "kv_host_lost_blocks": (
-        "KV blocks whose copy to or from host memory, or a disk, failed."
-    ),
+    "kv_host_lost_blocks": "KV blocks whose copy to or from host memory failed.",
     "kv_keyed_loaded_blocks": (
         "KV blocks whose loading from disk, or from what another engine has sent, has "
         "begun, for a waiting sample."
     ),
     "kv_keyed_recomputed_blocks": (
-        "KV blocks on disk that a waiting sample computes, as that is faster."
+        "KV blocks on disk, or sent by another engine, that a waiting sample computes, "
+        "as that is faster."
+    ),
+    "kv_keyed_lost_blocks": (
+        "KV blocks that could not be copied to or from a disk or another engine: they "
+        "are not kept there, or are computed."
     ),
     "kv_sent_blocks": "KV blocks that were sent to another engine.",
     "kv_sent_bytes": "Bytes of the KV blocks that were sent to another engine.",

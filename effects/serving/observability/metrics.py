@@ -116,8 +116,8 @@ class Metrics(Collector):
         """The counts of requests that came through this front."""
         ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
         waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
-        sent = self.routed.items()
-        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent}
+        sent = dict(self.routed)  # others may count meanwhile
+        routed = {f"{_ROUTED}{where}": float(count) for where, count in sent.items()}
         filled = {name: one.histogram() for name, one in self.buckets.items()}
         return Totals(ends | waits | routed, filled)
 

@@ -21,7 +21,7 @@ from minfer.effects.execution.tiers.peers.addresses import Port
 from minfer.effects.execution.tiers.peers.handshake import Terms
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
-from minfer.effects.live.journal.routing_writer import RoutingJournalWriter
+from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.remote import Remote
@@ -169,7 +169,7 @@ async def _keep_linked_to(
     await keep_linked_to(remote, address, replica, terms, name)
 
 
-def _open_recorder(plan: FrontPlan) -> RoutingJournalWriter | None:
+def _open_recorder(plan: FrontPlan) -> RoutingJournalFile | None:
     """The journal of this front's router, if it has one and a journal is written."""
     args = plan.args
     if not plan.deployment.routed or args.journal is None:
@@ -178,17 +178,16 @@ def _open_recorder(plan: FrontPlan) -> RoutingJournalWriter | None:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
         return None
     name = front_name(plan.number).replace(" ", "-")
-    return RoutingJournalWriter(Path(args.journal), name, args.journal_size)
+    return RoutingJournalFile(
+        Path(args.journal), _router_config(plan), args.journal_size, name
+    )
 
 
-def _router(plan: FrontPlan, recorder: RoutingJournalWriter | None) -> FrontRouter | None:
+def _router(plan: FrontPlan, recorder: RoutingJournalFile | None) -> FrontRouter | None:
     """The router among several engines."""
     if not plan.deployment.routed:
         return None
-    config = _router_config(plan)
-    if recorder is not None:
-        recorder.begin(config)
-    return FrontRouter(config, recorder)
+    return FrontRouter(_router_config(plan), recorder)
 
 
 def _router_config(plan: FrontPlan) -> RouterConfig:

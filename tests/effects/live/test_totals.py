@@ -94,6 +94,7 @@ def test_each_reason_has_its_count() -> None:
         Loading("d", 0, 7, 1, 0.1, 0.2, keyed=True),
         Recomputing("e", 0, 5, 4, 0.2, 0.1, keyed=True),
         LostBlocks(3, "torn"),
+        LostBlocks(2, "missing", keyed=True),
     )
     tally.count_turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {
@@ -107,6 +108,7 @@ def test_each_reason_has_its_count() -> None:
         "kv_host_lost_blocks": 3,
         "kv_keyed_loaded_blocks": 6,
         "kv_keyed_recomputed_blocks": 1,
+        "kv_keyed_lost_blocks": 2,
         "failed_steps": 2,
         "overruled_policy_answers": 1,
         "spec_decode_num_drafts": 0,

@@ -257,6 +257,52 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
         assert any(isinstance(one, Routed) for one in turns)
 
 
+@pytest.mark.parametrize("kills", [*long([2]), *claimed([20])])
+def test_engines_that_prefill_and_decode_lose_no_request(kills: int) -> None:
+    """Answers are those of one engine that does both; each of the two is killed in
+    turn.
+    """
+    rng, code = Random(kills), "".join(f"x{i} = {i}\n" for i in range(60))
+    long_ones = [
+        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
+        for number, one in enumerate(bodies(1, 100))
+    ]
+    blocks = "--num-gpu-blocks-override=128"
+    with server(FLOAT, blocks) as one:
+        alone = Load(one.url, long_ones)
+        asyncio.run(alone.learn())
+    with server(FLOAT, blocks, "--prefill=1", "--decode=1") as served:
+        load = Load(served.url, long_ones)
+        load.right = alone.right
+
+        def sent() -> bool:
+            text = served.get("/metrics").text
+            return bool(re.search(r"minfer_kv_sent_blocks_total{.*} [1-9]", text))
+
+        async def run() -> None:
+            await served.until_ready()
+            count = len(load.bodies)
+            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+            async with asyncio.timeout(SOON):
+                while not sent():
+                    await asyncio.sleep(0.1)
+            for number in range(kills):
+                await load.flows(time.monotonic())
+                async with asyncio.timeout(SOON):
+                    while served.get("/health").json()["ready"] != "2 of 2 replicas":
+                        await asyncio.sleep(0.05)
+                await asyncio.sleep(rng.uniform(0, 0.3))
+                name = f"minfer engine {number % 2}"
+                await served.successor(name, served.kill(name))
+            await load.flows(time.monotonic())
+            load.stopping = True
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+
+        asyncio.run(run())
+    assert load.lost() == []
+    assert load.different() == []
+
+
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing
 def test_a_hanging_engine_is_restarted_and_loses_no_request() -> None:
     limit = 1.0

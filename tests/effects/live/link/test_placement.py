@@ -11,7 +11,7 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.effects.live.client import EngineMessage, TurnOutputs
-from minfer.effects.live.journal.routing_writer import RoutingJournalWriter
+from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.quarantine import GIVEN_UP, SUSPECT_DEATHS
@@ -180,6 +180,8 @@ def test_without_a_replica_requests_wait_and_all_of_them_are_served() -> None:
     front.remote.cancel(["a5"])
     assert front.ended["a5", 0].reason == "cancelled"
     assert len(front.remote._requests.unplaced) == 5
+    now = front.remote.snapshot()
+    assert (now.waiting, now.waiting_for) == (5, {"replica": 5})
     world.run(0)
     world.judge()
 
@@ -378,8 +380,7 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
     (front,) = world.fronts
     router = front.remote._router
     assert router is not None
-    writer = RoutingJournalWriter(tmp_path, "front-0", 2**30)
-    writer.begin(router.config)
+    writer = RoutingJournalFile(tmp_path, router.config, 2**30)
     router._recorder = writer
     for _ in range(300):
         world.move(hostile=True)
@@ -399,8 +400,7 @@ def test_a_journal_that_may_not_grow_ends_and_replays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = FrontRouter(RouterConfig(Prefix(), 4))
-    writer = RoutingJournalWriter(tmp_path / "new", "front-0", 1000)
-    writer.begin(router.config)
+    writer = RoutingJournalFile(tmp_path / "new", router.config, 1000)
     router._recorder = writer
     for number in range(20):
         router.note_load(f"{number}", wire.EngineLoad(0, 0, 0, 0))
@@ -408,7 +408,7 @@ def test_a_journal_that_may_not_grow_ends_and_replays(
     (path,) = (tmp_path / "new").iterdir()
     assert path.stat().st_size <= 1000
     assert 0 < len(list(RoutingJournal(path.read_bytes()).turns())) < 20
-    assert caplog.text.count("is full: routing is not recorded any more") == 1
+    assert caplog.text.count("ends here: it has the size that --journal-size allows") == 1
 
 
 # --- all of them together ---------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""What a backend that reports nothing is assumed to have in its prefix cache: the blocks
+that were sent there last.
+
+Theory. The router's index wants prefixes without gaps (`minfer.routing.key_index`). All
+blocks of a prompt are used at once, the last one as the first of them: so each block was
+used later than all that follow it, and the least recently used one has none that follow.
+"""
+
+from collections import OrderedDict
+
+from attrs import define, field, frozen
+
+from minfer.blocks.keys import Key, Keys
+
+
+@frozen
+class CacheUse:
+    """Blocks that came into a cache, and those that had to go."""
+
+    published: Keys
+    evicted: Keys
+
+
+@define
+class AssumedCache:
+    """The `most` blocks used last, of one backend."""
+
+    most: int
+    _blocks: OrderedDict[Key, None] = field(factory=OrderedDict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def use(self, keys: Keys) -> CacheUse:
+        """Use the blocks of a prompt, of which at most the first `most` stay."""
+        blocks = self._blocks
+        keys = keys[: self.most]
+        published = tuple([key for key in keys if key not in blocks])
+        for key in reversed(keys):
+            blocks[key] = None
+            blocks.move_to_end(key)
+        evicted = []
+        while len(blocks) > self.most:
+            evicted.append(blocks.popitem(last=False)[0])
+        return CacheUse(published, tuple(evicted))

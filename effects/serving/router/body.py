@@ -1,0 +1,90 @@
+"""Reads a request's body as it came, within bounds of size and time."""
+
+import asyncio
+from typing import Final
+
+from attrs import define, field
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope
+
+from minfer.effects.serving.client_errors import OVERLOADED, ApiError
+from minfer.effects.serving.wire.coding import Decoder
+from minfer.effects.serving.wire.post import PACE, PATIENCE
+
+HELD: Final = 2**30  # bytes of all bodies that wait or are answered
+_TOO_LARGE: Final = 413
+_TOO_SLOW: Final = 408
+_FULL: Final = 503
+
+
+@define(eq=False)
+class Bodies:
+    """The bodies that a router holds; each has at most `most` bytes."""
+
+    most: int
+    held: int = field(default=0, init=False)
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """A body, held until `release`. Raises ApiError and ClientDisconnect."""
+        headers = dict(scope["headers"])
+        if not headers.keys() & {b"content-length", b"transfer-encoding"}:
+            return b""
+        self._check(int(headers.get(b"content-length", b"0")))
+        data, size = list[bytes](), 0
+        due = asyncio.get_running_loop().time() + PATIENCE
+        try:
+            more = True
+            while more:
+                message = await _next(receive, due + size / PACE)
+                part: bytes = message.get("body", b"")
+                self._check(size + len(part), len(part))
+                size += len(part)
+                self.held += len(part)
+                data.append(part)
+                more = message.get("more_body", False)
+        except BaseException:
+            self.held -= size
+            raise
+        return b"".join(data)
+
+    def release(self, body: bytes) -> None:
+        """A body is no longer needed."""
+        self.held -= len(body)
+
+    def _check(self, size: int, more: int = 0) -> None:
+        if size > self.most:  # uvicorn drops the rest
+            why = f"the body has more than {self.most} bytes"
+            raise ApiError(why, status=_TOO_LARGE)
+        if self.held + more > HELD:
+            why = "the router holds too many large requests"
+            raise ApiError(why, None, OVERLOADED, _FULL)
+
+
+async def _next(receive: Receive, due: float) -> Message:
+    try:
+        async with asyncio.timeout_at(due):
+            message = await receive()
+    except TimeoutError:
+        why = f"the body comes at less than {PACE} bytes a second"
+        raise ApiError(why, status=_TOO_SLOW) from None
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message
+
+
+def decoded(body: bytes, scope: Scope, most: int) -> bytes:
+    """A body without its Content-Encoding; empty if that is not known, or more than
+    `most` bytes: its backend refuses it.
+    """
+    coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1")
+    if not coding:
+        return body
+    data = bytearray()
+    try:
+        for part in Decoder(coding).decode(body):
+            data += part
+            if len(data) > most:
+                return b""
+    except ApiError:
+        return b""
+    return bytes(data)

@@ -1,0 +1,217 @@
+"""Sends a request to a backend, and passes its response on as it comes.
+
+request --> head .... none came: Failed, another backend may be tried
+             |
+           429 or 503 with Retry-After: Refused, likewise
+             |
+           first part of the body ... none came, as the connection broke: Failed
+             |
+           the client gets head and parts; a break from here on ends its stream with
+           an error in its API's form, or, of a whole body, its connection
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+from attrs import define, field, frozen
+from multidict import CIMultiDict
+from starlette.types import Scope, Send
+from yarl import URL
+
+from minfer.effects.serving.application import error_format
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.router.head import (
+    RawHeaders,
+    request_headers,
+    response_headers,
+)
+from minfer.effects.serving.wire.sse import EventStream
+
+CONNECT: Final = 5.0  # seconds until a backend has accepted a connection
+KEPT: Final = 2.0  # seconds that an idle connection is used again; uvicorn closes at 5
+TRIED_AGAIN: Final = frozenset({429, 503})  # another backend may take it
+BAD_GATEWAY: Final = 502
+TIMED_OUT: Final = 504
+# Causes of failures: no connection was made; it ended.
+CONNECT_FAILED: Final = "connect"
+DISCONNECTED: Final = "disconnect"
+_HEAD: Final = 2**16  # bytes of a header of a response
+_RETRY_AFTER: Final = b"retry-after"
+_REFUSAL: Final = 2**16  # bytes of a refusal's body that are kept
+_EVENTS: Final = b"text/event-stream"
+# aiohttp writes these by itself, where a client has none.
+_AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_CONNECTING: Final = (aiohttp.ConnectionTimeoutError,)
+_log: Final = logging.getLogger("minfer.router")
+
+
+@frozen(kw_only=True)
+class ClientRequest:
+    """A client's request, read."""
+
+    scope: Scope
+    send: Send
+    body: bytes
+
+
+@frozen
+class Refused:
+    """A backend has too much to do; its response, as far as it was read."""
+
+    status: int
+    headers: RawHeaders
+    body: bytes
+
+
+@frozen
+class Failed:
+    """A backend failed before the first part of a body came."""
+
+    cause: str  # a word, for metrics
+    error: ApiError
+    refused: bool = False  # the connection
+    again: bool = True  # another may be tried
+
+
+@frozen
+class Answered:
+    """The client has a response, whole or in part."""
+
+    broken: bool = False
+
+
+Outcome = Answered | Refused | Failed
+# Takes status and head of a response, and the first part of its body.
+NoteFirst = Callable[[int, RawHeaders, bytes], None]
+
+
+@define(eq=False)
+class Exchange:
+    """One attempt to have a request answered by a backend."""
+
+    http: aiohttp.ClientSession
+    request: ClientRequest
+    name: str  # the backend's base URL
+    started: bool = field(default=False, init=False)  # the client got a part
+    _events: bool = field(default=False, init=False)  # the response is a stream of events
+    _last: bytes = field(default=b"", init=False)  # bytes that were sent
+
+    async def run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
+        """Send the request and pass the response on. `note_first` is called with its head
+        and first part; a refusal is returned, not passed on, where it `may_refuse`.
+        """
+        try:
+            return await self._run(note_first, may_refuse=may_refuse)
+        except aiohttp.ClientConnectorError as error:
+            return self._failed(CONNECT_FAILED, error, refused=True)
+        except TimeoutError as error:  # aiohttp's are, too
+            if not self.started:
+                why = "the server behind the router did not answer in time"
+                late = ApiError(why, None, "backend_timeout", TIMED_OUT)
+                return Failed("timeout", late, again=isinstance(error, _CONNECTING))
+            return await self._break_off(error)
+        except (aiohttp.ClientError, OSError) as error:
+            if not self.started:
+                return self._failed(DISCONNECTED, error)
+            return await self._break_off(error)
+
+    async def _run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
+        scope, send = self.request.scope, self.request.send
+        raw = self.name + scope["raw_path"].decode("ascii", "replace")
+        query: bytes = scope["query_string"]
+        url = URL(f"{raw}?{query.decode('latin-1')}" if query else raw, encoded=True)
+        sent = self.http.request(
+            scope["method"],
+            url,
+            data=self.request.body or None,
+            headers=CIMultiDict(request_headers(scope)),
+            skip_auto_headers=_AUTOMATIC,
+            allow_redirects=False,
+        )
+        async with sent as response:
+            headers = response_headers(response.raw_headers)
+            content = response.content
+            part = await content.readany()
+            if may_refuse and _is_refusal(response.status, headers):
+                while len(part) < _REFUSAL and (rest := await content.readany()):
+                    part += rest
+                return Refused(response.status, headers, part)
+            self._events = any(
+                name == b"content-type" and value.lower().startswith(_EVENTS)
+                for name, value in headers
+            )
+            note_first(response.status, headers, part)
+            self.started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status,
+                    "headers": headers,
+                }
+            )
+            more = True
+            while part and more:
+                self._last = part[-2:]
+                more = not content.at_eof()  # else its end travels with it
+                await send(
+                    {"type": "http.response.body", "body": part, "more_body": more}
+                )
+                part = await content.readany() if more else b""
+            if more:
+                await send({"type": "http.response.body"})
+        return Answered()
+
+    def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
+        _log.warning("%s failed: %s", self.name, error or type(error).__name__)
+        why = "the server behind the router cannot be reached, or closed the connection"
+        failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
+        return Failed(cause, failure, refused)
+
+    async def _break_off(self, error: Exception) -> Answered:
+        """End a response that its backend does not end."""
+        _log.warning("%s broke off: %s", self.name, error or type(error).__name__)
+        if self._events:
+            why = "the server behind the router broke off"
+            failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
+            event = error_format(self.request.scope)(failure).event
+            end = b"" if self._last == b"\n\n" else b"\n\n"
+            body = end + EventStream.frame([event]).encode()
+            await self.request.send({"type": "http.response.body", "body": body})
+        # Without an end, uvicorn closes the connection: the client sees that it is cut.
+        return Answered(broken=True)
+
+
+def _is_refusal(status: int, headers: RawHeaders) -> bool:
+    return status in TRIED_AGAIN and any(name == _RETRY_AFTER for name, _ in headers)
+
+
+async def pass_on(refused: Refused, send: Send) -> None:
+    """Pass a refusal on to the client."""
+    head = [(name, value) for name, value in refused.headers if name != b"content-length"]
+    length = (b"content-length", str(len(refused.body)).encode())
+    await send(
+        {
+            "type": "http.response.start",
+            "status": refused.status,
+            "headers": [*head, length],
+        }
+    )
+    await send({"type": "http.response.body", "body": refused.body})
+
+
+def open_session(patience: float) -> aiohttp.ClientSession:
+    """The client of all backends; `patience`: seconds that may pass between two parts of
+    a response, or before the first.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        max_line_size=_HEAD,
+        max_field_size=_HEAD,
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT, sock_read=patience
+        ),
+    )

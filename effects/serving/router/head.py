@@ -1,0 +1,61 @@
+"""Heads of requests and responses on their way through a router.
+
+Headers that are of one connection (RFC 9110, 7.6.1) are not passed on, nor is Host, which
+is the backend's own; the body's length is written anew. The client's address and the name
+that it used go into X-Forwarded headers: For grows by one address, Host and Proto are the
+last proxy's own word.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.types import Scope
+
+RawHeaders = list[tuple[bytes, bytes]]
+_OF_A_CONNECTION: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_SENT: Final = _OF_A_CONNECTION | {b"host", b"content-length", b"expect"}
+_FOR, _HOST, _SCHEME = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"
+
+
+def request_headers(scope: Scope) -> list[tuple[str, str]]:
+    """The headers of a client's request for a backend."""
+    headers: RawHeaders = scope["headers"]
+    dropped = _NOT_SENT | _named_by_connection(headers) | {_FOR, _HOST, _SCHEME}
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    chain = [value for name, value in headers if name == _FOR]
+    client = scope.get("client")
+    if client:
+        chain.append(client[0].encode())
+    if chain:
+        kept.append((_FOR, b", ".join(chain)))
+    kept += [(_HOST, value) for name, value in headers if name == b"host"]
+    kept.append((_SCHEME, scope.get("scheme", "http").encode()))
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept]
+
+
+def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+    """The headers of a backend's response for a client."""
+    lower = [(name.lower(), value) for name, value in headers]
+    dropped = (
+        _OF_A_CONNECTION | _named_by_connection(lower) | {b"date"}
+    )  # uvicorn has one
+    return [(name, value) for name, value in lower if name not in dropped]
+
+
+def _named_by_connection(headers: RawHeaders) -> frozenset[bytes]:
+    """Headers that the header Connection names as its own."""
+    named = [value for name, value in headers if name == b"connection"]
+    words = b",".join(named).lower().split(b",")
+    return frozenset(word.strip() for word in words)

@@ -1,0 +1,41 @@
+"""Where responses were made: what a server may keep of them is there alone.
+
+An answer's id is in its header `x-request-id`, or the first "id" of its body.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import define, field
+
+REMEMBERED: Final = 2**16  # ids
+_SEARCHED: Final = 4096  # bytes of a body
+_ID: Final = re.compile(rb'"id"\s*:\s*"([\w.-]{1,128})"')
+_HEADER: Final = b"x-request-id"
+_LONGEST: Final = 128
+
+
+@define
+class Homes:
+    """The backends of the last answers, by their ids."""
+
+    _names: OrderedDict[str, str] = field(factory=OrderedDict, init=False)
+
+    def note(
+        self, name: str, headers: Iterable[tuple[bytes, bytes]], first: bytes
+    ) -> None:
+        """Note an answer of a backend by its head and the first part of its body."""
+        found = [value for key, value in headers if key == _HEADER]
+        match = _ID.search(first, 0, _SEARCHED)
+        for key in (*found, *(() if match is None else (match[1],))):
+            if len(key) <= _LONGEST:
+                self._names[key.decode("latin-1")] = name
+                self._names.move_to_end(key.decode("latin-1"))
+        while len(self._names) > REMEMBERED:
+            self._names.popitem(last=False)
+
+    def find(self, key: str) -> str | None:
+        """The backend that made an answer, if it is known."""
+        return self._names.get(key)

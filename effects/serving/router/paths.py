@@ -1,0 +1,87 @@
+"""Which addresses a router passes on, and how it finds their backend.
+
+what                                                    goes to
+POST of an endpoint that computes a prompt              where the policy says
+what names a response or request by its id              where that was made
+all else below /v1, and some others                     any backend
+what changes or holds the state of one server           nowhere: ask that server
+"""
+
+import re
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.serving.client_errors import ApiError
+
+NOT_FOUND: Final = 404
+ROUTED: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+    }
+)
+_OTHERS: Final = frozenset(  # outside of /v1
+    {
+        "/tokenize",
+        "/detokenize",
+        "/version",
+        "/openapi.json",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/rerank",
+        "/v2/rerank",
+    }
+)
+_STATEFUL: Final = (  # of one server
+    "/v1/batches",
+    "/v1/conversations",
+    "/v1/files",
+    "/v1/load_lora_adapter",
+    "/v1/stream",
+    "/v1/unload_lora_adapter",
+)
+_MADE: Final = re.compile(r"/v1/(?:responses|requests)/([^/]+)(?:/.*)?")
+
+
+class Way(Enum):
+    """How the backend of a request is found."""
+
+    POLICY = "policy"
+    HOME = "home"
+    ANY = "any"
+
+
+@frozen
+class Target:
+    """What a request is for; `id` is what it names, if anything."""
+
+    way: Way
+    id: str = ""
+
+
+def target_of(method: str, path: str, raw_path: bytes) -> Target:
+    """How to find the backend of a request. Raises ApiError for what is not passed on."""
+    # The raw path is put behind a backend's address: it must not be able to change that.
+    if not raw_path.startswith(b"/") or ".." in path.split("/"):
+        raise ApiError("the path must begin with / and have no part ..")
+    if path in ROUTED:
+        return Target(Way.POLICY if method == "POST" else Way.ANY)
+    made = _MADE.fullmatch(path)
+    if made is not None:
+        return Target(Way.HOME, made[1])
+    if any(f"{path}/".startswith(f"{one}/") for one in _STATEFUL):
+        raise _not_passed_on(path)
+    if path.startswith("/v1/") or path in _OTHERS:
+        return Target(Way.ANY)
+    raise _not_passed_on(path)
+
+
+def _not_passed_on(path: str) -> ApiError:
+    why = f"the router does not pass on {path[:128]}: ask one of the servers behind it"
+    return ApiError(why, None, "not_routed", NOT_FOUND)

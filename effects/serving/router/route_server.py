@@ -1,0 +1,153 @@
+"""`minfer route`: a socket, the router behind it, and its end."""
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from minfer.effects.serving.access.api_keys import read_keys
+from minfer.effects.serving.access.hosts import read_hosts
+from minfer.effects.serving.access.server_bounds import (
+    ServerBounds,
+    check_seconds,
+    check_whole,
+)
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.server import (
+    HttpOptions,
+    http_config,
+    listen_at,
+    with_middleware,
+)
+from minfer.effects.serving.router.backends import read_backends, read_sources
+from minfer.effects.serving.router.router_application import Router
+from minfer.effects.serving.router.router_options import RouterOptions
+from minfer.effects.serving.wire.connections import Connections, Patience
+from minfer.effects.serving.wire.descriptors import raise_limit
+from minfer.effects.serving.wire.shared_counts import SharedCounts
+from minfer.effects.serving.wire.tls import Tls
+from minfer.values.checks import ConfigError
+
+_STOP: Final = 2  # signals after which the router stops at once
+_LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
+
+
+class RouterServer(uvicorn.Server):
+    """Ends in two stages: after a SIGTERM it takes no new requests, and running ones have
+    `shutdown_timeout` seconds to end; after a second one, or an interrupt, it stops.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, router: Router, shutdown_timeout: float
+    ) -> None:
+        super().__init__(config)
+        self.server_state.connections = Connections(SharedCounts().connections)
+        self._router = router
+        self._timeout = shutdown_timeout
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Count a signal."""
+        self._signals += _STOP if sig == signal.SIGINT else 1
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ask the backends, then accept connections."""
+        await self._router.open()
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then stop."""
+        self._router.closing = True
+        end = asyncio.get_running_loop().time() + self._timeout
+        while (
+            self._router.live
+            and self._signals < _STOP
+            and asyncio.get_running_loop().time() < end
+        ):
+            await asyncio.sleep(_LOOK)
+        await super().shutdown(sockets)
+        await self._router.close()
+
+
+def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, HttpOptions]:
+    """The settings of the command line. Raises ConfigError."""
+    tls = Tls(
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+        password=options.ssl_keyfile_password,
+        ca_certs=options.ssl_ca_certs,
+    )
+    tls.check()
+    file = options.api_keys_file
+    keys = read_keys(options.api_key, None if file is None else Path(file))
+    patience = Patience(
+        connections=check_whole("max-connections", options.max_connections, 1),
+        header=check_seconds("header-timeout", options.header_timeout),
+    )
+    backends = read_backends(options.backend)
+    sources = read_sources(options.kv_events, backends)
+    if bool(sources) != (options.model is not None):
+        why = "a server's blocks are compared by token ids"
+        raise ConfigError(f"--kv-events and --model need each other: {why}")
+    router = RouterOptions(
+        backends=backends,
+        kv_sources=sources,
+        kv_block_size=check_whole("kv-block-size", options.kv_block_size, 1),
+        model=options.model,
+        policy=options.routing,
+        keys=keys,
+        cache_tokens=check_whole("cache-tokens", options.cache_tokens, 1),
+        max_body=check_whole("max-body-size", options.max_body_size, 1),
+        max_waiting=check_whole("max-waiting", options.max_waiting, 0),
+        patience=check_seconds("backend-timeout", options.backend_timeout),
+        journal=None if options.journal is None else Path(options.journal),
+        journal_size=check_whole("journal-size", options.journal_size, 1),
+    )
+    http = HttpOptions(
+        names=[],
+        bounds=ServerBounds(keys=keys, patience=patience),
+        max_body=router.max_body,
+        hosts=read_hosts(options, has_keys=bool(keys.known)),
+        access_log=options.access_log,
+        allowed_origins=options.allowed_origins,
+        tls=tls,
+        shutdown_timeout=check_seconds("shutdown-timeout", options.shutdown_timeout),
+    )
+    return router, http
+
+
+def serve_router(options: argparse.Namespace) -> int:
+    """Route until a signal comes; returns the exit code. Raises ConfigError."""
+    chosen, http = read_router_options(options)
+    configure_logs("router")
+    raise_limit()
+    (listener,) = listen_at(options.host, options.port)
+    # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
+    # SIGTERM ends here.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with listener:
+        router = Router(chosen)
+        print(_announcement(listener, chosen, http), flush=True)
+        with with_middleware(router, http, "router", lambda: None) as outer:
+            config = http_config(outer, http)
+            RouterServer(config, router, http.shutdown_timeout).run([listener])
+    print("minfer: the router has ended", file=sys.stderr)
+    return 0
+
+
+def _announcement(
+    listener: socket.socket, chosen: RouterOptions, http: HttpOptions
+) -> str:
+    """The line that announces the address; programs read it."""
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    scheme = "https" if http.tls.enabled else "http"
+    count = len(chosen.backends)
+    servers = f"{count} server{'s' * (count > 1)}"
+    return f"minfer: {servers} by {chosen.policy} at {scheme}://{where}/v1"

@@ -1,0 +1,37 @@
+"""The settings of a router."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import field, frozen
+
+from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.router.backends import KvSource
+
+CACHE_TOKENS: Final = 2**20
+KV_BLOCK: Final = 16  # tokens; vLLM's default
+MAX_BODY: Final = 2**25  # bytes
+MAX_WAITING: Final = 1024
+PATIENCE: Final = 600.0  # seconds
+JOURNAL_SIZE: Final = 2**30  # bytes
+
+
+@frozen(kw_only=True)
+class RouterOptions:
+    """How requests are routed."""
+
+    backends: Sequence[str]  # base URLs, as `read_backends` returns them
+    policy: str = "prefix"
+    keys: Keys = field(factory=Keys)  # that clients must have
+    cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
+    # Where backends report what they cache, by name; then `model` has the tokenizer, and
+    # blocks have as many tokens as theirs.
+    kv_sources: Mapping[str, KvSource] = field(factory=dict)
+    kv_block_size: int = KV_BLOCK
+    model: str | None = None
+    max_body: int = MAX_BODY  # bytes
+    max_waiting: int = MAX_WAITING  # requests
+    patience: float = PATIENCE  # seconds between two parts of a response
+    journal: Path | None = None  # a folder
+    journal_size: int = JOURNAL_SIZE

@@ -1,0 +1,67 @@
+"""What a router knows of a request with a model's tokenizer: keys of blocks of token ids.
+
+They are compared with the blocks that servers report (`kv_events`), so ids have to be
+those that the servers make: bodies are read, and conversations rendered, as `minfer
+serve` does. A body that minfer would refuse has no keys, and is routed without.
+"""
+
+from typing import Final
+
+import msgspec
+
+from minfer.blocks.keys import Key, block_keys, root_key
+from minfer.effects.serving.endpoints import ENDPOINTS
+from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
+from minfer.effects.serving.router.prompt_keys import TOKEN_BYTES, PromptKeys
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers
+
+_CONTEXT: Final = 2**20  # tokens of the longest prompt that is read
+_VOCABULARY: Final = 2**32  # token ids are the server's to check
+
+
+class _Salt(msgspec.Struct):
+    cache_salt: str = ""
+
+
+def tokens_root(salt: str = "") -> Key:
+    """The key before the first block of token ids."""
+    return root_key(b"tokens", salt.encode("utf-8", "surrogatepass"))
+
+
+class TokenKeys:
+    """A model's tokenizer and chat template. Raises ConfigError and CheckpointError if
+    they cannot be read.
+    """
+
+    def __init__(self, model: str, block_size: int) -> None:
+        folder = model_folder(model)
+        tokenizer = Tokenizer(folder, _CONTEXT)
+        parsers = Parsers().settled(tokenizer.all_templates)
+        facts = ModelFacts(
+            folder=str(folder),
+            vocab_size=_VOCABULARY,
+            hidden_size=0,
+            max_model_len=_CONTEXT,
+            default_params={},
+            names=(),
+            tool_parser=parsers.tools,
+            reasoning_parser=parsers.reasoning,
+        )
+        self._model = WorkerModel(facts=facts, tokenizer=tokenizer)
+        self._endpoints = {one.path: one for one in ENDPOINTS}
+        self._block_size = block_size
+
+    def read(self, path: str, body: bytes) -> PromptKeys:
+        """The keys of a request's first prompt, and the tokens of all. Never raises; it
+        may take a while, and may run in any thread.
+        """
+        try:
+            request = self._endpoints[path].read(body).generation(self._model)
+            salt = msgspec.json.decode(body, type=_Salt).cache_salt
+        except Exception:  # whatever is wrong with it, its server will say
+            return PromptKeys(tokens=len(body) // TOKEN_BYTES)
+        prompts = [prompt.ids for prompt in request.prompts]
+        keys = block_keys(tokens_root(salt), prompts[0], self._block_size)
+        return PromptKeys(keys, sum(map(len, prompts)))

@@ -1,0 +1,1 @@
+"""The router in front of other servers."""

@@ -1,0 +1,138 @@
+"""Backends that fail before and after the first byte, refuse, or say nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.effects.serving.router.fakes import Seen, begin_events, routing, whole
+
+
+def run(case: Any) -> None:
+    asyncio.run(case())
+
+
+def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, policy="round_robin") as made:
+            first, second = sorted(made.backends, key=lambda one: one.url)
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.close()
+
+            first.answer = die
+            assert await made.by("a") == second.name
+            assert len(first.seen) == 1
+            assert made.router.metrics.retries == {"disconnect": 1}
+        async with routing(2, policy="round_robin") as made:
+            for one in made.backends:
+                await one.stop()
+            answer = await made.chat("a")
+            assert answer.status_code == 502
+            assert made.router.metrics.retries == {"connect": 1}
+            assert made.router.dispatcher.available() == [], "they have left at once"
+            answer = await made.chat("a")
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == "no_backend"
+
+
+def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
+    @run
+    async def _() -> None:
+        async with routing(4) as made:
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.close()
+
+            for one in made.backends:
+                one.answer = die
+            assert (await made.chat("a")).status_code == 502
+            assert sum(len(one.seen) for one in made.backends) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("/v1/chat/completions", b'data: {"error":{"message"'),
+        ("/v1/responses", b'event: error\ndata: {"error":{"message"'),
+        ("/v1/messages", b'event: error\ndata: {"type":"error"'),
+    ],
+)
+def test_a_stream_that_breaks_off_ends_with_an_error(url: str, start: bytes) -> None:
+    @run
+    async def _() -> None:
+        async with routing(2) as made:
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                begin_events(to, b"data: 1\n\ndata: half of")
+                await to.drain()
+                to.close()
+
+            for one in made.backends:
+                one.answer = die
+            answer = await made.http.post(url, json={"stream": True})
+            assert answer.content.startswith(b"data: 1\n\ndata: half of\n\n" + start)
+            assert answer.content.endswith(b"\n\n")
+            assert made.router.metrics.broken == 1
+            assert made.router.metrics.retries == {}
+
+
+def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, patience=0.05) as made:
+
+            async def silent(seen: Seen, to: asyncio.StreamWriter) -> None:
+                if b"stream" in seen.body:
+                    begin_events(to, b"data: 1\n\n")
+                await asyncio.sleep(60)
+
+            for one in made.backends:
+                one.answer = silent
+            answer = await made.chat("a")
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "backend_timeout"
+            assert made.router.metrics.retries == {}, "another would take as long"
+            answer = await made.chat("a", stream=True)
+            assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
+            assert not made.router.dispatcher.state.requests
+
+
+def test_a_body_that_breaks_off_is_cut_off() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+                await to.drain()
+                to.close()
+
+            made.backends[0].answer = die
+            with pytest.raises(Exception, match="without sending complete message"):
+                await made.chat("a")
+
+
+def test_a_refusal_is_tried_elsewhere_once() -> None:
+    @run
+    async def _() -> None:
+        async with routing(3, policy="round_robin") as made:
+
+            async def busy(_: Seen, to: asyncio.StreamWriter) -> None:
+                whole(to, {"error": "busy"}, 429, b"retry-after: 7\r\n")
+
+            first, second, third = sorted(made.backends, key=lambda one: one.url)
+            first.answer = busy
+            assert await made.by("a") == second.name
+            assert made.router.metrics.retries == {"refused": 1}
+            second.answer = third.answer = busy
+            answer = await made.chat("a")
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "7"
+            assert answer.json() == {"error": "busy"}
+            assert made.router.metrics.retries == {"refused": 2}
+        async with routing(1) as made:
+            made.backends[0].answer = busy
+            assert (await made.chat("a")).status_code == 429
