@@ -1,4 +1,5 @@
-"""KV blocks between two processes of this machine: shared memory, and TCP over loopback.
+"""KV blocks between two processes of this machine: through shared memory, TCP over
+loopback, and, where it is installed, NIXL with what UCX finds here.
 
     python -m bench.peers
 
@@ -24,13 +25,16 @@ import numpy as np
 from bench.results import run, show, spread
 from minfer.effects.execution.tiers.peers.addresses import Address
 from minfer.effects.execution.tiers.peers.framing import read_exactly
-from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.execution.tiers.peers.peers import Peers
+from minfer.effects.execution.tiers.peers.remote_memory import is_installed
 
 # Bytes of a block of 16 and of 64 tokens: of a 0.5B model (24 layers, 2 heads of 64), and
 # of a 7B one (28 layers, 4 heads of 128), both in 16 bits.
 SIZES: Final = {"0.3 MB": 24 * 2 * 2 * 64 * 2 * 24, "3.7 MB": 28 * 2 * 4 * 128 * 2 * 64}
 LAYOUT: Final = b"bench"
 TARGET: Final = "d"
+NIXL: Final = "NIXL"
 GIGA: Final = 1e9
 
 
@@ -61,9 +65,12 @@ def in_threads(work: Callable[[bytes], None], keys: Sequence[bytes], count: int)
         one.join()
 
 
-def receive(pipe: Connection, address: Address, size: int, blocks: int) -> None:
+def receive(
+    pipe: Connection, address: Address, size: int, blocks: int, *, nixl: bool
+) -> None:
     """The process that gets blocks: fetches them, as often as it is told to."""
-    peers = Peers(PeerPlan(name=TARGET, role="", listens=(address,)), 1)
+    plan = PeerPlan(name=TARGET, role="", listens=(address,), nixl=nixl)
+    peers = Peers(plan, 1)
     peers.open(LAYOUT, size)
     local = threading.local()
 
@@ -80,13 +87,13 @@ def receive(pipe: Connection, address: Address, size: int, blocks: int) -> None:
 
 
 def rates(
-    address: Address, size: int, args: argparse.Namespace
+    address: Address, size: int, args: argparse.Namespace, *, nixl: bool
 ) -> dict[str, dict[str, float]]:
     """GB/s by number of threads."""
     blocks = max(1, args.bytes // size)
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
-        target=receive, args=(there, address, size, blocks)
+        target=receive, args=(there, address, size, blocks), kwargs={"nixl": nixl}
     )
     child.start()
     here.recv()
@@ -164,7 +171,12 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any]:
                 "shared memory": Path(folder) / "kv",
                 "TCP": free_port(),
             }
-            mine = {way: rates(address, size, args) for way, address in ways.items()}
+            if is_installed():
+                ways[NIXL] = free_port()
+            mine = {
+                way: rates(address, size, args, nixl=way == NIXL)
+                for way, address in ways.items()
+            }
         beside = {"a copy": copying(size, args), "plain TCP": plain_tcp(size, args)}
         found[name] = {"bytes": size, **mine, **beside}
         show({name: found[name]})

@@ -153,6 +153,12 @@ def _process_options(add: Callable[..., Any]) -> None:
         "are dialled from; with --decode, each engine has the next port",
     )
     add(
+        "--kv-nixl",
+        action="store_true",
+        help="have them write it through NIXL, over RDMA or what else UCX finds, if they "
+        "have it, too (extra nixl; default: TCP)",
+    )
+    add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
         default="prefix",

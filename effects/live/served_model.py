@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Never, Self
 import attrs
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.execution.tiers.peers.peers import PeerPlan
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.warming.start_progress import (
     Report,
     ignore_progress,

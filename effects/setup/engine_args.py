@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from attrs import field, fields, frozen
 
-from minfer.effects.execution.tiers.peers.peers import PeerPlan
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from minfer.effects.execution.tiers.block_folder import capacity, file_bytes
-from minfer.effects.execution.tiers.peers.peers import DECODE
+from minfer.effects.execution.tiers.peers.peer_plan import DECODE
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import MemoryPlan, memory_limit, size_text
 from minfer.records.config import EngineConfig

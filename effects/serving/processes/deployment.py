@@ -24,7 +24,9 @@ from minfer.effects.execution.tiers.peers.addresses import (
     read_port,
 )
 from minfer.effects.execution.tiers.peers.handshake import secret_key
-from minfer.effects.execution.tiers.peers.peers import DECODE, PREFILL, PeerPlan
+from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PREFILL, PeerPlan
+from minfer.effects.execution.tiers.peers.remote_memory import PACKAGE, is_installed
+from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
 
@@ -40,6 +42,7 @@ class Deployment:
     kv_listen: Port | None = None  # where the first that decodes gets KV from those
     # Where the first engine is linked to fronts of other machines; there are none here.
     prefill_listen: Port | None = None
+    nixl: bool = False  # those write KV through NIXL, if they have it
     secret: bytes = field(default=b"", repr=False)  # of links between machines
 
     @property
@@ -85,6 +88,7 @@ class Deployment:
                 name=name,
                 role=DECODE,
                 listens=self._receives(int(name), path),
+                nixl=self.nixl,
                 secret=self.secret,
             )
             for name, path in local.items()
@@ -128,6 +132,10 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
             "engines of other machines need a --cache-secret (or MINFER_CACHE_SECRET), "
             "which is the same on all of them"
         )
+    if options.kv_nixl and not kv_listen:
+        raise ConfigError("--kv-nixl is for --kv-listen; leave it out")
+    if options.kv_nixl and not is_installed():
+        raise ConfigError(f"--kv-nixl needs {PACKAGE}: {how_to_install('nixl')}")
     if listen and (others or decode):
         raise ConfigError(
             "--prefill-listen is for engines that compute prompts alone; leave --decode, "
@@ -152,6 +160,7 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         routing=options.routing,
         prefill_at=others,
         kv_listen=kv_listen,
+        nixl=options.kv_nixl,
         prefill_listen=listen,
         secret=secret_key(options.cache_secret) if others or listen else b"",
     )

@@ -13,6 +13,7 @@ import pytest
 
 from minfer.effects.execution.tiers.peers import inbox as inboxes
 from minfer.effects.execution.tiers.peers import peers as peering
+from minfer.effects.execution.tiers.peers import remote_memory
 from minfer.effects.execution.tiers.peers import sender as senders
 from minfer.effects.execution.tiers.peers.addresses import Address
 from minfer.effects.execution.tiers.peers.framing import (
@@ -22,8 +23,10 @@ from minfer.effects.execution.tiers.peers.framing import (
 )
 from minfer.effects.execution.tiers.peers.handshake import Challenge, Hello
 from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
-from minfer.effects.execution.tiers.peers.peer_messages import Block, terms_of
-from minfer.effects.execution.tiers.peers.peers import PeerPlan, Peers
+from minfer.effects.execution.tiers.peers.peer_messages import Block, Remote, terms_of
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.execution.tiers.peers.peers import Peers
+from minfer.effects.execution.tiers.peers.remote_memory import is_installed
 
 SIZE = 1000
 KEYS = tuple([bytes([i]) * 32 for i in range(20)])
@@ -53,7 +56,19 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peering, "MOST", 64)
 
 
-@pytest.fixture(params=["local", "tcp"])
+@pytest.fixture(
+    params=[
+        "local",
+        "tcp",
+        pytest.param(
+            "nixl",
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(not is_installed(), reason="nixl-cu13 is not there"),
+            ],
+        ),
+    ]
+)
 def decode(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Receiving"]:
     one = Receiving(request.param, tmp_path)
     yield one
@@ -65,10 +80,12 @@ class Receiving:
 
     def __init__(self, how: str, folder: Path, **changes: Any) -> None:
         self.address: Address = folder / "peer"
-        if how == "tcp":
+        if how != "local":
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self.address = free.getsockname()
-        self.peers = Peers(plan("d", listens=(self.address,), **changes), 1)
+        listens, nixl = (self.address,), how == "nixl"
+        self.how = how
+        self.peers = Peers(plan("d", listens=listens, nixl=nixl, **changes), 1)
         self.peers.open(LAYOUT, SIZE)
         assert self.peers.inbox is not None
         self.box = self.peers.inbox
@@ -99,6 +116,9 @@ def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
     assert decode.box.received_bytes == SIZE * len(KEYS)
     [one] = prefill._senders.values()
     assert (one.sent, one.sent_bytes, one.dropped) == (20, SIZE * 20, 0)
+    assert one._connected
+    ways = (one._connected.memory is not None, one._connected.writer is not None)
+    assert ways == (decode.how == "local", decode.how == "nixl")
     with pytest.raises(NotSentError):
         fetched(decode.box, KEYS[0])  # it was fetched, and its slot is free
     prefill.close()
@@ -234,13 +254,15 @@ def greeted(said: Challenge, **changes: Any) -> bytes:
     [
         lambda _: b"\xff" * 8,  # a length beyond the largest
         lambda _: b"\x03\x00\x00\x00abc",
-        lambda _: framed(Block(KEYS[0], 0, 4, 0)) + b"abcd",  # before the introduction
+        lambda _: (
+            framed(Block(KEYS[0], 0, 4, 0, True)) + b"abcd"
+        ),  # before the introduction
         lambda said: greeted(said, version="1"),
         lambda said: greeted(said, mac=b""),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0)) + b"abcd",
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 10**9, 0)),
-        lambda said: greeted(said) + framed(Block(KEYS[0], 31, -1, 0)),
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 4, 0, True)) + b"abcd",
+        lambda said: greeted(said) + framed(Block(KEYS[0], 999, 4, 0, True)) + b"abcd",
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, 10**9, 0, True)),
+        lambda said: greeted(said) + framed(Block(KEYS[0], 31, -1, 0, True)),
         lambda said: greeted(said) + greeted(said),
     ],
 )
@@ -270,6 +292,48 @@ def test_a_block_of_another_size_is_not_taken(decode: Receiving) -> None:
     with pytest.raises(PeerError, match="1001"):
         send(prefill, KEYS[1], b"x" * 1001)
     prefill.close()
+
+
+def test_what_is_written_to_a_slot_too_late_is_found_out(tmp_path: Path) -> None:
+    decode = Receiving("tcp", tmp_path)
+    prefill = decode.sender()
+    prefill.want(KEYS, "d")
+    send(prefill, KEYS[0])
+    while not decode.box.received:
+        time.sleep(0.001)
+    decode.box.memory[:] = b"x" * len(decode.box.memory)
+    with pytest.raises(NotSentError, match="a block was changed on its way"):
+        fetched(decode.box, KEYS[0])
+    send(prefill, KEYS[1])
+    assert fetched(decode.box, KEYS[1]) == contents_of(KEYS[1])
+    prefill.close()
+    decode.peers.close()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not is_installed(), reason="nixl-cu13 is not there")
+def test_nixl_writes_nothing_to_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Receiving("nixl", tmp_path).peers.close()
+    assert not capfd.readouterr().out
+
+
+def test_without_nixl_blocks_go_over_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_memory, "MODULE", "not_there")
+    decode = Receiving("tcp", tmp_path)
+    decode.peers._listeners[0].remote = Remote(b"", 0)
+    prefill = decode.sender()
+    prefill.want(KEYS, "d")
+    for key in KEYS:
+        send(prefill, key)
+        assert fetched(decode.box, key) == contents_of(key)
+    [said] = caplog.records
+    assert "KV blocks go over TCP alone: NIXL cannot be used" in said.message
+    prefill.close()
+    decode.peers.close()
 
 
 def test_groups_have_keys_of_their_own(decode: Receiving) -> None:

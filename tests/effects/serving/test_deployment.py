@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.serve import add_options
-from minfer.effects.execution.tiers.peers.peers import DECODE, PREFILL
+from minfer.effects.execution.tiers.peers import remote_memory
+from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PREFILL
 from minfer.effects.serving.processes.deployment import Deployment, read_deployment
 from minfer.values.checks import ConfigError
 
@@ -66,6 +67,7 @@ def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
         (["--prefill-at=h:1", "--kv-listen=h:2"], "need a --cache-secret"),
         ([SAID, "--prefill-at=h:1"], "--prefill-at and --kv-listen need each other"),
         ([SAID, "--kv-listen=h:1"], "--prefill-at and --kv-listen need each other"),
+        (["--kv-nixl"], "--kv-nixl is for --kv-listen"),
         ([SAID, "--prefill-listen=h:1", "--decode=1"], "that compute prompts alone"),
         ([SAID, "--prefill-listen=h"], "--prefill-listen: 'h' must be HOST:PORT"),
         ([SAID, "--prefill-listen=h:1", "--replicas=2"], "--replicas are engines that"),
@@ -77,6 +79,12 @@ def test_what_is_no_deployment(
     monkeypatch.delenv("MINFER_CACHE_SECRET", raising=False)
     with pytest.raises(ConfigError, match=re.escape(why)):
         deployment(*said)
+
+
+def test_nixl_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_memory, "MODULE", "not_there")
+    with pytest.raises(ConfigError, match="--kv-nixl needs nixl-cu13: pip install"):
+        deployment(SAID, "--prefill-at=h:1", "--kv-listen=7", "--kv-nixl")
 
 
 def test_what_engines_are_to_each_other() -> None:

@@ -6,6 +6,9 @@ Theory. It is divided into slots, each as large as the largest block:
                      |                                   (fetched, or evicted: the oldest)
                      +----> free (the connection has ended)
 
+A block's checksum is that of the copy that is fetched, so whatever is written to its slot
+when it must not be is found out.
+
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
 here. A block that comes late is waited for as long as any block came lately. Once that
 was in vain, the next ones are hardly waited for, until any comes: a sender that has gone
@@ -21,10 +24,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.effects.execution.tiers.peers.framing import PeerError
-from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
+from minfer.effects.execution.tiers.peers.peer_messages import checksum_of, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
 BRIEF: Final = 0.2  # likewise, after it was waited in vain
@@ -46,6 +49,15 @@ class _Connection:
     slots: set[int] = field(factory=set)
 
 
+@frozen
+class _Arrived:
+    """A block that is here."""
+
+    slot: int
+    length: int
+    checksum: int | None
+
+
 @define(eq=False)
 class Inbox:
     """Slots of `slot_bytes` each. Methods may be called from any thread."""
@@ -61,8 +73,8 @@ class Inbox:
     _map: mmap.mmap = field(init=False, repr=False)
     _changed: threading.Condition = field(init=False, factory=threading.Condition)
     _free: list[int] = field(init=False)
-    # Key -> slot and bytes; the oldest first.
-    _here: OrderedDict[bytes, tuple[int, int]] = field(init=False, factory=OrderedDict)
+    # By key; the oldest first.
+    _here: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when a block came
     _in_vain: float = field(init=False, default=-1.0)  # when a wait ended so
@@ -104,7 +116,14 @@ class Inbox:
         with self._changed:
             return slot in self._connections[connection].slots
 
-    def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
+    def arrived(
+        self,
+        connection: int,
+        key: bytes,
+        slot: int,
+        length: int,
+        checksum: int | None = None,
+    ) -> None:
         """Note that a granted slot holds a block. Raises ValueError for a slot that is
         not the connection's.
         """
@@ -114,8 +133,8 @@ class Inbox:
                 raise ValueError(f"slot {slot} was not granted for {length} bytes")
             slots.remove(slot)
             if (old := self._here.pop(key, None)) is not None:
-                self._free.append(old[0])
-            self._here[key] = slot, length
+                self._free.append(old.slot)
+            self._here[key] = _Arrived(slot, length, checksum)
             self.received += 1
             self.received_bytes += length
             self._last = self.clock()
@@ -127,9 +146,9 @@ class Inbox:
         with self._changed:
             starved = not self._connections[connection].slots
             if starved and not self._free and self._here:
-                _, (slot, _) = self._here.popitem(last=False)
+                _, oldest = self._here.popitem(last=False)
                 self.evicted += 1
-                self._free.append(slot)
+                self._free.append(oldest.slot)
         self._grant_free()
 
     def _grant_free(self) -> None:
@@ -150,18 +169,21 @@ class Inbox:
 
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
-        slot, length = self._wait(key)
-        if length != sum(map(len, contents)):
-            raise NotSentError(f"a block of {length} bytes came")
-        at = 0
-        for part in contents:
-            copy_bytes(part, self.slot(slot, length)[at : at + len(part)])
-            at += len(part)
-        with self._changed:
-            self._free.append(slot)
-        self._grant_free()
+        found, at = self._wait(key), 0
+        try:
+            if found.length != sum(map(len, contents)):
+                raise NotSentError(f"a block of {found.length} bytes came")
+            for part in contents:
+                copy_bytes(part, self.slot(found.slot, found.length)[at:][: len(part)])
+                at += len(part)
+        finally:
+            with self._changed:
+                self._free.append(found.slot)
+            self._grant_free()
+        if found.checksum not in (None, checksum_of(contents)):
+            raise NotSentError("a block was changed on its way")
 
-    def _wait(self, key: bytes) -> tuple[int, int]:
+    def _wait(self, key: bytes) -> _Arrived:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:

@@ -20,10 +20,10 @@ from minfer.effects.execution.tiers.peers.framing import (
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Grant,
+    Remote,
     Starved,
     ToSender,
     Welcome,
-    checksum_of,
     read_to_receiver,
     terms_of,
 )
@@ -42,6 +42,7 @@ class Listener:
     layout: bytes
     secret: bytes
     sock: Socket
+    remote: Remote | None = None  # how the inbox is written to from other machines
     _door: Door = field(init=False)
     _numbers: "itertools.count[int]" = field(init=False, factory=itertools.count)
     _open: dict[int, Socket] = field(init=False, factory=dict)
@@ -87,8 +88,9 @@ class Listener:
             self._open.pop(number, None)
 
     def _welcome(self, number: int, sock: Socket) -> None:
-        shares = self.shares
-        welcome = framed(Welcome(self.inbox.slots, self.inbox.slot_bytes, shares))
+        slots, size, shares = self.inbox.slots, self.inbox.slot_bytes, self.shares
+        remote = None if shares else self.remote
+        welcome = framed(Welcome(slots, size, shares, remote))
         if shares:
             socket.send_fds(sock, [welcome], [self.inbox.descriptor])
         else:
@@ -101,16 +103,15 @@ class Listener:
         if isinstance(block, Starved):
             self.inbox.make_room(number)
             return
-        if not self.shares:
+        if block.follows:
             if not 0 <= block.length <= self.inbox.slot_bytes:
                 raise PeerError(f"a block of {block.length} bytes")
             if not self.inbox.may_fill(number, block.slot):
                 raise PeerError(f"slot {block.slot} was not granted")
-            contents = self.inbox.slot(block.slot, block.length)
-            read_exactly(sock, contents)
-            if checksum_of(contents) != block.checksum:
-                raise PeerError("a block was changed on its way")
-        self.inbox.arrived(number, block.key, block.slot, block.length)
+            read_exactly(sock, self.inbox.slot(block.slot, block.length))
+        if block.checksum is None and not self.shares:
+            raise PeerError("a block without a checksum")
+        self.inbox.arrived(number, block.key, block.slot, block.length, block.checksum)
 
 
 def _granting(sock: Socket) -> Callable[[tuple[int, ...]], None]:

@@ -9,11 +9,12 @@
        | <------------------------ Starved |   or the oldest block makes room
 
 The sender pushes and never asks: what it may write was granted before, so a block takes
-no round trip. Where memory is shared, the block is in its slot before its message is
-sent; otherwise its contents follow the message.
+no round trip. Where memory is shared, or written to through NIXL, a block is in its slot
+before its message is sent; otherwise its contents follow the message.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -24,6 +25,13 @@ from minfer.effects.execution.tiers.peers.framing import Socket, read_message
 from minfer.effects.execution.tiers.peers.handshake import Terms
 
 
+class Remote(Struct, frozen=True):
+    """How the receiver's memory is written to through NIXL."""
+
+    agent: bytes  # NIXL's own description
+    at: int  # its address there
+
+
 class Welcome(Struct, tag=True, frozen=True):
     """The memory of the receiver."""
 
@@ -31,6 +39,7 @@ class Welcome(Struct, tag=True, frozen=True):
     slot_bytes: int
     # Whether a descriptor of it comes with this message.
     shared: bool
+    remote: Remote | None = None  # None: not through NIXL
 
 
 class Grant(Struct, tag=True, frozen=True):
@@ -45,7 +54,8 @@ class Block(Struct, tag=True, frozen=True):
     key: bytes
     slot: int
     length: int  # bytes
-    checksum: int  # CRC-32 of contents that follow
+    checksum: int | None  # CRC-32 of the contents; None: memory is shared
+    follows: bool = False  # the contents do
 
 
 class Starved(Struct, tag=True, frozen=True):
@@ -65,9 +75,12 @@ def terms_of(layout: bytes, secret: bytes) -> Terms:
     return Terms(purpose="kv", version="2", layout=layout, secret=secret)
 
 
-def checksum_of(contents: memoryview) -> int:
+def checksum_of(contents: Sequence[memoryview]) -> int:
     """The checksum of contents on a network, whose own is of 16 bits."""
-    return zlib.crc32(contents)
+    found = 0
+    for part in contents:
+        found = zlib.crc32(part, found)
+    return found
 
 
 def copy_bytes(into: memoryview, contents: memoryview) -> None:

@@ -9,50 +9,36 @@ A request says which engine its blocks are for: by a name that the plan has an a
 or, if that engine is on another machine, by its address.
 """
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from minfer.blocks.keys import Key, Keys, group_keys
 from minfer.effects.execution.tiers.keyed_store import Contents
 from minfer.effects.execution.tiers.peers.addresses import (
-    Address,
     listen_at,
     read_port,
 )
 from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.listener import Listener
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.execution.tiers.peers.remote_memory import RemoteInbox, WriteError
 from minfer.effects.execution.tiers.peers.sender import Sender
 
+_log = logging.getLogger("minfer.peers")
 MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
 INBOX: Final = 2 << 30  # bytes of an inbox, at most; at least
 FEWEST: Final = 16  # slots, and at most
 MOST: Final = 4096
-PREFILL: Final = "prefill"  # roles of engines: one computes prompts, and sends their KV;
-DECODE: Final = "decode"  # one gets that, and goes on
 # Counts.
 SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
 SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
 RECEIVED, RECEIVED_BYTES = "kv_received_blocks", "kv_received_bytes"
 FETCHING, UNREAD = "kv_receive_seconds", "kv_unread_blocks"
-
-
-@frozen(kw_only=True)
-class PeerPlan:
-    """What an engine is to others."""
-
-    name: str
-    role: str  # PREFILL or DECODE
-    listens: tuple[Address, ...] = ()  # where it gets blocks
-    sends: Mapping[str, Address] = field(factory=dict)  # to these engines, by name
-    # Whether it sends to whatever address a request names: only who has proven the
-    # secret may have it serve requests.
-    dials: bool = False
-    secret: bytes = field(default=b"", repr=False)  # of all of them
 
 
 @define(eq=False)
@@ -64,6 +50,7 @@ class Peers:
     plan: PeerPlan
     groups: int  # of layers, with keys of their own
     inbox: Inbox | None = field(init=False, default=None)
+    _remote: RemoteInbox | None = field(init=False, default=None)
     _layout: bytes = field(init=False, default=b"")
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
@@ -86,8 +73,15 @@ class Peers:
         if plan.listens:
             slots = max(FEWEST, min(INBOX // block_bytes, MOST))
             inbox = self.inbox = Inbox(slots, block_bytes)
+            if plan.nixl:
+                try:
+                    self._remote = RemoteInbox(inbox.memory)
+                except WriteError as error:
+                    _log.warning("KV blocks come over TCP alone: %s", error)
+            remote = None if self._remote is None else self._remote.remote
             for address in plan.listens:
-                one = Listener(inbox, layout, plan.secret, listen_at(address))
+                sock = listen_at(address)
+                one = Listener(inbox, layout, plan.secret, sock, remote)
                 one.start()
                 self._listeners.append(one)
 
@@ -167,5 +161,7 @@ class Peers:
             sender.close()
         for listener in self._listeners:
             listener.close()
+        if self._remote is not None:
+            self._remote.close()
         if self.inbox is not None:
             self.inbox.close()

@@ -25,6 +25,7 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     read_to_sender,
     terms_of,
 )
+from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, WriteError
 
 PATIENCE: Final = 0.5  # seconds that a block waits for a slot, twice
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
@@ -42,6 +43,7 @@ class _Connected:
     sock: Socket
     slot_bytes: int
     memory: memoryview | None  # of the receiver, if it is shared
+    writer: RemoteWriter | None  # to that, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
@@ -96,13 +98,19 @@ class _Connected:
                 copy_bytes(self.memory[at : at + len(part)], part)
                 at += len(part)
             with self.writing:
-                self.sock.sendall(framed(Block(key, slot, length, 0)))
+                self.sock.sendall(framed(Block(key, slot, length, None)))
             return length
-        whole = contents[0] if len(contents) == 1 else memoryview(b"".join(contents))
-        head = framed(Block(key, slot, length, checksum_of(whole)))
+        checksum = checksum_of(contents)
+        if self.writer is not None:
+            self.writer.write(slot, contents)
+            with self.writing:
+                self.sock.sendall(framed(Block(key, slot, length, checksum)))
+            return length
+        head = framed(Block(key, slot, length, checksum, follows=True))
         with self.writing:
             self.sock.sendall(head)
-            self.sock.sendall(whole)
+            for part in contents:
+                self.sock.sendall(part)
         return length
 
 
@@ -123,6 +131,7 @@ class Sender:
     _counting: threading.Lock = field(init=False, factory=threading.Lock)
     _failed: float = field(init=False, default=-RETRY)  # when
     _why: str = field(init=False, default="")
+    _plain: bool = field(init=False, default=False)  # NIXL has failed, or is not there
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Send a block; connects first, if it must. Raises PeerError."""
@@ -132,6 +141,7 @@ class Sender:
         except (PeerError, OSError) as error:
             with self._counting:
                 self.dropped += 1
+            self._plain = self._plain or isinstance(error, WriteError)
             if not isinstance(error, NoSlotError):
                 self._fail(str(error))
             raise PeerError(f"{where(self.address)}: {error}") from None
@@ -175,27 +185,32 @@ class Sender:
         try:
             introduce(sock, terms_of(self.layout, self.secret), self.name)
             sock.settimeout(GREETING)
-            connected = _welcomed(sock)
+            connected = self._welcomed(sock)
         except BaseException:
             sock.close()
             raise
         sock.settimeout(None)
         return connected
 
-
-def _welcomed(sock: Socket) -> _Connected:
-    """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
-    welcome, descriptors = _read_with_descriptors(sock)
-    if not isinstance(welcome, Welcome):
-        raise PeerError("it is no engine that takes KV blocks")
-    memory = None
-    if welcome.shared:
-        if not descriptors:
-            raise PeerError("its memory did not come")
-        size = welcome.slots * welcome.slot_bytes
-        memory = memoryview(mmap.mmap(descriptors[0], size))
-        os.close(descriptors[0])
-    return _Connected(sock, welcome.slot_bytes, memory)
+    def _welcomed(self, sock: Socket) -> _Connected:
+        """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
+        welcome, descriptors = _read_with_descriptors(sock)
+        if not isinstance(welcome, Welcome):
+            raise PeerError("it is no engine that takes KV blocks")
+        memory, writer = None, None
+        if welcome.shared:
+            if not descriptors:
+                raise PeerError("its memory did not come")
+            size = welcome.slots * welcome.slot_bytes
+            memory = memoryview(mmap.mmap(descriptors[0], size))
+            os.close(descriptors[0])
+        elif welcome.remote is not None and not self._plain:
+            try:
+                writer = RemoteWriter(welcome.remote, welcome.slot_bytes)
+            except WriteError as error:
+                self._plain = True
+                _log.warning("KV blocks go over TCP alone: %s", error)
+        return _Connected(sock, welcome.slot_bytes, memory, writer)
 
 
 def _read_with_descriptors(sock: Socket) -> tuple[object, list[int]]:

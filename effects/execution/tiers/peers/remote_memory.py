@@ -1,0 +1,146 @@
+"""An inbox that engines of other machines write to themselves, through NIXL: over RDMA,
+where there is such a network, and whatever else UCX finds.
+
+It is the optional package `nixl-cu13` (extra `nixl`), which needs no GPU. A sender has a
+few buffers that NIXL knows, copies a block to one of them and has it written to a slot.
+"""
+
+import importlib
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from attrs import define, field
+
+from minfer.effects.execution.tiers.peers.addresses import CUT
+from minfer.effects.execution.tiers.peers.framing import PeerError
+from minfer.effects.execution.tiers.peers.peer_messages import Remote, copy_bytes
+
+PACKAGE: Final = "nixl-cu13"
+MODULE: Final = "nixl_cu13._api"
+_KIND: Final = "DRAM"
+_BUFFERS: Final = 4  # blocks that are on their way at once
+_POLL: Final = 2e-5  # seconds between two looks
+
+
+class WriteError(PeerError):
+    """NIXL is not there, or has failed."""
+
+
+def is_installed() -> bool:
+    """Returns whether the package can be imported."""
+    try:
+        importlib.import_module(MODULE)
+    except ImportError:
+        return False
+    return True
+
+
+def _agent() -> Any:
+    """Returns a new NIXL agent. Raises WriteError."""
+    try:
+        api = importlib.import_module(MODULE)
+        log = logging.getLogger("nixl")  # it would write to standard output
+        log.handlers.clear()
+        log.propagate = True
+        log.setLevel(logging.WARNING)
+        return api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(backends=["UCX"]))
+    except Exception as error:  # of any kind: its errors have no common one
+        raise WriteError(f"NIXL cannot be used: {error!r}") from None
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def _register(agent: Any, memory: memoryview) -> Any:
+    """Have NIXL know memory; returns its record of that."""
+    where = [(_address(memory), len(memory), 0, "")]
+    return agent.register_memory(where, mem_type=_KIND)
+
+
+@define(eq=False)
+class RemoteInbox:
+    """The receiver's side; `memory` is the inbox's."""
+
+    memory: memoryview
+    remote: Remote = field(init=False)  # what senders have to know
+    _agent: Any = field(init=False)
+    _known: Any = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Raises WriteError."""
+        self._agent = _agent()
+        self._known = _register(self._agent, self.memory)
+        self.remote = Remote(self._agent.get_agent_metadata(), _address(self.memory))
+
+    def close(self) -> None:
+        """Have nothing written any more."""
+        self._agent.deregister_memory(self._known)
+
+
+@define(eq=False)
+class RemoteWriter:
+    """The sender's side of a connection; methods may be called from any thread."""
+
+    remote: Remote
+    slot_bytes: int
+    _agent: Any = field(init=False)
+    _name: str = field(init=False)
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _buffers: "queue.SimpleQueue[tuple[memoryview, int]]" = field(
+        init=False, factory=queue.SimpleQueue
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Raises WriteError."""
+        self._agent = _agent()
+        try:
+            for _ in range(_BUFFERS):
+                one = memoryview(bytearray(self.slot_bytes))
+                _register(self._agent, one)
+                self._buffers.put((one, _address(one)))
+            self._name = self._agent.add_remote_agent(self.remote.agent)
+        except Exception as error:  # as above
+            raise WriteError(f"NIXL cannot be used: {error!r}") from None
+
+    def write(self, slot: int, contents: Sequence[memoryview]) -> None:
+        """Write a block to a slot. Raises WriteError."""
+        try:
+            buffer, at = self._buffers.get(timeout=CUT)
+        except queue.Empty:
+            raise WriteError("NIXL has failed: all blocks are on their way") from None
+        length = 0
+        for part in contents:
+            copy_bytes(buffer[length : length + len(part)], part)
+            length += len(part)
+        to = self.remote.at + slot * self.slot_bytes
+        try:
+            self._write(at, to, length)
+        except WriteError:
+            raise
+        except Exception as error:  # as above
+            raise WriteError(f"NIXL has failed: {error!r}") from None
+        # Else the buffer may still be read from, and is not used again.
+        self._buffers.put((buffer, at))
+
+    def _write(self, at: int, to: int, length: int) -> None:
+        agent, end = self._agent, time.monotonic() + CUT
+        with self._lock:
+            mine = agent.get_xfer_descs([(at, length, 0)], mem_type=_KIND)
+            theirs = agent.get_xfer_descs([(to, length, 0)], mem_type=_KIND)
+            handle = agent.initialize_xfer("WRITE", mine, theirs, self._name)
+            state = agent.transfer(handle)
+        while state == "PROC" and time.monotonic() < end:
+            time.sleep(_POLL)
+            with self._lock:
+                state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise WriteError(f"a block could not be written by NIXL: {state}")
+        with self._lock:
+            agent.release_xfer_handle(handle)
