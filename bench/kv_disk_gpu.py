@@ -60,7 +60,7 @@ def engine(lab: Lab, args: argparse.Namespace, **tiers: Any) -> LLM:
         "block_size": BLOCK,
         "max_model_len": args.prompt + BLOCK,
         "num_gpu_blocks_override": pool,
-        "kv_disk": args.keyed,
+        "kv_disk": args.disk,
         "kv_disk_size": min(DISK, args.disk_size),
         **tiers,
     }
@@ -194,7 +194,7 @@ def first_tokens(
         half = count // 2
         disk, cached = list[float](), list[float]()
         for prompt in prompts[:half]:
-            forget(args.keyed)
+            forget(args.disk)
             disk.append(loaded(llm, prompt, "disk"))
         for prompt in prompts[half:]:
             cached.append(loaded(llm, prompt, "disk"))
@@ -223,13 +223,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All parts."""
     with (
         tempfile.TemporaryDirectory() as models,
-        tempfile.TemporaryDirectory(dir=args.keyed) as disk,
+        tempfile.TemporaryDirectory(dir=args.disk) as disk,
     ):
-        lab, args.keyed = Lab(Path(models), random.Random(0)), Path(disk)
+        lab, args.disk = Lab(Path(models), random.Random(0)), Path(disk)
         llm = engine(lab, args, kv_disk_choice="recompute")
         block = llm.setup.memory.block_bytes
         size, rates = block_rates(llm, args.repeats)
-        raw_folder = args.keyed / "00"
+        raw_folder = args.disk / "00"
         raw_folder.mkdir(exist_ok=True)
         raw = file_rates(raw_folder, size, args.repeats)
         found: dict[str, Any] = {
