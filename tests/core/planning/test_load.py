@@ -7,8 +7,8 @@ from attrs import evolve
 
 from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Loading, Submit
-from minfer.records.tiers import BY_COST, HostTier, KnownKeys
+from minfer.records.messages import Loading, Recomputing, Submit
+from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
 from tests.core.test_engine import ask
 from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
@@ -27,17 +27,37 @@ def test_a_tier_is_asked_for_what_follows_the_blocks_of_the_device() -> None:
     assert fetch.keys == keys_of(LONG)[2:]
 
 
-@pytest.mark.parametrize(("page", "keyed"), [(2.4, True), (2.6, False)])
-def test_what_a_tier_lacks_is_computed_at_the_same_cost(page: float, keyed: bool) -> None:
-    """A block is computed in 4 s. Host memory has 2 of 4, in 2 s: 10 s in all."""
-    costs: dict[str, Any] = {"choice": BY_COST, "token_seconds": 1.0}
+@pytest.mark.parametrize(
+    ("have", "page", "keyed"),
+    [(0, 2.4, True), (0, 2.6, False), (1, 2.9, True), (1, 3.1, False)],
+)
+def test_what_a_tier_lacks_is_computed_at_the_same_cost(
+    have: int, page: float, keyed: bool
+) -> None:
+    """A block is computed in 4 s. Host memory has 2 of 4, at 1 s each: 10 s in all, or 9
+    if the device has the first one.
+    """
+    bench = two_of_four(have, {"choice": BY_COST, "token_seconds": 1.0}, page)
+    bench.serve(AGAIN)
+    assert bench.reasons_of(Loading)[-1].keyed == keyed
+
+
+def test_the_tier_with_most_is_told_of() -> None:
+    bench = two_of_four(0, {"choice": RECOMPUTE}, 1.0)
+    bench.serve(AGAIN)
+    [reason] = bench.reasons_of(Recomputing)
+    assert (reason.blocks, reason.keyed) == (4, True)
+
+
+def two_of_four(have: int, costs: dict[str, Any], page: float) -> Keyed:
+    """Host memory has 2 blocks of 4, the keyed tier all, and the device `have`."""
     config = evolve(BOTH, host=HostTier(pages=2, page_seconds=1.0, **costs))
     bench = Keyed(config, page_seconds=page, **costs)
     bench.serve(LONG)
     bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks)
-    bench.serve(AGAIN)
-    [reason] = bench.reasons_of(Loading)
-    assert reason.keyed == keyed
+    if have:
+        bench.serve(evolve(LONG, id="begin", prompt=LONG.prompt[: 4 * have + 1]))
+    return bench
 
 
 def test_the_window_of_a_group_is_fetched_where_another_group_has_all() -> None:
