@@ -195,9 +195,9 @@ def first_tokens(
         disk, cached = list[float](), list[float]()
         for prompt in prompts[:half]:
             forget(args.disk)
-            disk.append(loaded(llm, prompt, "disk"))
+            disk.append(loaded(llm, prompt, "keyed"))
         for prompt in prompts[half:]:
-            cached.append(loaded(llm, prompt, "disk"))
+            cached.append(loaded(llm, prompt, "keyed"))
     found |= {"from the disk": disk[1:], "from the page cache": cached[1:]}
     show({name: figure(ms, "ms") for name, ms in found.items()})
     with closing(
