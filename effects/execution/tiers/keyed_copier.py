@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Final
 
@@ -170,9 +170,10 @@ class _Lane:
             first += len(pages)
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
-        """Wait for the files of the first piece."""
-        wait(pending[0].work)
-        for one in pending[0].work:
+        """Wait for the files of the first piece. Raises as soon as one fails: each of
+        the others might be waited for as long.
+        """
+        for one in wait(pending[0].work, return_when=FIRST_EXCEPTION).done:
             one.result()
         piece = pending.popleft()
         if self.loads:
