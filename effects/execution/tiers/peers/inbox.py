@@ -7,7 +7,8 @@ Theory. It is divided into slots, each as large as the largest block:
                      +----> free (the connection has ended)
 
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
-here. A block that comes late is waited for as long as any block came lately.
+here. A block that comes late is waited for as long as any block came lately, up to a
+bound: it may have been lost, and what others wait for is fetched behind it.
 """
 
 import mmap
@@ -24,6 +25,7 @@ from attrs import define, field
 from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
+LONGEST: Final = 10.0  # seconds that a block is waited for while others come
 SHARE: Final = 4  # a connection may fill one of so many slots at once
 
 
@@ -94,15 +96,21 @@ class Inbox:
                 self._free += gone.slots
         self._grant_free()
 
-    def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
-        """Note that a granted slot holds a block. Raises ValueError for a slot that is
-        not the connection's.
+    def granted(self, connection: int, slot: int, length: int) -> memoryview:
+        """The slot that a block is written to. Raises ValueError for one that is not the
+        connection's, or smaller.
         """
         with self._changed:
             slots = self._connections[connection].slots
             if slot not in slots or not 0 <= length <= self.slot_bytes:
                 raise ValueError(f"slot {slot} was not granted for {length} bytes")
-            slots.remove(slot)
+        return self.slot(slot, length)
+
+    def arrived(self, connection: int, key: bytes, slot: int, length: int) -> None:
+        """Note that a granted slot holds a block. Raises ValueError as `granted`."""
+        with self._changed:
+            self.granted(connection, slot, length)
+            self._connections[connection].slots.remove(slot)
             if (old := self._here.pop(key, None)) is not None:
                 self._free.append(old[0])
             self._here[key] = slot, length
@@ -141,21 +149,24 @@ class Inbox:
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
         slot, length = self._wait(key)
-        if length != sum(map(len, contents)):
-            raise NotSentError(f"a block of {length} bytes came")
-        at = 0
-        for part in contents:
-            copy_bytes(part, self.slot(slot, length)[at : at + len(part)])
-            at += len(part)
-        with self._changed:
-            self._free.append(slot)
-        self._grant_free()
+        try:
+            if length != sum(map(len, contents)):
+                raise NotSentError(f"a block of {length} bytes came")
+            at = 0
+            for part in contents:
+                copy_bytes(part, self.slot(slot, length)[at : at + len(part)])
+                at += len(part)
+        finally:
+            with self._changed:
+                self._free.append(slot)
+            self._grant_free()
 
     def _wait(self, key: bytes) -> tuple[int, int]:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:
-                left = max(self._last, began) + PATIENCE - self.clock()
+                due = min(max(self._last, began) + PATIENCE, began + LONGEST)
+                left = due - self.clock()
                 if left <= 0 or self._closed:
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -39,6 +40,7 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
 )
 
 GREETING: Final = 5.0  # seconds that a sender has to introduce itself
+RETRY: Final = 1.0  # seconds after a connection could not be accepted
 _log = logging.getLogger("minfer.peers")
 
 
@@ -77,14 +79,20 @@ class Listener:
         while not self._closing:
             try:
                 connection, _ = self.sock.accept()
-            except OSError as error:
+            except OSError as error:  # no descriptors are left, or the sender has gone
                 if not self._closing:
-                    _log.warning("KV blocks can no longer be received: %s", error)
-                return
+                    _log.warning("an engine that sends KV blocks waits: %s", error)
+                    time.sleep(RETRY)
+                continue
             number = next(self._numbers)
             self._open[number] = connection
             serve = partial(self._serve, number, connection)
-            threading.Thread(target=serve, name="minfer-kv-peer", daemon=True).start()
+            one = threading.Thread(target=serve, name="minfer-kv-peer", daemon=True)
+            try:
+                one.start()
+            except RuntimeError as error:
+                _log.warning("an engine may send no KV blocks: %s", error)
+                self._open.pop(number).close()
 
     def _serve(self, number: int, sock: Socket) -> None:
         try:
@@ -138,11 +146,7 @@ class Listener:
         if not isinstance(block, Block):
             raise PeerError("a second introduction")
         if not (self.local and self.inbox.descriptor >= 0):
-            if not 0 <= block.length <= self.inbox.slot_bytes:
-                raise PeerError(f"a block of {block.length} bytes")
-            if not 0 <= block.slot < self.inbox.slots:
-                raise PeerError(f"slot {block.slot} was not granted")
-            contents = self.inbox.slot(block.slot, block.length)
+            contents = self.inbox.granted(number, block.slot, block.length)
             read_exactly(sock, contents)
             if checksum_of(contents) != block.checksum:
                 raise PeerError("a block was changed on its way")

@@ -10,6 +10,7 @@ write: a block is computed ---- connection ---> inbox
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from attrs import define, field, frozen
@@ -99,14 +100,18 @@ class Peers:
                 self._wanted.popitem(last=False)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Send a block to all engines that want it. Raises PeerError."""
+        """Send a block to all engines that want it. One that cannot be reached goes
+        without, which its sender counts: a transfer has blocks of other engines, too,
+        and would be given up. Raises PeerError for an engine that is not known.
+        """
         del layout
         with self._lock:
             engines = self._wanted.pop(key, frozenset())
         for engine in sorted(engines):
             if (sender := self._senders.get(engine)) is None:
                 raise PeerError(f"there is no engine {engine!r} to send blocks to")
-            sender.send(key, contents)
+            with suppress(PeerError):
+                sender.send(key, contents)
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that was sent; waits for it. Raises PeerError."""
