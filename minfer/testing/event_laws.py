@@ -56,8 +56,8 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
     named = all(0 <= token < config.vocab_size for token in tokens)
-    begun = request.place is not None or bool(request.output)
-    short = waiting + request.n <= config.max_waiting or begun
+    taken = request.place is not None or request.taken
+    short = waiting + request.n <= config.max_waiting or taken
     return whole and samples and fits and room and named and short
 
 
