@@ -167,14 +167,14 @@ class Exchange:
         return Answered()
 
     def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
-        _log.warning("%s failed: %s", self.name, error or type(error).__name__)
+        _log.warning("%s failed: %s", self.name, _said(error))
         why = "the server behind the router cannot be reached, or closed the connection"
         failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
         return Failed(cause, failure, refused)
 
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
-        _log.warning("%s broke off: %s", self.name, error or type(error).__name__)
+        _log.warning("%s broke off: %s", self.name, _said(error))
         if self._events:
             why = "the server behind the router broke off"
             failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
@@ -184,6 +184,16 @@ class Exchange:
             await self.request.send({"type": "http.response.body", "body": body})
         # Without an end, uvicorn closes the connection: the client sees that it is cut.
         return Answered(broken=True)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in a line for the log, without the request's query and what the
+    backend wrote: there may be secrets in these.
+    """
+    text = str(error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        text = error.message
+    return text.partition("\n")[0] or type(error).__name__
 
 
 def _check_head(status: int, headers: RawHeaders) -> None:

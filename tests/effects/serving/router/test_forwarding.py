@@ -61,6 +61,22 @@ def test_an_answer_that_cannot_be_passed_on_is_a_failure(head: bytes) -> None:
             assert (await made.chat("a")).status_code == 502
 
 
+def test_no_query_and_no_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def garbage(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(b"my secret answer\r\n\r\n")
+
+            made.backends[0].answer = garbage
+            answer = await made.http.get("/v1/models?key=my-secret-key")
+            assert answer.status_code == 502
+
+    assert "Bad status line" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_a_header_that_no_backend_takes_is_the_clients_fault() -> None:
     @run
     async def _() -> None:
