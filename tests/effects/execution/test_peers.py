@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,30 @@ def test_old_blocks_make_room_and_slots_come_back(
     small.peers.close()
 
 
+def test_blocks_that_nobody_fetches_cost_no_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine gets all blocks of a prompt, and has computed most of them before."""
+    monkeypatch.setattr(inboxes, "OLD", 0.1)
+    monkeypatch.setattr(senders, "PATIENCE", 5.0)
+    decode = Receiving("local", tmp_path)
+    prefill = decode.sender()
+    keys = [number.to_bytes(32, "big") for number in range(120)]
+    prefill.want(tuple(keys), "d")
+    for key in keys[:48]:
+        send(prefill, key)
+    time.sleep(0.2)
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: send(prefill, key), keys[60:]))
+    assert time.monotonic() - began < 5
+    assert prefill.totals()["kv_unsent_blocks"] == 0
+    for key in keys[100:]:
+        assert fetched(decode.box, key) == contents_of(key)
+    prefill.close()
+    decode.peers.close()
+
+
 def test_two_engines_send_and_one_dies(decode: Receiving) -> None:
     first, second = decode.sender(name="1"), decode.sender(name="2")
     for one, keys in ((first, KEYS[:10]), (second, KEYS[10:])):
@@ -286,7 +311,7 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
     send(prefill, KEYS[0])
     while not decode.box.received:
         time.sleep(0.001)
-    [(slot, _)] = decode.box._here.values()
+    [slot] = [one.slot for one in decode.box._here.values()]
     sock, said = raw(decode.address)
     with sock, suppress(ConnectionError):
         sock.sendall(greeted(said) + framed(Block(KEYS[1], slot, 4, 0)) + b"abcd")

@@ -7,8 +7,12 @@ Theory. It is divided into slots, each as large as the largest block:
                      +----> free (the connection has ended)
 
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
-here. A block that comes late is waited for as long as any block came lately, up to a
-bound: it may have been lost, and what others wait for is fetched behind it.
+here. All blocks of a prompt come, and those that the engine has computed before are never
+fetched: so the inbox is full at last, and old ones make room as soon as it is needed,
+others once a sender has waited.
+
+A block that comes late is waited for as long as any block came lately, up to a bound: it
+may have been lost, and what others wait for is fetched behind it.
 """
 
 import mmap
@@ -20,13 +24,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
 LONGEST: Final = 10.0  # seconds that a block is waited for while others come
-SHARE: Final = 4  # a connection may fill one of so many slots at once
+OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
+SHARE: Final = 4  # a connection may fill one of so many slots at once,
+FEW: Final = 4  # and old blocks make room for one of so many of these
 
 
 class NotSentError(PeerError):
@@ -34,6 +40,15 @@ class NotSentError(PeerError):
 
 
 Grant = Callable[[tuple[int, ...]], None]  # sends granted slots
+
+
+@frozen
+class _Here:
+    """A block that is here."""
+
+    slot: int
+    length: int  # bytes
+    since: float
 
 
 @define(eq=False)
@@ -59,8 +74,8 @@ class Inbox:
     _map: mmap.mmap = field(init=False, repr=False)
     _changed: threading.Condition = field(init=False, factory=threading.Condition)
     _free: list[int] = field(init=False)
-    # Key -> slot and bytes; the oldest first.
-    _here: OrderedDict[bytes, tuple[int, int]] = field(init=False, factory=OrderedDict)
+    # By key; the oldest first.
+    _here: OrderedDict[bytes, _Here] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when a block came
     _closed: bool = field(init=False, default=False)
@@ -112,30 +127,42 @@ class Inbox:
             self.granted(connection, slot, length)
             self._connections[connection].slots.remove(slot)
             if (old := self._here.pop(key, None)) is not None:
-                self._free.append(old[0])
-            self._here[key] = slot, length
+                self._free.append(old.slot)
+            self._last = self.clock()
+            self._here[key] = _Here(slot, length, self._last)
             self.received += 1
             self.received_bytes += length
-            self._last = self.clock()
             self._changed.notify_all()
         self._grant_free()
 
     def make_room(self, connection: int) -> None:
-        """Evict the oldest block, if a connection has no slot: nobody fetches it."""
+        """Evict the oldest block for a thread of a sender that waits."""
         with self._changed:
-            starved = not self._connections[connection].slots
-            if starved and not self._free and self._here:
-                _, (slot, _) = self._here.popitem(last=False)
-                self.evicted += 1
-                self._free.append(slot)
+            if connection in self._connections and not self._free and self._here:
+                self._evict()
         self._grant_free()
+
+    def _evict(self) -> None:
+        _, oldest = self._here.popitem(last=False)
+        self.evicted += 1
+        self._free.append(oldest.slot)
+
+    def _evict_old(self, wanted: int) -> None:
+        """Evict old blocks until so many slots are free."""
+        old = self.clock() - OLD
+        while len(self._free) < wanted and self._here:
+            if next(iter(self._here.values())).since > old:
+                break
+            self._evict()
 
     def _grant_free(self) -> None:
         """Grant slots to the connections that have less than their share."""
         due = list[tuple[Grant, tuple[int, ...]]]()
         with self._changed:
             most = max(1, self.slots // SHARE)
+            few = max(1, most // FEW)
             for one in self._connections.values():
+                self._evict_old(few - len(one.slots))
                 count = min(most - len(one.slots), len(self._free))
                 new = [self._free.pop() for _ in range(count)]
                 one.slots.update(new)
@@ -148,20 +175,20 @@ class Inbox:
 
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
-        slot, length = self._wait(key)
+        found = self._wait(key)
         try:
-            if length != sum(map(len, contents)):
-                raise NotSentError(f"a block of {length} bytes came")
-            at = 0
+            if found.length != sum(map(len, contents)):
+                raise NotSentError(f"a block of {found.length} bytes came")
+            at, data = 0, self.slot(found.slot, found.length)
             for part in contents:
-                copy_bytes(part, self.slot(slot, length)[at : at + len(part)])
+                copy_bytes(part, data[at : at + len(part)])
                 at += len(part)
         finally:
             with self._changed:
-                self._free.append(slot)
+                self._free.append(found.slot)
             self._grant_free()
 
-    def _wait(self, key: bytes) -> tuple[int, int]:
+    def _wait(self, key: bytes) -> _Here:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:
