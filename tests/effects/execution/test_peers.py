@@ -147,6 +147,29 @@ def test_a_lost_block_is_not_waited_for_as_long_as_others_come(
     prefill.close()
 
 
+def test_after_a_block_did_not_come_others_are_hardly_waited_for(
+    decode: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sender may be gone, with the blocks of many requests."""
+    monkeypatch.setattr(inboxes, "SILENT", 0.001)
+    times = list[float]()
+    prefill = decode.sender()
+    prefill.want(KEYS[:1], "d")
+    for key in (*KEYS[1:4], KEYS[0], KEYS[4]):
+        began = time.monotonic()
+        if key == KEYS[0]:
+            send(prefill, key)
+            fetched(decode.box, key)
+            continue
+        with pytest.raises(NotSentError):
+            fetched(decode.box, key)
+        times.append(time.monotonic() - began)
+    first, *rest, last = times
+    assert first >= 0.5 > max(rest)
+    assert last >= 0.5  # one came meanwhile
+    prefill.close()
+
+
 def test_old_blocks_make_room_and_slots_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from attrs import define, field, frozen
 from minfer.effects.execution.tiers.peers.peer_messages import PeerError, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
+SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then
 LONGEST: Final = 10.0  # seconds that a block is waited for while others come
 OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
 SHARE: Final = 4  # a connection may fill one of so many slots at once,
@@ -78,6 +79,7 @@ class Inbox:
     _here: OrderedDict[bytes, _Here] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when a block came
+    _silent: bool = field(init=False, default=False)  # who sent may be gone
     _closed: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -128,7 +130,7 @@ class Inbox:
             self._connections[connection].slots.remove(slot)
             if (old := self._here.pop(key, None)) is not None:
                 self._free.append(old.slot)
-            self._last = self.clock()
+            self._last, self._silent = self.clock(), False
             self._here[key] = _Here(slot, length, self._last)
             self.received += 1
             self.received_bytes += length
@@ -192,9 +194,11 @@ class Inbox:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:
-                due = min(max(self._last, began) + PATIENCE, began + LONGEST)
+                patience = SILENT if self._silent else PATIENCE
+                due = min(max(self._last, began) + patience, began + LONGEST)
                 left = due - self.clock()
                 if left <= 0 or self._closed:
+                    self._silent = True
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)
             return found
