@@ -3,9 +3,10 @@ tokens.
 
 Every block's content key begins with it, so that no cache, tier or other process uses KV
 of another model, or of the same model with other weights, in another dtype, or stored in
-another format. Weights are
-identified by names and sizes of their files, their headers, and windows of their bytes:
-reading all of a large model would take as long as loading it.
+another format. Weights are identified by names and sizes of their files, their headers,
+and windows of their bytes: reading all of a large model would take as long as loading it.
+Where blocks outlive the engine, in `kv_disk`, also by the times of the files: a model of
+which some matrices are changed in place is as long, and may be alike in all windows.
 """
 
 import hashlib
@@ -35,7 +36,9 @@ def fingerprint(
     """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
-        weights = [_file_identity(path) for path in sorted(_files(folder))]
+        outlived = args.kv_disk is not None
+        files = sorted(_files(folder))
+        weights = [_file_identity(path, timed=outlived) for path in files]
     formats = [asdict(one) for one in spec.kv_formats]
     how = spec.quantization
     if how is not None:  # in that of unquantized weights nothing changes
@@ -55,12 +58,15 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _file_identity(path: Path) -> str:
+def _file_identity(path: Path, *, timed: bool) -> str:
     digest = hashlib.sha256(path.name.encode())
     # If a file cannot be read, the loader will report it.
     with suppress(OSError), path.open("rb") as file:
-        size = path.stat().st_size
+        about = path.stat()
+        size = about.st_size
         digest.update(size.to_bytes(8, "little") + file.read(_HEAD))
+        if timed:
+            digest.update(b"%d" % about.st_mtime_ns)
         for i in range(1, _SAMPLES + 1):
             file.seek(max(0, (size * i) // _SAMPLES - _WINDOW))
             digest.update(file.read(_WINDOW))

@@ -64,7 +64,7 @@ def rejection_reason(
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
     full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
-    if full and request.place is None:
+    if full and request.place is None and not request.taken:
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"

@@ -85,6 +85,9 @@ class Request:
     # stored in the keyed tier while they are computed, even those that it is believed to
     # have.
     push_to: str = ""
+    # Whether another engine took it before: it enters the waiting queue even if that is
+    # full, as its client was told no such thing.
+    taken: bool = False
     # token id: computed once, on creation
     largest: int = field(init=False, eq=False, repr=False)
 
@@ -117,7 +120,7 @@ class Request:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
         check_number(self.stored, "stored", 0, MOST, whole=True)
-        for param in ("lockstep", "reads_cache"):
+        for param in ("lockstep", "reads_cache", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):

@@ -56,7 +56,8 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     room = prompt + len(request.output) < most
     tokens = (*request.prompt, *request.output)
     named = all(0 <= token < config.vocab_size for token in tokens)
-    short = waiting + request.n <= config.max_waiting or request.place is not None
+    taken = request.place is not None or request.taken
+    short = waiting + request.n <= config.max_waiting or taken
     return whole and samples and fits and room and named and short
 
 

@@ -97,6 +97,9 @@ def test_the_line_is_full_with_all_that_may_wait() -> None:
     bench.give(Submit(ask("b")))
     assert objected(ask("c", n=2), config, bench.state) == ""
     assert "line is full (3 samples)" in objected(ask("c", n=3), config, bench.state)
+    few = evolve(config, max_waiting=1)
+    assert objected(ask("c", taken=True), few, bench.state) == ""
+    assert objected(ask("c"), few, bench.state)
 
 
 @pytest.mark.parametrize(

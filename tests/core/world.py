@@ -460,6 +460,7 @@ class World:
             keys=keys[: rng.choice((0, 0, len(keys), rng.randint(0, len(keys))))],
             output=output,
             lockstep=self.bound > 0 and Random(name).random() < self.bound,
+            taken=Random(f"taken {name}").random() < 0.1,
         )
         return self._pooled(self._stored(request))
 

@@ -32,6 +32,7 @@ LAYOUT: Final = 16  # bytes of a digest of how pages are stored
 CHECKSUM: Final = 32
 OWNER: Final = 16
 MAC: Final = 32
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk that may be written later
 # Why a file is not used.
 MISSING: Final = "missing"
 TORN: Final = "torn"

@@ -33,6 +33,7 @@ from attrs import define, field
 from minfer.blocks.keys import DIGEST, Key, Keys, group_key
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
+    FULL,
     HEADER,
     MISSING,
     Signature,
@@ -95,6 +96,7 @@ class BlockFolder:
     _written: int = field(init=False, default=0)  # bytes since then
     _stopped: float = field(init=False, default=0.0)  # until when nothing is stored
     _warned: bool = field(init=False, default=False)
+    full: bool = field(init=False, default=False)  # when a block was to be stored last
     _refused: set[Key] = field(init=False, factory=set)  # files of no use here
     _used: dict[Key, float] = field(init=False, factory=dict)  # when, by `monotonic`
     _notes: ThreadPoolExecutor = field(
@@ -195,7 +197,7 @@ class BlockFolder:
             self._stop(error)
             raise StoppedError(str(error)) from error
         with self._lock:
-            self._warned = False
+            self._warned = self.full = False
             self._refused.discard(key)
             self.counts[STORED] += 1
             self.counts[STORED_BYTES] += size
@@ -208,6 +210,7 @@ class BlockFolder:
     def _stop(self, error: OSError) -> None:
         with self._lock:
             self._stopped = time.monotonic() + RETRY
+            self.full = error.errno in FULL
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning(

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.execution.tiers.block_files import FORMAT
+from minfer.effects.execution.tiers.block_files import FORMAT, FULL
 from minfer.values.checks import ConfigError
 
 FILE: Final = "minfer-kv.json"
@@ -62,7 +62,8 @@ class FolderEpochs:
     @classmethod
     def open(cls, folder: Path) -> "FolderEpochs":
         """Returns the epochs of a folder, which is made if it is not there. Raises
-        ConfigError if it cannot be written, or is not one of KV blocks of this format.
+        ConfigError if it cannot be written, or is not one of KV blocks of this format. A
+        disk that is full now does not matter: an engine could not be started again.
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +76,11 @@ class FolderEpochs:
                 )
             _check_format(folder / FILE)
             made = cls(folder)
-            made._change(lambda now: now)  # writes, so it is known whether that can be
+            try:  # writes, so it is known whether that can be
+                made._change(lambda now: now)
+            except OSError as error:
+                if error.errno not in FULL or not made._look():
+                    raise
         except OSError as error:
             raise ConfigError(f"kv_disk {folder} cannot be used: {error}") from error
         return made
@@ -117,10 +122,14 @@ class FolderEpochs:
             if not self._look():
                 self._known = _Epochs()  # nothing that was stored before is found
             part = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
-            part.write_text(make(self._known).text())
-            now = time.time_ns()  # finer than the file system's own clock
-            os.utime(part, ns=(now, now))
-            part.rename(self.folder / FILE)
+            try:
+                part.write_text(make(self._known).text())
+                now = time.time_ns()  # finer than the file system's own clock
+                os.utime(part, ns=(now, now))
+                part.rename(self.folder / FILE)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
             self._look()
 
     @contextmanager

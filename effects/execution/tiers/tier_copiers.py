@@ -1,5 +1,6 @@
 """The copiers of an engine's tiers: host memory, and the keyed one."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -15,9 +16,11 @@ from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, Move, TransferCommand
 from minfer.records.tiers import HostTier, KeyedTier
+from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
 MEASURED_PAGES: Final = 32
+_log = logging.getLogger("minfer.executor")
 AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
 
 
@@ -70,7 +73,13 @@ class TierCopiers:
         ):
             seconds = partial(self.keyed.seconds, store)
             blocks = max(1, few // self.bundle)
-            keyed = _with_costs(keyed, seconds, self.bundle, blocks, token)
+            try:
+                keyed = _with_costs(keyed, seconds, self.bundle, blocks, token)
+            except ConfigError:
+                if not store.full:
+                    raise
+                _log.warning("loads from %s count as fast: it is full", store.path)
+                keyed = evolve(keyed, token_seconds=token)
         return evolve(config, host=host, keyed=keyed)
 
     def close(self) -> None:

@@ -182,7 +182,8 @@ class FrontRequests:
         histories = kept.histories if sample is None else [kept.histories[sample]]
         deaths = max(history.deaths for history in histories)
         solo = max(history.solo_deaths for history in histories)
-        return wire.Resumed(evolve(kept.for_engine(part), id=name), deaths, solo)
+        resumed = evolve(kept.for_engine(part), id=name, taken=True)
+        return wire.Resumed(resumed, deaths, solo)
 
     # --- outputs ------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from minfer.effects.serving.application import error_format
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.router.head import (
     RawHeaders,
+    broken_header,
     request_headers,
     response_headers,
 )
@@ -32,6 +33,7 @@ from minfer.effects.serving.wire.sse import EventStream
 CONNECT: Final = 5.0  # seconds until a backend has accepted a connection
 KEPT: Final = 2.0  # seconds that an idle connection is used again; uvicorn closes at 5
 TRIED_AGAIN: Final = frozenset({429, 503})  # another backend may take it
+_STATUSES: Final = range(200, 600)  # of answers to a request that is no upgrade
 BAD_GATEWAY: Final = 502
 TIMED_OUT: Final = 504
 # Causes of failures: no connection was made; it ended.
@@ -132,6 +134,7 @@ class Exchange:
         )
         async with sent as response:
             headers = response_headers(response.raw_headers)
+            _check_head(response.status, headers)
             content = response.content
             part = await content.readany()
             if may_refuse and _is_refusal(response.status, headers):
@@ -164,14 +167,14 @@ class Exchange:
         return Answered()
 
     def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
-        _log.warning("%s failed: %s", self.name, error or type(error).__name__)
+        _log.warning("%s failed: %s", self.name, _said(error))
         why = "the server behind the router cannot be reached, or closed the connection"
         failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
         return Failed(cause, failure, refused)
 
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
-        _log.warning("%s broke off: %s", self.name, error or type(error).__name__)
+        _log.warning("%s broke off: %s", self.name, _said(error))
         if self._events:
             why = "the server behind the router broke off"
             failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
@@ -181,6 +184,24 @@ class Exchange:
             await self.request.send({"type": "http.response.body", "body": body})
         # Without an end, uvicorn closes the connection: the client sees that it is cut.
         return Answered(broken=True)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in a line for the log, without the request's query and what the
+    backend wrote: there may be secrets in these.
+    """
+    text = str(error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        text = error.message
+    return text.partition("\n")[0] or type(error).__name__
+
+
+def _check_head(status: int, headers: RawHeaders) -> None:
+    """Raise ClientPayloadError for a head that no client can be sent."""
+    if status not in _STATUSES:
+        raise aiohttp.ClientPayloadError(f"it answered with status {status}")
+    if name := broken_header(headers):
+        raise aiohttp.ClientPayloadError(f"it answered with a broken header {name}")
 
 
 def _is_refusal(status: int, headers: RawHeaders) -> bool:

@@ -6,6 +6,7 @@ that it used go into X-Forwarded headers: For grows by one address, Host and Pro
 last proxy's own word.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,6 +27,8 @@ _OF_A_CONNECTION: Final = frozenset(
     }
 )
 _NOT_SENT: Final = _OF_A_CONNECTION | {b"host", b"content-length", b"expect"}
+# Control characters, besides tabs: HTTP has none in headers (RFC 9110, 5.5).
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _FOR, _HOST, _SCHEME = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"
 
 
@@ -52,6 +55,12 @@ def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         _OF_A_CONNECTION | _named_by_connection(lower) | {b"date"}
     )  # uvicorn has one
     return [(name, value) for name, value in lower if name not in dropped]
+
+
+def broken_header(headers: RawHeaders) -> str:
+    """The name of a header whose value cannot be passed on, or nothing."""
+    broken = (name for name, value in headers if _CONTROL.search(value))
+    return next(broken, b"").decode("latin-1")
 
 
 def _named_by_connection(headers: RawHeaders) -> frozenset[bytes]:

@@ -52,6 +52,11 @@ _ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "AllBlocksCleared": (),
 }
 BlockHash = int | bytes  # a server's own
+# What reading anything else raises; the second one, of what is nested too deep.
+_UNREADABLE: Final = (
+    *(LookupError, RecursionError, OverflowError, TypeError, ValueError),
+    msgspec.MsgspecError,
+)
 
 
 class KvEventError(ValueError):
@@ -85,10 +90,8 @@ class ReportedCache:
             batch = msgspec.msgpack.decode(payload)
             events = batch["events"] if isinstance(batch, dict) else batch[1]
             return [made for event in events for made in self._fold(*_named(event))]
-        except (LookupError, OverflowError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
-        except msgspec.MsgspecError as error:
-            raise KvEventError(f"no batch of KV events: {error}") from None
 
     def missed(self) -> CacheCleared:
         """Note that batches were missed: what is cached is not known."""

@@ -34,7 +34,7 @@ from minfer.effects.serving.router.forwarding import (
     open_session,
     pass_on,
 )
-from minfer.effects.serving.router.head import RawHeaders
+from minfer.effects.serving.router.head import RawHeaders, broken_header
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
@@ -189,6 +189,9 @@ class Router:
             if self.closing:
                 why = "the router is shutting down"
                 raise ApiError(why, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
+            if name := broken_header(scope["headers"]):
+                why = f"the header {name} has a control character"
+                raise ApiError(why)  # noqa: TRY301 - answered as others are
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
             try:

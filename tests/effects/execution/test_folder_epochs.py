@@ -1,5 +1,6 @@
 """Epochs of the prefix cache, in the folder that its blocks are kept in."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -46,6 +47,27 @@ def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> N
     two = FolderEpochs.open(tmp_path)
     assert one.of_all == two.of_all
     assert one.of_all not in (0, before)
+
+
+def test_a_folder_is_opened_again_on_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an engine that dies meanwhile could not be started again."""
+    before = FolderEpochs.open(tmp_path).of_all
+
+    def full(part: Path, _: str) -> None:
+        part.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    one = FolderEpochs.open(tmp_path)
+    assert one.of_all == before
+    with pytest.raises(OSError, match="No space left"):
+        one.raise_all()
+    assert not list(tmp_path.glob("*.part"))
+    (tmp_path / FILE).unlink()
+    with pytest.raises(ConfigError, match="No space left"):
+        FolderEpochs.open(tmp_path)
 
 
 def test_what_cannot_be_is_refused(

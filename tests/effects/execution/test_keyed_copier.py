@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minfer.effects.execution.tiers import page_parts
+from minfer.effects.execution.tiers import keyed_copier, page_parts
 from minfer.effects.execution.tiers.block_files import UnusableFileError
 from minfer.effects.execution.tiers.block_folder import (
     DROPPED,
@@ -118,6 +118,26 @@ def test_a_lost_transfer_is_reported_when_its_last_read_has_ended(
     before = [*ends]
     time.sleep(0.2)
     assert ends == before
+
+
+def test_blocks_behind_one_that_failed_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may take seconds, and all other fetches wait for this one."""
+    monkeypatch.setattr(keyed_copier, "THREADS", 1)
+    caches, reads = Caches(torch.float32, tmp_path), list[bytes]()
+
+    def read(folder: BlockFolder, key: bytes, *_: object) -> None:
+        reads.append(key)
+        time.sleep(0.05)
+        raise UnusableFileError("missing", folder.name(key))
+
+    monkeypatch.setattr(BlockFolder, "read", read)
+    try:
+        assert isinstance(caches.ended(FetchBlocks(1, KEYS, PAGES)), Lost)
+        assert len(reads) <= 2  # the second one may have begun
+    finally:
+        caches.copier.close()
 
 
 def test_stores_that_fail_are_counted(

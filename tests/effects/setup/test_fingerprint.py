@@ -1,5 +1,6 @@
 """The fingerprint changes with all that the KV of a token depends on."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,19 @@ def test_formats_say_what_each_group_keeps() -> None:
     assert latents.text == "bfloat16 latents (576) in 27 layers"
     assert latents.token_bytes == 27 * 576 * 2
     assert evolve(latents, scales="token").text.endswith(", a scale per token")
+
+
+def test_weights_that_are_changed_anywhere_share_no_blocks_on_disk(
+    tmp_path: Path,
+) -> None:
+    """Few bytes of a file are looked at."""
+    file = tmp_path / "model.safetensors"
+    args = evolve(ARGS, load_format="auto", kv_disk=tmp_path / "kv")
+    found = set[bytes]()
+    for changed in (0, 1):
+        data = bytearray(1 << 20)
+        data[70_000] = changed
+        file.write_bytes(data)
+        os.utime(file, (9, 9 + changed))  # however coarse the file system's clock is
+        found.add(fingerprint(args, CONFIG, SPEC, tmp_path))
+    assert len(found) == 2

@@ -67,12 +67,19 @@ class Door:
                     oldest = self._strangers.pop(min(self._strangers))
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)
-            threading.Thread(
+            greeting = threading.Thread(
                 target=self._greet,
                 args=(number, connection),
                 name=f"minfer-{self.terms.purpose}-peer",
                 daemon=True,
-            ).start()
+            )
+            try:
+                greeting.start()
+            except RuntimeError as error:  # the system gives no more threads
+                _log.warning("%s cannot be let in now: %s", self.whom, error)
+                with self._lock:
+                    self._strangers.pop(number, None)
+                connection.close()
 
     def _greet(self, number: int, sock: Socket) -> None:
         try:

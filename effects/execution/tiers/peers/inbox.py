@@ -10,9 +10,12 @@ A block's checksum is that of the copy that is fetched, so whatever is written t
 when it must not be is found out.
 
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
-here. A block that comes late is waited for as long as any block came lately. Once that
-was in vain, the next ones are hardly waited for, until any comes: a sender that has gone
-delays its requests once.
+here. All blocks of a prompt come, and those that the engine has computed before are never
+fetched: so the inbox is full at last, and old ones make room as soon as it is needed,
+others once a sender has waited.
+
+A block that comes late is waited for as long as any block came lately, up to a bound: it
+may have been lost, and what others wait for is fetched behind it.
 """
 
 import mmap
@@ -30,8 +33,11 @@ from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.peer_messages import checksum_of, copy_bytes
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
-BRIEF: Final = 0.2  # likewise, after it was waited in vain
-SHARE: Final = 4  # a connection may fill one of so many slots at once
+SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then
+LONGEST: Final = 10.0  # seconds that a block is waited for while others come
+OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
+SHARE: Final = 4  # a connection may fill one of so many slots at once,
+FEW: Final = 4  # and old blocks make room for one of so many of these
 
 
 class NotSentError(PeerError):
@@ -54,8 +60,9 @@ class _Arrived:
     """A block that is here."""
 
     slot: int
-    length: int
+    length: int  # bytes
     checksum: int | None
+    since: float
 
 
 @define(eq=False)
@@ -77,7 +84,7 @@ class Inbox:
     _here: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
     _last: float = field(init=False)  # when a block came
-    _in_vain: float = field(init=False, default=-1.0)  # when a wait ended so
+    _silent: bool = field(init=False, default=False)  # who sent may be gone
     _closed: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -111,10 +118,15 @@ class Inbox:
                 self._free += gone.slots
         self._grant_free()
 
-    def may_fill(self, connection: int, slot: int) -> bool:
-        """Returns whether a slot is granted to a connection, and empty."""
+    def granted(self, connection: int, slot: int, length: int) -> memoryview:
+        """The slot that a block is written to. Raises ValueError for one that is not the
+        connection's, or smaller.
+        """
         with self._changed:
-            return slot in self._connections[connection].slots
+            slots = self._connections[connection].slots
+            if slot not in slots or not 0 <= length <= self.slot_bytes:
+                raise ValueError(f"slot {slot} was not granted for {length} bytes")
+        return self.slot(slot, length)
 
     def arrived(
         self,
@@ -124,39 +136,47 @@ class Inbox:
         length: int,
         checksum: int | None = None,
     ) -> None:
-        """Note that a granted slot holds a block. Raises ValueError for a slot that is
-        not the connection's.
-        """
+        """Note that a granted slot holds a block. Raises ValueError as `granted`."""
         with self._changed:
-            slots = self._connections[connection].slots
-            if slot not in slots or not 0 <= length <= self.slot_bytes:
-                raise ValueError(f"slot {slot} was not granted for {length} bytes")
-            slots.remove(slot)
+            self.granted(connection, slot, length)
+            self._connections[connection].slots.remove(slot)
             if (old := self._here.pop(key, None)) is not None:
                 self._free.append(old.slot)
-            self._here[key] = _Arrived(slot, length, checksum)
+            self._last, self._silent = self.clock(), False
+            self._here[key] = _Arrived(slot, length, checksum, self._last)
             self.received += 1
             self.received_bytes += length
-            self._last = self.clock()
             self._changed.notify_all()
         self._grant_free()
 
     def make_room(self, connection: int) -> None:
-        """Evict the oldest block, if a connection has no slot: nobody fetches it."""
+        """Evict the oldest block for a thread of a sender that waits."""
         with self._changed:
-            starved = not self._connections[connection].slots
-            if starved and not self._free and self._here:
-                _, oldest = self._here.popitem(last=False)
-                self.evicted += 1
-                self._free.append(oldest.slot)
+            if connection in self._connections and not self._free and self._here:
+                self._evict()
         self._grant_free()
+
+    def _evict(self) -> None:
+        _, oldest = self._here.popitem(last=False)
+        self.evicted += 1
+        self._free.append(oldest.slot)
+
+    def _evict_old(self, wanted: int) -> None:
+        """Evict old blocks until so many slots are free."""
+        old = self.clock() - OLD
+        while len(self._free) < wanted and self._here:
+            if next(iter(self._here.values())).since > old:
+                break
+            self._evict()
 
     def _grant_free(self) -> None:
         """Grant slots to the connections that have less than their share."""
         due = list[tuple[Grant, tuple[int, ...]]]()
         with self._changed:
             most = max(1, self.slots // SHARE)
+            few = max(1, most // FEW)
             for one in self._connections.values():
+                self._evict_old(few - len(one.slots))
                 count = min(most - len(one.slots), len(self._free))
                 new = [self._free.pop() for _ in range(count)]
                 one.slots.update(new)
@@ -169,12 +189,13 @@ class Inbox:
 
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
-        found, at = self._wait(key), 0
+        found = self._wait(key)
         try:
             if found.length != sum(map(len, contents)):
                 raise NotSentError(f"a block of {found.length} bytes came")
+            at, data = 0, self.slot(found.slot, found.length)
             for part in contents:
-                copy_bytes(part, self.slot(found.slot, found.length)[at:][: len(part)])
+                copy_bytes(part, data[at : at + len(part)])
                 at += len(part)
         finally:
             with self._changed:
@@ -187,10 +208,11 @@ class Inbox:
         began = self.clock()
         with self._changed:
             while (found := self._here.pop(key, None)) is None:
-                patience = PATIENCE if self._last > self._in_vain else BRIEF
-                left = max(self._last, began) + patience - self.clock()
+                patience = SILENT if self._silent else PATIENCE
+                due = min(max(self._last, began) + patience, began + LONGEST)
+                left = due - self.clock()
                 if left <= 0 or self._closed:
-                    self._in_vain = self.clock()
+                    self._silent = True
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)
             return found

@@ -104,11 +104,7 @@ class Listener:
             self.inbox.make_room(number)
             return
         if block.follows:
-            if not 0 <= block.length <= self.inbox.slot_bytes:
-                raise PeerError(f"a block of {block.length} bytes")
-            if not self.inbox.may_fill(number, block.slot):
-                raise PeerError(f"slot {block.slot} was not granted")
-            read_exactly(sock, self.inbox.slot(block.slot, block.length))
+            read_exactly(sock, self.inbox.granted(number, block.slot, block.length))
         if block.checksum is None and not self.shares:
             raise PeerError("a block without a checksum")
         self.inbox.arrived(number, block.key, block.slot, block.length, block.checksum)

@@ -12,6 +12,7 @@ or, if that engine is on another machine, by its address.
 import logging
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Final
 
 from attrs import define, field
@@ -104,12 +105,17 @@ class Peers:
                 self._wanted.popitem(last=False)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Send a block to all engines that want it. Raises PeerError."""
+        """Send a block to all engines that want it. One that cannot be reached goes
+        without, which its sender counts: a transfer has blocks of other engines, too,
+        and would be given up. Raises PeerError for an engine that is not known.
+        """
         del layout
         with self._lock:
             engines = self._wanted.pop(key, frozenset())
         for engine in sorted(engines):
-            self._sender(engine).send(key, contents)
+            sender = self._sender(engine)
+            with suppress(PeerError):  # it has counted and logged that
+                sender.send(key, contents)
 
     def _sender(self, engine: str) -> Sender:
         """Returns what sends to an engine. Raises PeerError."""

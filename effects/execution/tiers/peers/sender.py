@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +30,10 @@ from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, Wri
 
 PATIENCE: Final = 0.5  # seconds that a block waits for a slot, twice
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
+FULL: Final = 5.0  # seconds after a block waited in vain, in which none waits for a slot
+# A receiver that is stopped reads nothing, for a while or for ever: seconds, and
+# microseconds, as the system has them.
+_WRITING: Final = struct.pack("@ll", 5, 0)
 _log = logging.getLogger("minfer.peers")
 
 
@@ -45,6 +50,8 @@ class _Connected:
     memory: memoryview | None  # of the receiver, if it is shared
     writer: RemoteWriter | None  # to that, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
+    full: float = -FULL  # when a block waited for a slot in vain
+    sending: int = 0  # threads that send a block
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
     writing: threading.Lock = field(factory=threading.Lock)
@@ -62,33 +69,55 @@ class _Connected:
         self.end(why)
 
     def end(self, why: str) -> None:
-        """Close the connection."""
+        """Close the connection, once nobody writes to the receiver's memory: it grants
+        the slots to others then.
+        """
         with self.changed:
             self.error = self.error or why
             self.changed.notify_all()
+            if not self.sending:
+                self._close()
+
+    def _close(self) -> None:
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def take_slot(self) -> int:
-        """Returns a slot; waits for one. Raises PeerError and OSError."""
-        if (slot := self._wait_for_slot()) is None:
+        """Returns a slot; waits for one, unless that was in vain lately: blocks for other
+        engines are sent behind this one. Raises PeerError and OSError.
+        """
+        patient = time.monotonic() >= self.full + FULL
+        slot = self._wait_for_slot(PATIENCE if patient else 0.0)
+        if slot is None and patient:
             with self.writing:
                 self.sock.sendall(framed(Starved()))
-            slot = self._wait_for_slot()
+            if (slot := self._wait_for_slot(PATIENCE)) is None:
+                self.full = time.monotonic()
         if slot is None:
             raise NoSlotError("it has no room for blocks")
         return slot
 
-    def _wait_for_slot(self) -> int | None:
+    def _wait_for_slot(self, patience: float) -> int | None:
         with self.changed:
-            self.changed.wait_for(lambda: self.slots or self.error, PATIENCE)
+            self.changed.wait_for(lambda: self.slots or self.error, patience)
             if self.error:
                 raise PeerError(self.error)
             return self.slots.pop() if self.slots else None
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> int:
         """Send a block; returns its bytes. Raises PeerError and OSError."""
+        with self.changed:
+            self.sending += 1
+        try:
+            return self._send(key, contents)
+        finally:
+            with self.changed:
+                self.sending -= 1
+                if self.error and not self.sending:
+                    self._close()
+
+    def _send(self, key: bytes, contents: Sequence[memoryview]) -> int:
         length, slot = sum(map(len, contents)), self.take_slot()
         if length > self.slot_bytes:
             raise PeerError(f"a block of {length} bytes; a slot has {self.slot_bytes}")
@@ -190,11 +219,22 @@ class Sender:
             sock.close()
             raise
         sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _WRITING)
         return connected
 
     def _welcomed(self, sock: Socket) -> _Connected:
         """Returns what the receiver's welcome opens. Raises PeerError and OSError."""
         welcome, descriptors = _read_with_descriptors(sock)
+        try:
+            return self._opened(sock, welcome, descriptors)
+        finally:
+            for one in descriptors:
+                os.close(one)
+
+    def _opened(
+        self, sock: Socket, welcome: object, descriptors: Sequence[int]
+    ) -> _Connected:
+        """Raises PeerError and OSError."""
         if not isinstance(welcome, Welcome):
             raise PeerError("it is no engine that takes KV blocks")
         memory, writer = None, None
@@ -203,7 +243,6 @@ class Sender:
                 raise PeerError("its memory did not come")
             size = welcome.slots * welcome.slot_bytes
             memory = memoryview(mmap.mmap(descriptors[0], size))
-            os.close(descriptors[0])
         elif welcome.remote is not None and not self._plain:
             try:
                 writer = RemoteWriter(welcome.remote, welcome.slot_bytes)
@@ -218,6 +257,10 @@ def _read_with_descriptors(sock: Socket) -> tuple[object, list[int]]:
     if sock.family != socket.AF_UNIX:
         return read_to_sender(sock), []
     first, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
-    if not first:
-        raise PeerError("the connection has ended")
-    return read_to_sender(sock, first), descriptors
+    try:
+        said = read_to_sender(sock, first)
+    except BaseException:
+        for one in descriptors:
+            os.close(one)
+        raise
+    return said, descriptors

@@ -75,6 +75,7 @@ REQUEST = other(
     place=((1.5, -2.0), 7, 3),
     stored=6,
     push_to="engine 2",
+    taken=True,
     search=other(
         BeamRound(id="", width=1, prompt=1, most=1),
         id="s",

@@ -26,6 +26,7 @@ from minfer.routing.state import RouterConfig
 from minfer.runs.replica_events import content_keys
 from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import seeds
+from tests.effects.live.link import world as worlds
 from tests.effects.live.link.ends import IDLE, READY, request
 from tests.effects.live.link.test_remote import KILLS
 from tests.effects.live.link.world import CONFIG, Front, Poison, World
@@ -64,6 +65,23 @@ def prompted(name: str, *prompt: int, tokens: int = 20) -> Request:
 def where(front: Front, name: str) -> int | None:
     kept = front.remote._requests.get(name)
     return None if kept is None else kept.replica
+
+
+def test_the_requests_of_an_engine_that_died_find_room_at_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the line is: they were taken before."""
+    monkeypatch.setattr(worlds, "CONFIG", evolve(CONFIG, max_waiting=2, max_num_seqs=1))
+    world = started(replicas=2, policy="round_robin")
+    [front] = world.fronts
+    names = "abcdef"
+    for name in names:
+        world.ask(front, prompted(name, 1, 2, ord(name) - 97))
+        world.move(hostile=False)
+    settle(world, lambda: not any(one.up for one in front.links.values()))
+    world.kill(0)
+    settle(world, lambda: not front.remote.working)
+    assert [front.ended[name, 0].reason for name in names] == ["length"] * len(names)
 
 
 # --- whatever happens -------------------------------------------------------------------

@@ -12,6 +12,7 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.records.messages import Finished
 from minfer.records.request import Request
 from tests.circles import seeds
+from tests.effects.live.link import world as worlds
 from tests.effects.live.link.test_placement import settle, where
 from tests.effects.live.link.world import CONFIG, Front, World
 
@@ -92,6 +93,23 @@ def test_what_the_decoding_engine_knows_is_not_computed_elsewhere() -> None:
     assert where(front, "again") == 1
     settle(world, over(front, "again"))
     assert handed(front) == 1
+
+
+def test_a_full_line_rejects_no_request_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller has the first token."""
+    few = evolve(CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64)
+    monkeypatch.setattr(worlds, "CONFIG", few)
+    world = started(prefillers=3, replicas=4)
+    [front] = world.fronts
+    for name in "abcd":
+        tokens = tuple(range(ord(name) - 97, 14 + ord(name) - 97))
+        keys = block_keys(b"", tokens, CONFIG.block_size)
+        world.ask(front, evolve(WHOLE, id=name, prompt=tokens, keys=keys, max_tokens=30))
+    settle(world, lambda: not front.remote.working)
+    assert handed(front) > 2
+    assert {done.reason for done in front.ended.values()} == {"length"}
 
 
 def test_a_token_that_ends_it_is_its_end() -> None:

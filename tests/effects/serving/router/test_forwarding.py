@@ -38,6 +38,59 @@ def test_another_backend_answers_for_one_that_is_gone_or_dies_first() -> None:
             assert answer.json()["error"]["code"] == "no_backend"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 999 Odd\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx-a: a\x01b\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+def test_an_answer_that_cannot_be_passed_on_is_a_failure(head: bytes) -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, policy="round_robin") as made:
+            first, second = sorted(made.backends, key=lambda one: one.url)
+
+            async def odd(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(head)
+
+            first.answer = odd
+            assert await made.by("a") == second.name
+            second.answer = odd
+            assert (await made.chat("a")).status_code == 502
+
+
+def test_no_query_and_no_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def garbage(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(b"my secret answer\r\n\r\n")
+
+            made.backends[0].answer = garbage
+            answer = await made.http.get("/v1/models?key=my-secret-key")
+            assert answer.status_code == 502
+
+    assert "Bad status line" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_header_that_no_backend_takes_is_the_clients_fault() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+            writer.write(
+                b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: a\x01\r\n\r\n"
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert not made.backends[0].seen
+            writer.close()
+
+
 def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
     @run
     async def _() -> None:

@@ -99,6 +99,7 @@ def test_a_block_shows_that_those_before_it_are_there() -> None:
         b"",
         b"\xff",
         b"\x93\x01",
+        b"\x91" * 10**6 + b"\xc0",  # an array in an array in an array
         msgspec.msgpack.encode([]),
         msgspec.msgpack.encode([1.0, 5]),
         msgspec.msgpack.encode([1.0, [{"block_hashes": []}]]),
