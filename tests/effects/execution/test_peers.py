@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from minfer.effects.execution.tiers.peers import door
+from minfer.effects.execution.tiers.peers import door, remote_memory
 from minfer.effects.execution.tiers.peers import inbox as inboxes
 from minfer.effects.execution.tiers.peers import listener as listeners
 from minfer.effects.execution.tiers.peers import peers as peering
-from minfer.effects.execution.tiers.peers import remote_memory
 from minfer.effects.execution.tiers.peers import sender as senders
 from minfer.effects.execution.tiers.peers.addresses import Address
 from minfer.effects.execution.tiers.peers.framing import (
