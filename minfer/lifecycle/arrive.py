@@ -145,19 +145,21 @@ class _Arrivals:
             self._note_stored(config.keyed, request, keys)
 
     def _note_stored(self, tier: KeyedTier, request: Request, keys: Keys) -> None:
-        """Believe what the sender says of the keyed tier; or have all blocks of the
-        prompt stored there: those that are cached now, and others once they are.
+        """Believe what the sender says of the keyed tier; or have blocks of the prompt
+        stored there: those that are cached now, and others once they are.
         """
         known, unsaved = self.tiers.known, self.tiers.unsaved
         wanted = self.tiers.wanted
         prompt = keys[: len(request.prompt) // self.config.block_size]
+        first = request.sent_from
         for g in range(len(self.config.groups)):
             if request.push_to:
-                own = group_keys(prompt, g)
+                own = group_keys(prompt[first:], g)
                 known, unsaved = known.discard(own), unsaved + own
                 wanted = wanted.add(own, tier.known) if tier.sends else wanted
             else:
-                known = known.add(group_keys(prompt[: request.stored], g), tier.known)
+                own = group_keys(prompt[first : request.stored], g)
+                known = known.add(own, tier.known)
         unsaved = unsaved[-self.config.num_blocks :]
         self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
 

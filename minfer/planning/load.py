@@ -11,7 +11,7 @@ from collections.abc import Container
 
 from attrs import frozen
 
-from minfer.blocks.keys import Key, Keys, group_keys
+from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, bundles, lookup, pages_of
 from minfer.blocks.window import kept, outside
@@ -139,7 +139,8 @@ def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_S
     found = list[_Source]()
     for tier, keyed, there in contents:
         both = _EitherIndex(_EitherKeys(device.nodes, there))
-        blocks = find_hit(config, both, seq.keys, full).blocks
+        end = _without_gap(config, both, seq.keys, hit, full) if keyed else full
+        blocks = find_hit(config, both, seq.keys, end).blocks
         if blocks <= hit:
             continue
         runs = _missing(config, state, seq.keys, blocks)
@@ -159,6 +160,21 @@ def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_S
             )
         )
     return found
+
+
+def _without_gap(
+    config: EngineConfig, both: _EitherIndex, keys: Keys, hit: int, full: int
+) -> int:
+    """How many of the first `full` blocks follow on `hit` blocks without a gap: keys of
+    the keyed tier are forgotten one by one, those of parents first.
+    """
+    chains = (g for g, group in enumerate(config.groups) if not group.window)
+    if (g := next(chains, None)) is None:
+        return full
+    end = hit
+    while end < full and group_key(keys[end], g) in both.nodes:
+        end += 1
+    return end
 
 
 def _missing(

@@ -85,6 +85,9 @@ class Request:
     # stored in the keyed tier while they are computed, even those that it is believed to
     # have.
     push_to: str = ""
+    # The first block of its prompt that is sent so, or that was stored: the engine that
+    # gets them has those before it.
+    sent_from: int = 0
     # Whether another engine took it before: it enters the waiting queue even if that is
     # full, as its client was told no such thing.
     taken: bool = False
@@ -120,6 +123,7 @@ class Request:
             check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
         check_number(self.stored, "stored", 0, MOST, whole=True)
+        check_number(self.sent_from, "sent_from", 0, MOST, whole=True)
         for param in ("lockstep", "reads_cache", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")

@@ -473,7 +473,8 @@ class World:
         true = sum(key in self.oracle.outside for key in keys)
         stored = rng.choice((true, true, len(keys), rng.randint(0, 9)))
         push_to = rng.choice(("", "", "other"))
-        return evolve(request, stored=stored, push_to=push_to)
+        first = rng.choice((0, 0, rng.randint(0, 5)))
+        return evolve(request, stored=stored, push_to=push_to, sent_from=first)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""

@@ -194,7 +194,7 @@ class EngineWorker:
         if self.store is None or not request.reads_cache:
             return 0
         if request.push_to:
-            self.store.want(request.keys, request.push_to)
+            self.store.want(request.keys[request.sent_from :], request.push_to)
         return self.store.leading(request.keys)
 
     # --- the thread ---------------------------------------------------------------------

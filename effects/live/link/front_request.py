@@ -68,6 +68,7 @@ class FrontRequest:
     # The replica that is to decode it, while another one computes its prompt.
     target: int | None = None
     push_to: str = ""  # how the replica that computes the prompt names that one
+    held: int = 0  # leading blocks of its prompt that the target has, which are not sent
     prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
     cached: int | None = None  # tokens that the first of two replicas had in its cache
 
@@ -105,8 +106,12 @@ class FrontRequest:
         """
         if self.target is not None:
             most = len(part.output) + 1
-            return evolve(part, max_tokens=most, push_to=self.push_to)
-        return evolve(part, stored=len(part.keys)) if self.prefilled else part
+            return evolve(
+                part, max_tokens=most, push_to=self.push_to, sent_from=self.held
+            )
+        if self.prefilled:
+            return evolve(part, stored=len(part.keys), sent_from=self.held)
+        return part
 
     def go(self, name: str, sample: int | None, replica: int) -> None:
         """Note that it, or one of its samples, is sent to an engine under a name."""

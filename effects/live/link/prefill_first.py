@@ -56,7 +56,7 @@ class PrefillFirst:
         placed = self.router.route(request, session, again=kept.sent)
         if not isinstance(placed, Placed):
             return None
-        kept.target = int(decode.replica)
+        kept.target, kept.held = int(decode.replica), decode.hit
         return placed
 
     def is_first_half(self, kept: FrontRequest, done: Finished) -> bool:

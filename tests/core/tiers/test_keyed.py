@@ -260,6 +260,29 @@ def test_a_tier_that_sends_stores_only_what_is_for_another_engine() -> None:
     assert not bench.state.tiers.wanted
 
 
+def test_only_what_the_other_engine_lacks_is_sent_and_fetched() -> None:
+    first = Keyed(sends=True)
+    first.serve(evolve(LONG, push_to="x", sent_from=2))
+    assert [key for one in first.saves for key in one.keys] == [*keys_of(LONG)[2:]]
+    second = another(first)
+    second.serve(evolve(LONG, id="begin", prompt=LONG.prompt[:10]))
+    assert second.serve(evolve(AGAIN, stored=4, sent_from=2)) == second.right(LONG)
+    [fetch] = second.fetches
+    assert fetch.keys == keys_of(LONG)[2:]
+
+
+def test_blocks_behind_a_gap_are_not_fetched() -> None:
+    """The device has lost the blocks before those that were sent."""
+    bench = Keyed()
+    bench.serve(evolve(LONG, id="begin", prompt=LONG.prompt[:6], max_tokens=1))
+    keys = keys_of(LONG)
+    bench.oracle.outside.clear()
+    known = KnownKeys().add(keys[2:], 1000)
+    bench.state = evolve(bench.state, tiers=evolve(bench.state.tiers, known=known))
+    assert bench.serve(AGAIN) == bench.right(LONG)
+    assert not bench.fetches
+
+
 def test_windows_fetch_what_the_next_query_reads() -> None:
     groups = (CacheGroup(), CacheGroup(window=5))
     config = evolve(ALONE, num_blocks=16, groups=groups)

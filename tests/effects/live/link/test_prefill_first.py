@@ -112,6 +112,27 @@ def test_a_full_line_rejects_no_request_that_has_begun(
     assert {done.reason for done in front.ended.values()} == {"length"}
 
 
+def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
+    """The next turn of a conversation."""
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, over(front))
+    for _ in range(600):
+        world.move(hostile=False)  # the engine reports its keys
+    world.sent.clear()
+    fetched = world.fetched
+    said = (*PROMPT, *front.got["a", 0][:-1])  # 25 tokens, six full blocks
+    prompt = (*said, *range(20, 31))
+    keys = block_keys(b"", prompt, CONFIG.block_size)
+    world.ask(front, evolve(WHOLE, id="next", prompt=prompt, keys=keys))
+    assert where(front, "next") == 0
+    settle(world, over(front, "next"))
+    world.judge()
+    assert {*world.sent} == {*keys[6:]}
+    assert world.fetched - fetched == len(keys) - 6
+
+
 def test_a_token_that_ends_it_is_its_end() -> None:
     world = started()
     [front] = world.fronts
