@@ -99,11 +99,12 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
 
 
 async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
-    recorder = _open_recorder(plan)
-    router = _router(plan, recorder)
-    prefill = None
+    journals = contextlib.ExitStack()
+    router, prefill = None, None
+    if plan.deployment.routed:
+        router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
-        prefill = PrefillFirst(FrontRouter(_router_config(plan)))
+        prefill = PrefillFirst(_router(plan, journals, "-prefill"))
         prefill.router.routed = router.routed  # counted together
     remote = Remote(
         plan.number,
@@ -151,8 +152,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         for task in tasks:
             task.cancel()
         remote.close()
-        if recorder is not None:
-            recorder.close()
+        journals.close()
     return 0
 
 
@@ -169,31 +169,21 @@ async def _keep_linked_to(
     await keep_linked_to(remote, address, replica, terms, name)
 
 
-def _open_recorder(plan: FrontPlan) -> RoutingJournalFile | None:
-    """The journal of this front's router, if it has one and a journal is written."""
-    args = plan.args
-    if not plan.deployment.routed or args.journal is None:
-        return None
+def _router(
+    plan: FrontPlan, journals: contextlib.ExitStack, which: str = ""
+) -> FrontRouter:
+    """A router among several engines, which is recorded if a journal is written."""
+    args, policy = plan.args, routing_policy_named(plan.deployment.routing)
+    config = RouterConfig(policy, args.block_size)
+    if args.journal is None:
+        return FrontRouter(config)
     if args.journal_redact:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
-        return None
-    name = front_name(plan.number).replace(" ", "-")
-    return RoutingJournalFile(
-        Path(args.journal), _router_config(plan), args.journal_size, name
-    )
-
-
-def _router(plan: FrontPlan, recorder: RoutingJournalFile | None) -> FrontRouter | None:
-    """The router among several engines."""
-    if not plan.deployment.routed:
-        return None
-    return FrontRouter(_router_config(plan), recorder)
-
-
-def _router_config(plan: FrontPlan) -> RouterConfig:
-    return RouterConfig(
-        routing_policy_named(plan.deployment.routing), plan.args.block_size
-    )
+        return FrontRouter(config)
+    name = front_name(plan.number).replace(" ", "-") + which
+    journal = RoutingJournalFile(Path(args.journal), config, args.journal_size, name)
+    journals.callback(journal.close)
+    return FrontRouter(config, journal)
 
 
 async def _open_application(
