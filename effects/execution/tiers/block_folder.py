@@ -175,6 +175,8 @@ class BlockFolder:
             first = self.counts[REFUSED + error.cause] == 1
             self._used.pop(key[-DIGEST:], None)
             if error.cause != MISSING:
+                if len(self._refused) >= KNOWN:
+                    self._refused.clear()
                 self._refused.add(key)
         if first and error.cause != MISSING:
             _log.warning("KV blocks on disk are not used: %s; more are counted", error)

@@ -153,7 +153,6 @@ class Sender:
     name: str = ""  # of this engine
     sent: int = field(init=False, default=0)  # blocks
     sent_bytes: int = field(init=False, default=0)
-    seconds: float = field(init=False, default=0.0)  # of sending, of all threads
     dropped: int = field(init=False, default=0)  # blocks
     _connected: _Connected | None = field(init=False, default=None)
     _opening: threading.Lock = field(init=False, factory=threading.Lock)
@@ -164,7 +163,6 @@ class Sender:
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Send a block; connects first, if it must. Raises PeerError."""
-        began = time.monotonic()
         try:
             length = self._open().send(key, contents)
         except (PeerError, OSError) as error:
@@ -177,7 +175,6 @@ class Sender:
         with self._counting:
             self.sent += 1
             self.sent_bytes += length
-            self.seconds += time.monotonic() - began
 
     def close(self) -> None:
         """Close the connection."""
