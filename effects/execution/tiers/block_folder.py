@@ -43,14 +43,16 @@ from minfer.effects.execution.tiers.block_files import (
 )
 from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
-PART: Final = 20  # of the size that is written between two looks, and freed at once: 1/20
-UNIT: Final = 4096  # bytes that file systems give out
-ABANDONED: Final = 600.0  # seconds, after which no engine writes to a part any more
+# Of its size, this part (1/20) is written between two scans of the folder, and freed at
+# once.
+PART: Final = 20
+UNIT: Final = 4096  # bytes of a file system's block
+ABANDONED: Final = 600.0  # seconds after which no engine writes to a .part file any more
 RETRY: Final = 60.0  # seconds without stores, after one could not be written
-KNOWN: Final = 1 << 17  # keys whose last use here is remembered
+KNOWN: Final = 1 << 17  # keys that are remembered: of used, and of refused files
 FRESH: Final = 60.0  # seconds in which a file's use is not noted again
 _NAME: Final = re.compile(r"[0-9a-f]{64,66}\.[a-z]+")
-_PART: Final = re.compile(_NAME.pattern + r"\.[0-9a-f]+\.part")
+_PART_NAME: Final = re.compile(_NAME.pattern + r"\.[0-9a-f]+\.part")
 _log = logging.getLogger("minfer.executor")
 
 # Counts: of blocks, bytes, seconds; and of files that could not be used, by cause.
@@ -90,29 +92,29 @@ class BlockFolder:
     counts: dict[str, float] = field(
         init=False, factory=lambda: dict.fromkeys(COUNTS, 0.0)
     )
+    full: bool = field(init=False, default=False)  # the disk was, at the last store
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _room: threading.Lock = field(init=False, factory=threading.Lock)
-    _found: int | None = field(init=False, default=None)  # bytes, at the last look
+    _found: int | None = field(init=False, default=None)  # bytes, at the last scan
     _written: int = field(init=False, default=0)  # bytes since then
     _stopped: float = field(init=False, default=0.0)  # until when nothing is stored
     _warned: bool = field(init=False, default=False)
-    full: bool = field(init=False, default=False)  # when a block was to be stored last
     _refused: set[Key] = field(init=False, factory=set)  # files of no use here
-    _used: dict[Key, float] = field(init=False, factory=dict)  # when, by `monotonic`
+    _used: dict[Key, float] = field(init=False, factory=dict)  # at these monotonic times
     _notes: ThreadPoolExecutor = field(
         init=False, factory=lambda: ThreadPoolExecutor(1, "minfer-kv-notes")
     )
 
     def name(self, key: Key) -> Path:
-        """Where the block with a key is."""
+        """The file of the block with a key."""
         return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
 
     # --- what there is ------------------------------------------------------------------
 
     def leading(self, keys: Keys) -> int:
-        """How many of a prompt's leading blocks are there, and notes that these are used.
-        A hint, of a binary search with few calls to the operating system: one of them may
-        be missing.
+        """How many of a prompt's leading blocks are there; notes that these are used. A
+        binary search, for few calls to the operating system: a block may be missing among
+        those that it finds.
         """
         now, every = time.monotonic(), range(len(keys))
         found = bisect_left(every, True, key=lambda at: not self._is_there(keys[at], now))
@@ -189,7 +191,7 @@ class BlockFolder:
         name = self.name(key)
         length = sum(map(len, contents))
         try:
-            if key not in self._refused and _is_used(name, HEADER + length):
+            if key not in self._refused and _touch(name, HEADER + length):
                 return
             self._make_room(file_bytes(length))
             name.parent.mkdir(mode=0o700, exist_ok=True)
@@ -230,10 +232,10 @@ class BlockFolder:
             self.counts[DROPPED] += dropped
 
     def open(self, layout: bytes, block_bytes: int) -> None:
-        """As `KeyedStore` says: nothing is to be done."""
+        """As `KeyedStore` says: a folder needs no preparation."""
 
     def want(self, keys: Keys, engine: str) -> None:
-        """As `KeyedStore` says: it sends nothing."""
+        """As `KeyedStore` says: a folder sends nothing."""
 
     def totals(self) -> dict[str, float]:
         """All counts so far."""
@@ -301,7 +303,7 @@ class BlockFolder:
             for entry in entries:
                 try:
                     about = entry.stat(follow_symlinks=False)
-                    if _PART.fullmatch(entry.name):
+                    if _PART_NAME.fullmatch(entry.name):
                         if time.time() - about.st_mtime > ABANDONED:
                             os.unlink(entry.path)
                     elif _NAME.fullmatch(entry.name):
@@ -311,8 +313,8 @@ class BlockFolder:
                     continue  # another engine has removed it
 
 
-def _is_used(name: Path, size: int) -> bool:
-    """Whether a file is there and has this size; its use is noted."""
+def _touch(name: Path, size: int) -> bool:
+    """Note that a file is used; returns whether it is there and has this size."""
     try:
         found = name.lstat().st_size == size
         os.utime(name)

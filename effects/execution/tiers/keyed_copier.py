@@ -1,5 +1,5 @@
 """Copies KV blocks between the device and a keyed store, beside the steps: files, or what
-other engines send and get.
+other engines send and receive.
 
 Like copies to host memory (`page_copier`), a transfer needs no order among the steps, and
 each direction has a thread with two buffers. A piece of a transfer is in a buffer's host
@@ -40,7 +40,7 @@ from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferTh
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
-SLOTS: Final = 2  # of a direction
+SLOTS: Final = 2  # for each direction
 THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and that write
 REPEATS: Final = 2
 KeyedCommand = StoreBlocks | FetchBlocks
@@ -92,11 +92,11 @@ class _Slot:
 
 @frozen(eq=False)
 class _Piece:
-    """Blocks that go through a slot together, and what is done with their files."""
+    """Blocks that go through a slot together."""
 
     slot: _Slot
     blocks: Blocks
-    work: "list[Future[None]]" = field(factory=list)
+    work: "list[Future[None]]" = field(factory=list)  # reads or writes of the store
 
     @property
     def pages(self) -> Pages:
@@ -176,7 +176,7 @@ class _Lane:
             first += len(pages)
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
-        """Wait for the files of the first piece."""
+        """Wait for the store to have read or written the first piece."""
         # A fetch that lacks a block is over; what can be stored is.
         until = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
         ended, _ = wait(pending[0].work, return_when=until)

@@ -9,7 +9,9 @@ Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
 
 class NotStoredError(Exception):
-    """A block could not be stored or fetched; if somebody must know, it is logged."""
+    """A block could not be stored or fetched; what an operator must know is logged by who
+    raises it.
+    """
 
 
 class KeyedStore(Protocol):
@@ -28,7 +30,7 @@ class KeyedStore(Protocol):
         ...
 
     def leading(self, keys: Keys) -> int:
-        """Returns how many of a prompt's leading blocks are there."""
+        """Returns how many of a prompt's leading blocks are believed to be there."""
         ...
 
     def want(self, keys: Keys, engine: str) -> None:

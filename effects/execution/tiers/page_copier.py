@@ -1,11 +1,11 @@
 """Copies KV pages between the device and host memory, beside the steps.
 
 Theory. Neither the pages that a transfer reads nor those that it writes are used by a
-step meanwhile (`minfer.records.tiers`), so copies need no order among the steps: there is
-a thread for each direction, with two buffers on the device and a stream of each: some
-pages are gathered into one buffer while those in the other cross the bus whole (a 7B
-model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a third of a
-millisecond, and a step's own copies, which share the bus, wait for one of them.
+step meanwhile (`minfer.records.tiers`), so copies need no order among the steps. There is
+a thread for each direction, with two buffers on the device and a stream for each of
+these: some pages are gathered into one buffer while those in the other cross the bus
+whole (a 7B model's page of 64 tokens has 3.7 MB). A crossing of `PIECE` bytes takes a
+third of a millisecond, and a step's own copies, which share the bus, wait for one.
 """
 
 import threading

@@ -1,14 +1,17 @@
-"""KV blocks that engines send each other, and how processes of a deployment meet.
+"""KV blocks that engines send each other.
 
-peer_plan      whom an engine sends to, and where it gets blocks
-peers          what it sends, and gets: a keyed store
-sender         sends blocks to another engine
-listener       receives them, into an
-inbox          memory in slots
-remote_memory  which others may write to themselves, through NIXL
-peer_messages  what is said beside the blocks
-handshake      both sides prove that they know the secret
-door           lets in those that do
+peer_plan      whom an engine sends to, and where it receives, as its settings say
+peers          the keyed store of an engine that sends or receives blocks
+sender         sends blocks to one other engine
+listener       receives blocks from other engines
+inbox          received blocks, in slots of memory, until the engine fetches them
+remote_memory  an inbox that engines of other machines write to through NIXL
+peer_messages  the messages between sender and listener
+
+Connections between processes of a deployment, also used by `live.link.tcp_links`:
+
 addresses      local sockets, and TCP ports
-framing        messages on a socket
+door           accepts connections whose other side proves that it knows the secret
+handshake      how both sides prove that
+framing        messages on a blocking socket
 """

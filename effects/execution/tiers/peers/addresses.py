@@ -33,12 +33,12 @@ def port_text(address: Port) -> str:
 
 
 def is_everywhere(address: Port) -> bool:
-    """Returns whether it is of all networks, so that it names no machine."""
+    """Returns whether it stands for all networks of a machine, so that it names none."""
     return address[0] in _EVERYWHERE
 
 
 def where(address: Address) -> str:
-    """An address, for messages."""
+    """Returns an address for logs and errors."""
     return address.name if isinstance(address, Path) else port_text(address)
 
 

@@ -1,4 +1,6 @@
-"""Accepts connections of other processes, and lets in those that prove the secret."""
+"""Accepts connections of other processes, and passes on those that prove that they know
+the secret.
+"""
 
 import logging
 import socket
@@ -14,7 +16,7 @@ from minfer.effects.execution.tiers.peers.addresses import notice_cuts
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
 from minfer.effects.execution.tiers.peers.handshake import RefusedError, Terms, answer
 
-MOST: Final = 64  # connections that have not proven anything yet
+MOST: Final = 64  # connections in the handshake at a time
 AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
 _PAUSE: Final = 0.1  # seconds after an error of the system
 _log = logging.getLogger("minfer.peers")
@@ -22,18 +24,19 @@ _log = logging.getLogger("minfer.peers")
 
 @define(eq=False)
 class Door:
-    """Who connects has a thread of its own. Of more than `MOST` strangers, the one that
-    has been there longest is cut off, so none of them keeps others out.
+    """Performs the handshake of each new connection in a thread of its own, which then
+    calls `enter`. Of more than `MOST` connections that have not proven anything yet, the
+    oldest is closed, so that none of them keeps others out.
     """
 
     sock: Socket  # that listens
     terms: Terms
-    enter: Callable[[Socket, str], None]  # gets a connection, and the name of who dialled
-    whom: str  # comes, for messages
+    enter: Callable[[Socket, str], None]  # gets a connection, and the other side's name
+    whom: str  # what kind of process connects here, for logs
     _strangers: dict[int, Socket] = field(init=False, factory=dict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _closing: bool = field(init=False, default=False)
-    _said: tuple[str, float] = field(init=False, default=("", 0.0))
+    _said: tuple[str, float] = field(init=False, default=("", 0.0))  # last log, and when
 
     def start(self) -> None:
         """Accept connections from now on."""

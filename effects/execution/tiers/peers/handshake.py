@@ -7,9 +7,9 @@
 
 Each proof is a MAC of the random numbers of both, of what the connection is for and of
 who of the two it is: one that was seen is worth nothing on another connection, or from
-the other side. Who does not know the secret learns no more than that it is another one.
+the other side. Who does not know the secret learns no more than that theirs is another.
 
-The proofs are of the connection's beginning: whoever can change packets on their way can
+Only the beginning of a connection is proven: whoever can change packets on their way can
 change what follows. Networks between machines have to keep others out, or be encrypted.
 """
 
@@ -77,7 +77,7 @@ class Terms:
 
     purpose: str  # of the connection
     version: str  # of what is spoken on it
-    layout: bytes  # a digest of the model, and of how its KV is stored
+    layout: bytes  # a digest of what KV depends on: the model, or how pages are stored
     secret: bytes = field(repr=False)  # of the deployment
 
     def proof(self, who: str, challenge: bytes, nonce: bytes) -> bytes:

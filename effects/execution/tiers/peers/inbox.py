@@ -6,16 +6,15 @@ Theory. It is divided into slots, each as large as the largest block:
                      |                                   (fetched, or evicted: the oldest)
                      +----> free (the connection has ended)
 
-A block's checksum is that of the copy that is fetched, so whatever is written to its slot
-when it must not be is found out.
-
 A sender fills slots that were granted to it, and nobody reads a slot before its block is
-here. All blocks of a prompt come, and those that the engine has computed before are never
-fetched: so the inbox is full at last, and old ones make room as soon as it is needed,
-others once a sender has waited.
+here. The checksum is compared with the copy that is fetched, so a sender that writes to a
+slot when it must not is noticed.
 
-A block that comes late is waited for as long as any block came lately, up to a bound: it
-may have been lost, and what others wait for is fetched behind it.
+Blocks that the engine computes itself meanwhile are never fetched, so the inbox fills up.
+Old blocks are evicted as soon as slots are needed, others once a sender has waited.
+
+A block that comes late is waited for as long as other blocks come, up to a bound: it may
+have been lost, and the blocks of other requests are fetched after it.
 """
 
 import mmap
@@ -36,8 +35,8 @@ PATIENCE: Final = 2.0  # seconds without any block, after which none is waited f
 SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then
 LONGEST: Final = 10.0  # seconds that a block is waited for while others come
 OLD: Final = 10.0  # seconds after which a block will hardly be fetched any more
-SHARE: Final = 4  # a connection may fill one of so many slots at once,
-FEW: Final = 4  # and old blocks make room for one of so many of these
+SHARE: Final = 4  # a connection is granted at most 1/4 of all slots at a time
+FEW: Final = 4  # old blocks are evicted while it has less than 1/4 of these
 
 
 class NotSentError(PeerError):
@@ -83,8 +82,9 @@ class Inbox:
     # By key; the oldest first.
     _here: OrderedDict[bytes, _Arrived] = field(init=False, factory=OrderedDict)
     _connections: dict[int, _Connection] = field(init=False, factory=dict)
-    _last: float = field(init=False)  # when a block came
-    _silent: bool = field(init=False, default=False)  # who sent may be gone
+    _last: float = field(init=False)  # when the last block came
+    # The last block that was waited for did not come, nor any since: senders may be gone.
+    _silent: bool = field(init=False, default=False)
     _closed: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Inbox:
         self._grant_free()
 
     def make_room(self, connection: int) -> None:
-        """Evict the oldest block for a thread of a sender that waits."""
+        """Evict the oldest block for a sender that waits for a slot."""
         with self._changed:
             if connection in self._connections and not self._free and self._here:
                 self._evict()
@@ -218,7 +218,7 @@ class Inbox:
             return found
 
     def close(self) -> None:
-        """Wake who waits. The memory is released when nobody uses it."""
+        """End all waits. The memory is released when nobody uses it any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -19,10 +19,7 @@ from attrs import define, field
 
 from minfer.blocks.keys import Key, Keys, group_keys
 from minfer.effects.execution.tiers.keyed_store import Contents
-from minfer.effects.execution.tiers.peers.addresses import (
-    listen_at,
-    read_port,
-)
+from minfer.effects.execution.tiers.peers.addresses import listen_at, read_port
 from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.listener import Listener
@@ -32,10 +29,10 @@ from minfer.effects.execution.tiers.peers.sender import Sender
 
 _log = logging.getLogger("minfer.peers")
 MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
-INBOX: Final = 2 << 30  # bytes of an inbox, at most; at least
-FEWEST: Final = 16  # slots, and at most
-MOST: Final = 4096
-# Counts.
+INBOX: Final = 2 << 30  # bytes of an inbox, where that is neither too few slots nor many:
+FEWEST: Final = 16  # slots of an inbox, at least
+MOST: Final = 4096  # slots of an inbox, at most
+# Names of counts: of blocks, bytes and seconds.
 SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
 SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
 RECEIVED, RECEIVED_BYTES = "kv_received_blocks", "kv_received_bytes"
@@ -87,7 +84,7 @@ class Peers:
                 self._listeners.append(one)
 
     def check_stores(self) -> None:
-        """As `KeyedStore` says: each engine that blocks are for is tried."""
+        """As `KeyedStore` says: never raises, as each receiver is tried by itself."""
 
     def leading(self, keys: Keys) -> int:
         """As `KeyedStore` says: a request says what was sent for it."""
@@ -105,9 +102,9 @@ class Peers:
                 self._wanted.popitem(last=False)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Send a block to all engines that want it. One that cannot be reached goes
-        without, which its sender counts: a transfer has blocks of other engines, too,
-        and would be given up. Raises PeerError for an engine that is not known.
+        """Send a block to all engines that want it. Its sender counts one that cannot be
+        reached, which is no error: the transfer has blocks for other engines, too, and
+        would end with it. Raises PeerError for an engine that is not known.
         """
         del layout
         with self._lock:
@@ -134,7 +131,7 @@ class Peers:
             return sender
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Get a block that was sent; waits for it. Raises PeerError."""
+        """Get a block that another engine sends; waits for it. Raises PeerError."""
         del layout
         if self.inbox is None:
             raise PeerError("this engine gets no blocks from others")

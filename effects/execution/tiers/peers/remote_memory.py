@@ -69,7 +69,7 @@ class RemoteInbox:
     """The receiver's side; `memory` is the inbox's."""
 
     memory: memoryview
-    remote: Remote = field(init=False)  # what senders have to know
+    remote: Remote = field(init=False)  # what senders must know to write to it
     _agent: Any = field(init=False)
     _known: Any = field(init=False)
 
@@ -126,7 +126,7 @@ class RemoteWriter:
             raise
         except Exception as error:  # as above
             raise WriteError(f"NIXL has failed: {error!r}") from None
-        # Else the buffer may still be read from, and is not used again.
+        # Not after an error: the buffer may still be read from then.
         self._buffers.put((buffer, at))
 
     def _write(self, at: int, to: int, length: int) -> None:

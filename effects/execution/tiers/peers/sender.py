@@ -28,9 +28,9 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
 )
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, WriteError
 
-PATIENCE: Final = 0.5  # seconds that a block waits for a slot, twice
+PATIENCE: Final = 0.5  # seconds that a block waits for a slot, before `Starved` and after
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent
-FULL: Final = 5.0  # seconds after a block waited in vain, in which none waits for a slot
+FULL: Final = 5.0  # seconds after a wait in vain in which no block waits for a slot
 # A receiver that is stopped reads nothing, for a while or for ever: seconds, and
 # microseconds, as the system has them.
 _WRITING: Final = struct.pack("@ll", 5, 0)
@@ -48,9 +48,9 @@ class _Connected:
     sock: Socket
     slot_bytes: int
     memory: memoryview | None  # of the receiver, if it is shared
-    writer: RemoteWriter | None  # to that, through NIXL
+    writer: RemoteWriter | None  # to the receiver's memory, through NIXL
     slots: list[int] = field(factory=list)  # that may be filled
-    full: float = -FULL  # when a block waited for a slot in vain
+    full: float = -FULL  # when a block last waited for a slot in vain
     sending: int = 0  # threads that send a block
     error: str = ""  # why it is over
     changed: threading.Condition = field(factory=threading.Condition)
@@ -84,8 +84,8 @@ class _Connected:
         self.sock.close()
 
     def take_slot(self) -> int:
-        """Returns a slot; waits for one, unless that was in vain lately: blocks for other
-        engines are sent behind this one. Raises PeerError and OSError.
+        """Returns a slot; waits for one, unless that was in vain lately, as blocks for
+        other engines are sent after this one. Raises PeerError and OSError.
         """
         patient = time.monotonic() >= self.full + FULL
         slot = self._wait_for_slot(PATIENCE if patient else 0.0)
@@ -157,8 +157,8 @@ class Sender:
     _connected: _Connected | None = field(init=False, default=None)
     _opening: threading.Lock = field(init=False, factory=threading.Lock)
     _counting: threading.Lock = field(init=False, factory=threading.Lock)
-    _failed: float = field(init=False, default=-RETRY)  # when
-    _why: str = field(init=False, default="")
+    _failed: float = field(init=False, default=-RETRY)  # when a connection failed last
+    _why: str = field(init=False, default="")  # it failed
     _plain: bool = field(init=False, default=False)  # NIXL has failed, or is not there
 
     def send(self, key: bytes, contents: Sequence[memoryview]) -> None:
