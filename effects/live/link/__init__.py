@@ -5,9 +5,9 @@
     remote           a front's end: an `EngineClient` that outlives its engines
     replica_link     a front's link to one of several engines, its replicas
     placement        which request of a front goes to which replica, and moves
-    front_router     the router among replicas that a front folds
+    front_router     a front's router among replicas
     front_requests   what a front keeps of its requests
-    front_request    and of one of them: its tokens, and engines that died
+    front_request    what it keeps of one request: its tokens, and engines that died
     engine_status    the engines' state, as reported to a front
     host             the engine's end: the connected fronts and their requests
     replica_news     what an engine sends to routers: cached keys, and its load

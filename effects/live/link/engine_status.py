@@ -53,8 +53,8 @@ def summed_snapshot(each: Sequence[Snapshot]) -> Snapshot:
     """Returns the state of one engine or more together.
 
     They stall, or fail, only if all do: else some go on serving. Each of them reports the
-    counts of all fronts, but a new engine does not know those of fronts' processes that
-    had ended before: the most are right.
+    counts of all fronts, but a new engine lacks those of fronts' processes that ended
+    before it began: the largest are right.
     """
     waiting_for = Counter[str]()
     for one in each:

@@ -55,22 +55,22 @@ class FrontRequest:
     request: Request
     tokens: list[list[int]]  # new ones, by sample
     histories: list[CrashHistory]  # likewise
-    replica: int | None = None  # that has it
+    replica: int | None = None  # the one that has it
     sent: bool = False  # to an engine, at any time
     started: bool = False  # tokens of it came from the engine that has it
-    # Of it, or of its parts, on that engine's link: with the sample, or None for all.
+    # By its names on that engine's link, of which it has several if its samples were
+    # resubmitted one by one: the sample, or None for all of them.
     names: dict[str, int | None] = field(factory=dict)
     ended: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
-    # the engine may be compiling its grammar: until it enters the queue
-    compiling: bool = False
+    compiling: bool = False  # its grammar, perhaps, until it enters the queue
     # The replica that is to decode it, while another one computes its prompt.
     target: int | None = None
     push_to: str = ""  # how the replica that computes the prompt names that one
     held: int = 0  # leading blocks of its prompt that the target has, which are not sent
     prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
-    cached: int | None = None  # tokens that the first of two replicas had in its cache
+    cached: int | None = None  # tokens that the replica that prefilled it had cached
 
     @classmethod
     def of(cls, request: Request) -> "FrontRequest":
@@ -101,8 +101,9 @@ class FrontRequest:
         return self.left() if sample is None else [sample]
 
     def for_engine(self, part: Request) -> Request:
-        """Returns it, or a part of it, as its engine gets it: only for one more token, if
-        another one is to decode it; that one has got the KV of the prompt.
+        """Returns it, or a part of it, as its engine gets it. A replica that computes the
+        prompt for another one gets it for one more token only; the other one learns which
+        blocks of the prompt were sent to it.
         """
         if self.target is not None:
             most = len(part.output) + 1

@@ -5,7 +5,7 @@
     ...        |                        +--- ...
 
 It listens to the engine's client as any front would, and sends each front the outputs of
-its own requests (`shares`). Requests of a front that disconnects are cancelled.
+its own requests (`output_routing`). Requests of a front that disconnects are cancelled.
 
 Messages of fronts come in one thread, outputs in the engine's: a lock guards all.
 """

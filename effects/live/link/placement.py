@@ -46,7 +46,7 @@ from minfer.routing.messages import (
     Started,
 )
 
-# Why, of requests that were sent to a replica without a decision of the router.
+# Why a request was sent to a replica without a decision of the router.
 MOVED: Final = "moved"
 SEARCH: Final = "search"  # a later round of a beam search
 # Searches of which the replica is known; the next round of another one is routed anew.
@@ -115,7 +115,7 @@ class Placement:
 
     def hand_over(self, outputs: TurnOutputs) -> TurnOutputs:
         """Send requests whose prompts are computed to the replicas that decode them;
-        returns the outputs without the ends that this is no end of.
+        returns the outputs without the ends of these prefills.
         """
         if self.prefill is None or not outputs.finished:
             return outputs
@@ -129,18 +129,18 @@ class Placement:
         return evolve(outputs, finished=tuple(left))
 
     def _go_on(self, kept: FrontRequest, done: Finished, prefill: PrefillFirst) -> None:
-        """Have a request decoded by its target, or, if that is gone, begin anew."""
+        """Have a request decoded by its target, or, if that is gone, placed again."""
         target = None if kept.target is None else self._replicas[kept.target]
         if kept.cached is None:
             kept.cached = done.cached
         self.requests.leave(kept)
         prefill.router.apply(Ended(done.id))
         if kept.ends_without_engine():
-            return  # it has ended, but for its caller's being told
+            return  # it has to end, which the caller reports
         if target is None or not _takes(target):
             self.place_waiting()
             return
-        kept.prefilled = done.reason == "length"
+        kept.prefilled = done.reason == "length"  # else it was refused there
         prefill.handed_over += kept.prefilled
         self._send(target, [kept])
 

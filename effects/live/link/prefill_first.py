@@ -21,15 +21,15 @@ from minfer.effects.live.link.front_router import FrontRouter
 from minfer.records.messages import Finished
 from minfer.routing.messages import Placed
 
-# Tokens of a prompt that a decode replica computes itself: they hardly make its steps
-# longer, and sending their KV would take as long.
+# Tokens of a prompt, at most, that a decode replica computes itself: they hardly make its
+# steps longer, and sending their KV would take as long.
 DIRECT: Final = 256
 
 
 @define(eq=False)
 class PrefillFirst:
-    """Chooses which requests are prefilled elsewhere; `router` is that of the replicas
-    that do so.
+    """Chooses which requests are prefilled by another replica; `router` is that of the
+    replicas that prefill.
     """
 
     router: FrontRouter
@@ -60,7 +60,7 @@ class PrefillFirst:
         return placed
 
     def is_first_half(self, kept: FrontRequest, done: Finished) -> bool:
-        """Returns whether an end is that of the part of a request that is prefilled, or
-        refused by an engine that has less memory than the one that is to decode it.
+        """Returns whether what ended is only the prefill of a request; or it was refused,
+        by an engine with less memory than the one that is to decode it.
         """
         return kept.target is not None and done.reason in ("length", "rejected")

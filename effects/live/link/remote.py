@@ -64,9 +64,9 @@ class Remote:
         prefillers: int = 0,
         elsewhere: int = 0,
     ) -> None:
-        """`max_waiting` is each replica's; several need a `router`. The first
-        `prefillers` of them compute prompts for the others, as do `elsewhere` more behind
-        them, which are on other machines.
+        """`max_waiting` is each replica's; several need a `router`. There are `replicas`
+        on this machine, of which the first `prefillers` compute prompts for the others,
+        and behind these `elsewhere` on other machines, all of which do that, too.
         """
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
@@ -227,7 +227,7 @@ class Remote:
         here: str = "",
     ) -> None:
         """Introduce this front on a new link to a replica, and resubmit what waits for
-        that. `here`: the address of this machine on the link, if it is to another one.
+        that. `here`: this machine's address on the link, if that is to another machine.
         """
         self.links += 1
         link = self.replicas[replica]

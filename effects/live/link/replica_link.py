@@ -27,8 +27,8 @@ class ReplicaLink:
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
     elsewhere: bool = False  # on another machine, which starts and ends it
-    listens: Port | None = None  # where it gets KV from other machines
-    here: str = ""  # the address of this machine, as the link of one elsewhere has it
+    listens: Port | None = None  # where it receives KV from other machines
+    here: str = ""  # this machine's address on the link, if the replica is elsewhere
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING

@@ -1,4 +1,4 @@
-"""What the routers of fronts must know of one of several engines: what is in its prefix
+"""What an engine, one of several, tells the routers of fronts: what is in its prefix
 cache, and its load.
 
 Changes are folds over turns (`minfer.runs.replica_events`). They are sent every few
@@ -30,17 +30,17 @@ MOST: Final = 2**16  # keys that a new front gets: 4 million tokens in blocks of
 
 
 class ReplicaNews:
-    """Of one engine; `state` returns its state, in any thread. The caller holds a lock
-    during each call: turns that were observed are in the state by then.
+    """The news of one engine; `state` returns its state, in any thread. The caller holds
+    a lock during each call, so that the state has all turns that were observed.
     """
 
     def __init__(self, config: EngineConfig, state: Callable[[], EngineState]) -> None:
         self._config = config
         self._state = state
         self._changes: dict[Key, bool] = {}  # by key: it was published, or evicted
-        self._sent = 0.0  # when changes were sent, and loads
-        self._reported = 0.0
-        self._ended = False  # a request, since then
+        self._sent = 0.0  # when changes were sent last
+        self._reported = 0.0  # when the load was
+        self._ended = False  # a request, since changes were sent
 
     def observe(self, before: EngineState, transition: Transition) -> None:
         """Note the changes of a turn."""

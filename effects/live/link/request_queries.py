@@ -6,9 +6,9 @@
 Any front may get a connection, so a question about a request may come to a front that
 does not have it. The host passes messages on and keeps nothing of them: each names the
 front that asks, and how many others were asked. The first answer that is not empty ends a
-question, or the last one. A caller waits as long as it wants, and then forgets its
-question. Where there are several engines, a question goes over the oldest link, at whose
-other end most fronts are, and its answers come back over the same ones.
+question; if all are empty, the last one does. A caller waits as long as it wants, and
+then forgets its question. Where there are several engines, a question goes over the
+oldest link, at whose other end most fronts are, and its answers come back that way.
 """
 
 import secrets

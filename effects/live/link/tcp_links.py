@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Terms:
-    """What a front and an engine have to have in common: the engine's blocks of KV have
-    to be such that those of the front's own engines can use them.
+    """What a front and an engine have to have in common, so that the front's own engines
+    can use KV blocks of this one.
     """
     said = repr((model, device, block_size)).encode()
     layout = hashlib.blake2b(said, digest_size=16).digest()
@@ -45,7 +45,7 @@ def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Ter
 
 
 def let_in(server: LinkServer, sock: Socket, terms: Terms) -> Door:
-    """Have fronts of other machines let in, who dial the socket."""
+    """Accept links of fronts on other machines at a socket that listens."""
 
     def enter(connection: Socket, name: str) -> None:
         _start_log.info("%s (%s) is linked", _WHOM, name)
@@ -68,7 +68,7 @@ async def keep_linked_to(
         try:
             sock = await _in_thread(lambda: _dial(address, terms, name))
         except (PeerError, OSError) as error:
-            if str(error) != said:  # once
+            if str(error) != said:  # the same one is logged once
                 said = str(error)
                 _log.warning("the engine at %s cannot be used: %s", where, said)
         else:

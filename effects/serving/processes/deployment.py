@@ -1,7 +1,7 @@
 """Which engines a server has, what they do, and which engines of other machines it uses.
 
---replicas N                 engines that do both
---prefill P --decode D       P compute prompts, and send their KV to the other D
+--replicas N                 N engines, each of which prefills and decodes
+--prefill P --decode D       P engines compute prompts, and send their KV to D others
 
 one machine                              another one
 --prefill-listen HOST:PORT  <-- links -- --prefill-at HOST:PORT    fronts
@@ -34,15 +34,16 @@ from minfer.values.checks import ConfigError
 class Deployment:
     """The engines of a server."""
 
-    replicas: int = 1  # here
+    replicas: int = 1  # engines on this machine
     prefillers: int = 0  # of these, the first compute prompts for the others
     routing: str = "prefix"  # the policy by which fronts choose among several
     # Engines on other machines that compute prompts, too.
     prefill_at: tuple[Port, ...] = ()
-    kv_listen: Port | None = None  # where the first that decodes gets KV from those
-    # Where the first engine is linked to fronts of other machines; there are none here.
+    kv_listen: Port | None = None  # where the first that decodes receives KV from those
+    # Where the first engine accepts links of fronts on other machines; then this server
+    # has no fronts of its own.
     prefill_listen: Port | None = None
-    nixl: bool = False  # those write KV through NIXL, if they have it
+    nixl: bool = False  # engines on other machines write KV through NIXL, if they have it
     secret: bytes = field(default=b"", repr=False)  # of links between machines
 
     @property
@@ -61,12 +62,12 @@ class Deployment:
         return self.prefill_listen is not None
 
     def listens(self, number: int) -> Port | None:
-        """Where an engine gets KV from other machines, if it does."""
+        """Where an engine that decodes receives KV from other machines, if it does."""
         return _after(self.kv_listen, number - self.prefillers)
 
     def peer_plans(self, paths: Sequence[Path]) -> list[PeerPlan | None]:
-        """What the engines, which have these sockets, are to each other and to those of
-        other machines.
+        """The part of each engine, by number, in sending KV; `paths` are their sockets,
+        beside which those for KV are.
         """
         if self.serves_others:
             name = socket.gethostname()
@@ -101,8 +102,9 @@ class Deployment:
         return local if port is None else (*local, port)
 
     def link_sockets(self, stack: contextlib.ExitStack) -> list[socket.socket]:
-        """Returns sockets that listen for fronts of other machines, one for each engine.
-        Raises ConfigError, for those where KV is to be received later, too.
+        """Returns sockets that listen for fronts of other machines, one for each engine,
+        if there are such fronts. Raises ConfigError if that, or listening where KV is to
+        be received later, is impossible.
         """
         found = []
         for number in range(self.replicas):

@@ -49,8 +49,8 @@ def replica_devices(args: EngineArgs, count: int) -> list[ReplicaDevice]:
     gpus = [] if args.device == "cpu" or args.executor != "torch" else visible_gpus()
     if len(gpus) < count and (gpus or args.device == "cuda"):
         raise ConfigError(
-            f"--replicas {count} needs as many GPUs, and {len(gpus)} can be seen; use "
-            f"fewer replicas, or --device cpu"
+            f"each of {count} engines needs a GPU, and {len(gpus)} can be seen; use "
+            "fewer (--replicas, or --prefill and --decode), or --device cpu"
         )
     return [
         ReplicaDevice(

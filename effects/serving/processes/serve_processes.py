@@ -46,11 +46,11 @@ def serve_in_processes(
     guard: Guard,
     deployment: Deployment,
 ) -> int:
-    """Serve with the engines of a deployment, and so many fronts, unless it is for those
-    of other machines, until a signal comes; returns the exit code.
+    """Serve until a signal comes, with the engines of a deployment and so many fronts, or
+    no fronts if the engines are for those of other machines; returns the exit code.
 
-    Raises ConfigError if an address, a socket or as many GPUs as engines cannot be had,
-    and CheckpointError if there is no such model.
+    Raises ConfigError if it cannot listen, or has fewer GPUs than engines, and
+    CheckpointError if there is no such model.
     """
     _check_options(options, fronts)
     replicas = deployment.replicas

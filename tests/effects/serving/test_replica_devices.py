@@ -37,7 +37,7 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(devices.THREADS, "7")
     first, second = replica_devices(EngineArgs(), 2)
     assert (first.gpu, second.gpu) == ("5", "3")
-    with pytest.raises(ConfigError, match="needs as many GPUs, and 3 can be seen"):
+    with pytest.raises(ConfigError, match="engines needs a GPU, and 3 can be seen"):
         replica_devices(EngineArgs(), 4)
     args = second.take(EngineArgs(journal="runs"))
     assert os.environ[devices.VISIBLE] == "3"
