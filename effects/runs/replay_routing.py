@@ -19,7 +19,7 @@ from minfer.runs.routing_journal import (
 from minfer.values.checks import ConfigError
 
 _DIVERGED: Final = 1  # the exit code
-_OWN: Final = frozenset({"file", "json"})  # options that a router's journal knows
+_OWN: Final = frozenset({"file", "json"})  # options that hold for a router's journal
 _PARSERS: Final = frozenset({"run", "policies"})  # what argparse adds
 
 
@@ -29,7 +29,7 @@ def replay_routing(files: Sequence[Path], options: argparse.Namespace) -> int:
     """
     for name, value in vars(options).items():
         if name not in _OWN | _PARSERS and value not in (None, False, "", []):
-            why = "is of an engine's journal; this is a router's: leave it out"
+            why = "is for an engine's journal; this is a router's: leave it out"
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
     found = [_verify(file) for file in files]
     if options.json:

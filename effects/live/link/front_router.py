@@ -6,12 +6,13 @@ with what this front sees and what all engines report.
     a request of this front --------------------------------------> route -+
 
 Each front has one of its own. What the others send is known by the loads that engines
-report. Every input is recorded, if there is a journal, and replays.
+report.
 """
 
 from collections import Counter
-from typing import Final, Protocol
+from typing import Final
 
+from minfer.effects.live.journal.recorded_router import RecordedRouter, RoutingRecorder
 from minfer.effects.live.link import link_messages as wire
 from minfer.records.request import Request
 from minfer.routing.messages import (
@@ -24,28 +25,15 @@ from minfer.routing.messages import (
     RouterEvent,
     RoutingRequest,
 )
-from minfer.routing.router import Applied, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig
 
-# A request that may have more output tokens is taken to have a usual number: clients
-# leave the bound out, and it is all of the context then.
+# If a request may have as many output tokens, how many are expected is left to the
+# policy: where clients leave the bound out, it is all of the context.
 USUAL: Final = 256
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 
 
-class RoutingRecorder(Protocol):
-    """Gets every input of a router, with its result: a journal."""
-
-    def applied(self, events: tuple[RouterEvent, ...], result: Applied) -> None:
-        """Record events."""
-        ...
-
-    def routed(self, request: RoutingRequest, result: Routed) -> None:
-        """Record a decision."""
-        ...
-
-
-class FrontRouter:
+class FrontRouter(RecordedRouter):
     """The router of one front. `routed` counts its decisions, by the name of the replica,
     a space, and why.
     """
@@ -53,17 +41,8 @@ class FrontRouter:
     def __init__(
         self, config: RouterConfig, recorder: RoutingRecorder | None = None
     ) -> None:
-        self.config = config
-        self.state = initial_router(config)
+        super().__init__(config, recorder)
         self.routed = Counter[str]()
-        self._recorder = recorder
-
-    def apply(self, *events: RouterEvent) -> None:
-        """Fold events."""
-        result = apply(self.config, self.state, events)
-        self.state = result.state
-        if self._recorder is not None:
-            self._recorder.applied(events, result)
 
     def note_keys(self, replica: str, news: wire.CachedKeys) -> None:
         """Fold what entered and left the cache of a replica."""
@@ -86,14 +65,10 @@ class FrontRouter:
 
     def route(self, request: Request, session: str, *, again: bool) -> Decision:
         """Decide where a request goes; `again`: it was on a replica before."""
-        asked = routing_request(request, session)
-        result = route(self.config, self.state, asked)
-        self.state = result.state
-        if self._recorder is not None:
-            self._recorder.routed(asked, result)
-        if isinstance(result.reason, Placed):
-            self.count(result.reason.replica, RESUMED if again else result.reason.why)
-        return result.reason
+        decision = self.decide(routing_request(request, session))
+        if isinstance(decision, Placed):
+            self.count(decision.replica, RESUMED if again else decision.why)
+        return decision
 
     def count(self, replica: str, why: str) -> None:
         """Count a request that goes to a replica."""

@@ -1,9 +1,10 @@
 """A router: HTTP in front of other servers, of minfer's or vLLM's kind.
 
-client --> Router (router_application) --> Forwarder (forwarding) --> backend
-                |    prompt_keys: what the router knows of a body
+client --> Router (router_application) --> Exchange (forwarding) --> backend
+                |    RequestReader (request_reader): keys of the prompt, tenant, session
                 v
-           Dispatcher (dispatcher): minfer.routing's state, waiting lines, journal
+           Dispatcher (dispatcher): minfer.routing's state, and requests that wait
                 ^
            HealthWatch (health): backends that join, drain and leave
+           KvSubscriber (kv_subscriber): what vLLM's servers report of their caches
 """

@@ -1,9 +1,9 @@
 """What a backend that reports nothing is assumed to have in its prefix cache: the blocks
 that were sent there last.
 
-Theory. The router's index wants prefixes without gaps (`minfer.routing.key_index`). All
-blocks of a prompt are used at once, the last one as the first of them: so each block was
-used later than all that follow it, and the least recently used one has none that follow.
+Theory. The router's index needs prefixes without gaps (`minfer.routing.key_index`). The
+blocks of a prompt count as used from the last one to the first: so each block was used
+later than all that follow it, and what is evicted first has none that follow.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class AssumedCache:
         return len(self._blocks)
 
     def use(self, keys: Keys) -> CacheUse:
-        """Use the blocks of a prompt, of which at most the first `most` stay."""
+        """Use the blocks of a prompt; of more than `most`, only the first ones."""
         blocks = self._blocks
         keys = keys[: self.most]
         published = tuple([key for key in keys if key not in blocks])

@@ -11,7 +11,7 @@ from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.post import PACE, PATIENCE
 
-HELD: Final = 2**30  # bytes of all bodies that wait or are answered
+HELD: Final = 2**30  # bytes of all bodies whose requests wait or are answered
 _TOO_LARGE: Final = 413
 _TOO_SLOW: Final = 408
 _FULL: Final = 503
@@ -25,7 +25,9 @@ class Bodies:
     held: int = field(default=0, init=False)
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """A body, held until `release`. Raises ApiError and ClientDisconnect."""
+        """A body, which counts as held until `release`. Raises ApiError and
+        ClientDisconnect.
+        """
         headers = dict(scope["headers"])
         if not headers.keys() & {b"content-length", b"transfer-encoding"}:
             return b""
@@ -48,7 +50,7 @@ class Bodies:
         return b"".join(data)
 
     def release(self, body: bytes) -> None:
-        """A body is no longer needed."""
+        """Note that a body is no longer needed."""
         self.held -= len(body)
 
     def _check(self, size: int, more: int = 0) -> None:
@@ -73,8 +75,8 @@ async def _next(receive: Receive, due: float) -> Message:
 
 
 def decoded(body: bytes, scope: Scope, most: int) -> bytes:
-    """A body without its Content-Encoding; empty if that is not known, or more than
-    `most` bytes: its backend refuses it.
+    """A body without its Content-Encoding; empty if that is not known, or the body has
+    more than `most` bytes: its backend refuses it then.
     """
     coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1")
     if not coding:

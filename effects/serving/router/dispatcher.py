@@ -1,7 +1,7 @@
-"""The live router: its state, the requests that wait, and the journal.
+"""Places requests on backends, or has them wait.
 
 Theory. `minfer.routing` decides; here its events come from what happens, each in the
-event loop's thread, and each is written down with what followed.
+event loop's thread.
 
     place ---> route ---> placed on a backend ---> started, ended
                  |  ^
@@ -21,7 +21,7 @@ from typing import Final
 from attrs import define
 
 from minfer.blocks.keys import Keys
-from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.live.journal.recorded_router import RecordedRouter, RoutingRecorder
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.router.assumed_cache import AssumedCache
 from minfer.routing.messages import (
@@ -38,8 +38,7 @@ from minfer.routing.messages import (
     RoutingRequest,
     Started,
 )
-from minfer.routing.router import apply, initial_router, route
-from minfer.routing.state import Replica, RouterConfig, RouterState
+from minfer.routing.state import Replica, RouterConfig
 
 UNAVAILABLE: Final = 503
 _SOON: Final = 1  # seconds until a client should try again
@@ -61,12 +60,12 @@ class _Waiter:
     placed: "asyncio.Future[str]"
 
 
-class Dispatcher:
+class Dispatcher(RecordedRouter):
     """Places requests on backends; all methods run in one event loop.
 
-    `cache_blocks`: blocks that each backend is assumed to cache; those in `reporting` say
-    it themselves, all when asked, and news by `report`. At most `most_waiting` requests
-    are deferred at a time.
+    `cache_blocks`: how many blocks each backend is assumed to cache. Those in `reporting`
+    say themselves what they cache: all of it when called, and changes by `report`. At
+    most `most_waiting` requests are deferred at a time.
     """
 
     def __init__(
@@ -75,16 +74,14 @@ class Dispatcher:
         *,
         cache_blocks: int,
         most_waiting: int,
-        journal: RoutingJournalFile | None = None,
+        journal: RoutingRecorder | None = None,
         reporting: Mapping[str, Callable[[], Keys]] | None = None,
     ) -> None:
-        self.state: RouterState = initial_router(config)
+        super().__init__(config, journal)
         self.counts = RoutingCounts()
         self.waiting = 0  # deferred requests
-        self._config = config
         self._cache_blocks = cache_blocks
         self._most_waiting = most_waiting
-        self._journal = journal
         self._reporting = reporting or {}
         self._caches: dict[str, AssumedCache] = {}
         self._lines: dict[str, deque[_Waiter]] = {}  # of tenants, none of them empty
@@ -119,8 +116,8 @@ class Dispatcher:
             self._wake_all()
 
     def report(self, name: str, *events: RouterEvent) -> None:
-        """Take a backend's news of its cache; while it is not there, `join` asks for
-        all.
+        """Take a backend's news of its cache. They are ignored while it is not there:
+        `join` asks for all that is cached.
         """
         if name in self.state.replicas:
             self.apply(*events)
@@ -173,13 +170,6 @@ class Dispatcher:
         """A request has ended, or was given up."""
         self._settle(request, Ended(request))
 
-    def apply(self, *events: RouterEvent) -> None:
-        """Fold events into the state."""
-        result = apply(self._config, self.state, events)
-        self.state = result.state
-        if self._journal is not None:
-            self._journal.applied(events, result)
-
     def _settle(self, request: str, event: Started | Ended) -> None:
         name = self.state.requests.get(request)
         if name is None:  # its backend has left, or it was never placed
@@ -190,17 +180,15 @@ class Dispatcher:
 
     def _route(self, request: RoutingRequest) -> str | None:
         """Its backend; None if it is deferred. Raises ApiError."""
-        result = route(self._config, self.state, request)
-        self.state = result.state
-        if self._journal is not None:
-            self._journal.routed(request, result)
-        if isinstance(result.reason, Placed):
-            self.counts.blocks += result.reason.blocks
-            self.counts.hit_blocks += result.reason.hit
-            self._note_placed(result.reason.replica, request)
-        elif not isinstance(result.reason, Deferred):
+        decision = self.decide(request)
+        if isinstance(decision, Deferred):
+            return None
+        if not isinstance(decision, Placed):
             raise no_backend()
-        return result.replica
+        self.counts.blocks += decision.blocks
+        self.counts.hit_blocks += decision.hit
+        self._note_placed(decision.replica, request)
+        return decision.replica
 
     def _note_placed(self, name: str, request: RoutingRequest) -> None:
         self.counts.placed += 1

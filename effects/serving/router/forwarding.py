@@ -31,14 +31,14 @@ from minfer.effects.serving.router.head import (
 from minfer.effects.serving.wire.sse import EventStream
 
 CONNECT: Final = 5.0  # seconds until a backend has accepted a connection
-KEPT: Final = 2.0  # seconds that an idle connection is used again; uvicorn closes at 5
+KEPT: Final = 2.0  # seconds that an idle connection is kept; uvicorn closes it after 5
 TRIED_AGAIN: Final = frozenset({429, 503})  # another backend may take it
 _STATUSES: Final = range(200, 600)  # of answers to a request that is no upgrade
 BAD_GATEWAY: Final = 502
 TIMED_OUT: Final = 504
-# Causes of failures: no connection was made; it ended.
-CONNECT_FAILED: Final = "connect"
-DISCONNECTED: Final = "disconnect"
+# Causes of failures, for metrics.
+CONNECT_FAILED: Final = "connect"  # no connection was made
+DISCONNECTED: Final = "disconnect"  # the connection ended
 _HEAD: Final = 2**16  # bytes of a header of a response
 _RETRY_AFTER: Final = b"retry-after"
 _REFUSAL: Final = 2**16  # bytes of a refusal's body that are kept
@@ -73,8 +73,8 @@ class Failed:
 
     cause: str  # a word, for metrics
     error: ApiError
-    refused: bool = False  # the connection
-    again: bool = True  # another may be tried
+    refused: bool = False  # it refused the connection
+    again: bool = True  # another backend may be tried
 
 
 @frozen
@@ -98,7 +98,7 @@ class Exchange:
     name: str  # the backend's base URL
     started: bool = field(default=False, init=False)  # the client got a part
     _events: bool = field(default=False, init=False)  # the response is a stream of events
-    _last: bytes = field(default=b"", init=False)  # bytes that were sent
+    _last: bytes = field(default=b"", init=False)  # the last two bytes that were sent
 
     async def run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
         """Send the request and pass the response on. `note_first` is called with its head

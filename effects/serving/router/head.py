@@ -1,9 +1,9 @@
 """Heads of requests and responses on their way through a router.
 
 Headers that are of one connection (RFC 9110, 7.6.1) are not passed on, nor is Host, which
-is the backend's own; the body's length is written anew. The client's address and the name
-that it used go into X-Forwarded headers: For grows by one address, Host and Proto are the
-last proxy's own word.
+is the backend's own; the body's length is written anew. The client's address is appended
+to X-Forwarded-For; X-Forwarded-Host and X-Forwarded-Proto say what the client used here,
+whatever it sent in them.
 """
 
 import re

@@ -5,7 +5,8 @@
     GET /health well, GET /ready 503           it drains: what runs there goes on
     GET /health well, else                     it takes requests; vLLM has no /ready
 
-A backend that refused a request's connection has left at once, and is asked again.
+A backend that refuses the connection of a client's request has left at once; after any
+failed request it is asked again at once.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ from minfer.effects.serving.router.dispatcher import Dispatcher
 
 INTERVAL: Final = 2.0  # seconds between two questions
 PATIENCE: Final = 5.0  # seconds for an answer
-SILENT: Final = 3  # times without an answer, until it counts as having left
+_MOST_SILENT: Final = 3  # questions in a row without an answer: then it has left
 _FAILED: Final = 500
 _UNREADY: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
 class Health(Enum):
-    """What a backend said of itself."""
+    """What was found out about a backend."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -44,7 +45,7 @@ class HealthWatch:
     name: str  # its base URL
     http: aiohttp.ClientSession
     dispatcher: Dispatcher
-    # Is called when its process seems to have ended: it refused a connection.
+    # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
     health: Health = field(default=Health.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
@@ -65,7 +66,7 @@ class HealthWatch:
         """Ask now, and act on it."""
         found = await self._question()
         self.silent = self.silent + 1 if found is Health.SILENT else 0
-        if found is Health.SILENT and self.silent < SILENT:
+        if found is Health.SILENT and self.silent < _MOST_SILENT:
             return
         self._note(found)
 

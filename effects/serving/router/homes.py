@@ -1,4 +1,5 @@
-"""Where responses were made: what a server may keep of them is there alone.
+"""Which backend made a response: what is stored of it, and the record of its request, are
+on that server alone.
 
 An answer's id is in its header `x-request-id`, or the first "id" of its body.
 """

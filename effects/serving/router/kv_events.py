@@ -7,11 +7,11 @@ arrays in the order below, whose first item is the kind:
     BlockRemoved      hashes
     AllBlocksCleared
 
-Theory. A server's hashes say nothing here, but its token ids do: a block's key is chained
-from that of its parent, as the keys of requests are (`token_keys`), and the hash is noted
-beside it, for its children and its end. Where batches were missed, blocks count as gone;
-their hashes stay known, and a block that is stored behind them shows that they are there:
-a cached block has all that are before it.
+Theory. A server's hashes cannot be computed here, so blocks get keys of their token ids,
+chained from their parents' as the keys of requests are (`token_keys`). Each block's hash
+is kept, as later events name it: as a parent, or as removed. Where batches were missed,
+blocks count as gone; their hashes stay known, and a block that is stored behind them
+shows that they are there, as a cached block has all that are before it.
 
 Not followed are blocks outside of the GPU, of layers with sliding windows, partial ones,
 and those that depend on more than tokens (adapters, images, salts).
@@ -52,7 +52,7 @@ _ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "AllBlocksCleared": (),
 }
 BlockHash = int | bytes  # a server's own
-# What reading anything else raises; the second one, of what is nested too deep.
+# What reading an invalid batch raises; RecursionError where it is nested too deep.
 _UNREADABLE: Final = (
     *(LookupError, RecursionError, OverflowError, TypeError, ValueError),
     msgspec.MsgspecError,

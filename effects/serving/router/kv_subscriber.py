@@ -3,9 +3,9 @@
     PUB     topic, number (8 bytes, big-endian), batch
     ROUTER  a first number --> the batches from there on that are kept, then number -1
 
-Where a number is missing, missed batches are asked for, at the second address, if there
-is one; what is not kept any more leaves the cache unknown until blocks are stored again.
-A number that is lower than the last one shows that the server was started again.
+Where a number is missing, missed batches are asked for at the second address, if there is
+one. If they are not kept any more, the cache counts as unknown until blocks are stored
+again. A number that is not above the last one shows that the server was started again.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class KvSubscriber:
         self.apply(self.cache.restarted())
 
     async def run(self) -> None:
-        """Follow until cancelled; an address that is none is logged."""
+        """Follow until cancelled, or until ZeroMQ fails, which is logged."""
         context = zmq.asyncio.Context()
         try:
             await self._follow(context)

@@ -1,4 +1,4 @@
-"""Which addresses a router passes on, and how it finds their backend.
+"""Which paths a router passes on, and how it finds their backend.
 
 what                                                    goes to
 POST of an endpoint that computes a prompt              where the policy says

@@ -4,8 +4,8 @@ Theory. What a prompt is made of comes in the order in which chat templates writ
 instructions, tools, messages. Each is written as JSON with sorted keys, without spaces,
 so the text of a conversation's next turn begins with the text of this one, whatever
 client sends it. That text is cut into blocks of `BLOCK_BYTES`, and their keys are chained
-as those of token ids are (`minfer.blocks.keys`). They are no keys of an engine: they only
-tell requests that begin alike. Token ids are taken as they are.
+as those of token ids are (`minfer.blocks.keys`). No engine knows these keys: they only
+show which requests begin alike. A prompt of token ids is cut as it is.
 
 Marks that clients move from message to message (Anthropic's `cache_control`) are left
 out. Model and `cache_salt` are part of all keys: prefixes are not shared between these.
@@ -25,7 +25,9 @@ BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4  # of English text and code, about
 BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
-EXPECTED_OUTPUT: Final = 256  # tokens; answers are mostly far shorter than allowed
+# Output tokens: if as many are allowed, how many are expected is left to the policy, as
+# answers are mostly far shorter than allowed.
+EXPECTED_OUTPUT: Final = 256
 _LONGEST: Final = 128  # characters of a name
 _MARK: Final = "cache_control"
 
@@ -86,7 +88,7 @@ class PromptKeys:
     """A prompt, as the router sees it."""
 
     keys: Keys = ()
-    tokens: int = 0  # about
+    tokens: int = 0  # an estimate, where it is text
 
 
 _fields: Final = msgspec.json.Decoder(RequestFields)

@@ -15,7 +15,7 @@ from minfer.effects.serving.router.token_keys import TokenKeys
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import LARGEST_TOKEN
 
-_EMBEDDINGS: Final = "/v1/embeddings"  # which write nothing
+_EMBEDDINGS: Final = "/v1/embeddings"  # which have no output tokens
 _TENANT: Final = 16  # hexadecimal digits of a key's digest
 
 
@@ -29,8 +29,8 @@ class ReadRequest:
 
 @define(eq=False)
 class RequestReader:
-    """Reads bodies of up to `most` bytes, decoded; by `tokens`, if there is a tokenizer,
-    else by their text.
+    """Reads bodies of up to `most` bytes, once decompressed. Keys are those of token ids,
+    by `tokens`, if there is a tokenizer, else of text.
     """
 
     most: int

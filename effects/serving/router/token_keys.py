@@ -1,8 +1,9 @@
-"""What a router knows of a request with a model's tokenizer: keys of blocks of token ids.
+"""What a router knows of a request if it has the model's tokenizer: keys of blocks of
+token ids.
 
 They are compared with the blocks that servers report (`kv_events`), so ids have to be
 those that the servers make: bodies are read, and conversations rendered, as `minfer
-serve` does. A body that minfer would refuse has no keys, and is routed without.
+serve` does. A body that minfer would refuse is routed without keys.
 """
 
 from typing import Final
