@@ -1,4 +1,4 @@
-"""Loads: the cached blocks of a waiting sequence come from a tier.
+"""Loads blocks of a waiting sequence's prefix from a tier to the device.
 
 The head of the queue is asked when there is room to admit it. If its prefix goes on in
 host memory or in the keyed tier, and loading is expected to be faster than computing, the
@@ -36,7 +36,7 @@ class Load:
     """What was decided about the head of the queue."""
 
     state: EngineState
-    reason: Reason | None = None  # None: some of its blocks are on their way for others
+    reason: Reason | None = None  # None: it waits for a load that is in flight for others
     command: TransferCommand | None = None
 
 
@@ -53,6 +53,8 @@ class _EitherKeys(Container[Key]):
 
 @frozen
 class _EitherIndex:
+    """The same, as an index that `find_hit` takes."""
+
     nodes: _EitherKeys
 
 
@@ -86,7 +88,7 @@ class _Source:
 
 def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Load | None:
     """Decide whether blocks are loaded for `seq`, the head of the queue, which can be
-    admitted; None if there is no choice.
+    admitted; None if no tier has more of its prefix, or nothing can be loaded now.
     """
     sources = _sources(config, state, seq)
     if not sources:
@@ -112,9 +114,9 @@ def _reason(
 
 
 def _best(sources: list[_Source], most: int) -> _Source | None:
-    """The source that is expected to take the least time, of those that are always
-    loaded from; or else, of those that are faster than computing. Host memory is the
-    first of equal ones.
+    """The source that is expected to take the least time: of those whose tier is always
+    loaded from, or, without any, of those that are faster than computing. Of equal ones,
+    the one with more blocks, or host memory. None: everything is computed.
     """
     willing = [one for one in sources if one.tier.choice == LOAD] or [
         one
@@ -165,8 +167,8 @@ def _sources(config: EngineConfig, state: EngineState, seq: Sequence) -> list[_S
 def _without_gap(
     config: EngineConfig, both: _EitherIndex, keys: Keys, hit: int, full: int
 ) -> int:
-    """How many of the first `full` blocks follow on `hit` blocks without a gap: keys of
-    the keyed tier are forgotten one by one, those of parents first.
+    """How many of the first `full` blocks are there without a gap behind the `hit` ones
+    of the device: keys of the keyed tier are forgotten one by one, parents' first.
     """
     chains = (g for g, group in enumerate(config.groups) if not group.window)
     if (g := next(chains, None)) is None:
@@ -216,9 +218,9 @@ def _join_load_in_flight(
 def _begin(
     state: EngineState, seq: Sequence, source: _Source
 ) -> tuple[EngineState, TransferCommand] | None:
-    """Begin a transfer of a source's blocks to the device; None if there are no pages for
-    them, or a plan in flight still copies from one of these: plans follow each other on
-    the device, and transfers do not follow plans.
+    """Begin a transfer of a source's blocks to the device. None if there are no pages for
+    them, or if a plan in flight still copies from one of these pages: plans are executed
+    in order, but a transfer does not wait for them.
     """
     device, host = Transaction(state.blocks), state.tiers.host
     held_parents = tuple([run.parent for run in source.runs if run.parent != ROOT])

@@ -1,4 +1,4 @@
-"""Tiers: where KV blocks are besides the device's pool, and what is on its way.
+"""Tiers: where KV blocks are besides the device's pool, and the transfers between them.
 
 Theory. A published block is a value with a content key, so a tier is an index of keys
 over pages of its own: `Blocks`, as of the device. Blocks move between the device and a
@@ -41,13 +41,14 @@ CHOICES: Final = (BY_COST, LOAD, RECOMPUTE)
 
 @frozen(kw_only=True)
 class Tier:
-    """What is common to tiers: what their use costs, as measured."""
+    """What is common to tiers: when they are loaded from, and what that costs."""
 
-    # Pages that are on their way to it at once, at most.
+    # Pages that are stored there at once, at most.
     storing: int = field(default=512, validator=number(1))
     choice: str = BY_COST
+    # As measured; 0: not known, and a load counts as fast.
     load_seconds: float = 0.0  # of a load of any size
-    page_seconds: float = 0.0  # of each of its pages
+    page_seconds: float = 0.0  # of each of its pages, in addition
     token_seconds: float = 0.0  # to compute the KV of a token instead
 
     def __attrs_post_init__(self) -> None:
@@ -82,10 +83,10 @@ class KeyedTier(Tier):
 
 @frozen
 class KnownKeys:
-    """Keys that are remembered, the last ones: a set of bounded size.
+    """The keys added last: a set of bounded size, in two generations.
 
-    Keys are in two generations: once the younger one has half of those that may be
-    remembered, it becomes the older one, and what that had is forgotten.
+    Once the younger generation has half of the keys that may be remembered, it becomes
+    the older one, which is forgotten.
     """
 
     young: Map[Key, None] = Map()
@@ -98,7 +99,7 @@ class KnownKeys:
         return bool(self.young or self.old)
 
     def add(self, keys: Iterable[Key], most: int) -> "KnownKeys":
-        """These keys, and `keys`: of all, the last ones, at most `most`."""
+        """These keys and `keys`, of which at most the last `most` are remembered."""
         young, old = self.young.mutate(), self.old
         for key in keys:
             if len(young) >= most // 2:
@@ -123,27 +124,26 @@ class ChainRun:
 
     parent: Key  # the block before them, or ROOT
     keys: Keys
-    # That are written, block by block; none of the keyed tier.
+    # That are written, block by block; empty if the keyed tier is written to.
     pages: tuple[Pages, ...]
 
 
 @frozen
 class Transfer:
-    """Blocks on their way between the device and a tier."""
+    """A transfer of blocks between the device and a tier, in flight."""
 
     number: int
     loads: bool  # to the device; else to the tier
     paths: tuple[ChainRun, ...]
-    # What is held until its end: the last block of each run, in the index that it reads;
-    # and in the index that it writes to, the blocks before the runs. Only the device and
-    # host memory have an index.
+    # Held until its end: in the index that it reads, the last block of each run; in the
+    # index that it writes to, the blocks before the runs. The keyed tier has no index.
     held_leaves: Keys
     held_parents: Keys
     sample: SampleId | None = None  # the waiting one that the blocks are for
     # Waiting requests that are passed over until its end: that sample's, and others that
     # want some of the same blocks.
     waiting: frozenset[str] = frozenset()
-    keyed: bool = False  # the tier: the keyed one, or host memory
+    keyed: bool = False  # whether the tier is the keyed one; else it is host memory
 
     @property
     def keys(self) -> Keys:
@@ -158,17 +158,16 @@ class Transfer:
 
 @frozen
 class Tiers:
-    """What is in the tiers, and what is on its way."""
+    """What is in the tiers, and the transfers in flight."""
 
     host: Blocks | None = None
     known: KnownKeys = KnownKeys()
     wanted: KnownKeys = KnownKeys()  # if the keyed tier sends: what is still to be sent
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
-    # Published blocks that are to be stored, in order, parents before their children: in
-    # host memory, and in the keyed tier.
-    unstored: Keys = ()
-    unsaved: Keys = ()
+    # Published blocks that are to be stored, in order, parents before their children.
+    unstored: Keys = ()  # in host memory
+    unsaved: Keys = ()  # in the keyed tier
 
     @classmethod
     def under(cls, tier: HostTier | None) -> "Tiers":
@@ -181,7 +180,7 @@ class Tiers:
 
     @property
     def loading(self) -> frozenset[str]:
-        """The requests whose blocks are on their way."""
+        """The requests that wait for transfers in flight."""
         return frozenset().union(*[one.waiting for one in self.transfers])
 
     def with_transfer(
@@ -215,7 +214,7 @@ class Tiers:
         )
 
     def without(self, requests: Collection[str]) -> "Tiers":
-        """These tiers, without the requests among those that wait."""
+        """These tiers, where the requests wait for no transfer any more."""
         if self.loading.isdisjoint(requests):
             return self
         return evolve(

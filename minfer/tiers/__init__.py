@@ -1,1 +1,1 @@
-"""KV blocks in host memory, under the device's pool, and their moves."""
+"""KV blocks in tiers, besides the device's pool: stores, and the ends of transfers."""

@@ -35,7 +35,7 @@ def finish_transfer(
     state = evolve(
         state,
         blocks=device,
-        waiting=_chosen(state, transfer.sample),
+        waiting=_stop_choosing(state, transfer.sample),
         tiers=evolve(
             tiers,
             host=host,
@@ -72,7 +72,7 @@ def _known(
 
 
 def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
-    """The pages of the index that a transfer wrote to."""
+    """The index that a transfer wrote to, with its blocks; if they were lost, without."""
     change = Transaction(target)
     for path in transfer.paths:
         broken = path.parent != ROOT and path.parent not in change.prefix.nodes
@@ -91,15 +91,16 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
 
 
 def _release(source: Blocks, transfer: Transfer) -> Blocks:
+    """The index that a transfer read, without what it held."""
     change = Transaction(source)
     for key in transfer.held_leaves:
         change.prefix.release(key)
     return change.done()
 
 
-def _chosen(state: EngineState, sample: SampleId | None) -> WaitingQueue:
-    """The queue, with the sample that a transfer was for, if it still waits, no longer
-    choosing where its blocks come from.
+def _stop_choosing(state: EngineState, sample: SampleId | None) -> WaitingQueue:
+    """The queue after a transfer for `sample`: if that still waits, it does not choose
+    again where its blocks come from.
     """
     waiting = state.waiting
     if sample is None or sample[0] not in state.requests:

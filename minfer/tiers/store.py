@@ -1,5 +1,5 @@
-"""Stores: copies published blocks of the device to tiers, as soon as they are published,
-so that the device can evict them at any time.
+"""Stores blocks of the device in tiers as soon as they are published, so that the device
+can evict them at any time.
 
 A block is stored behind its parent, as tiers keep the beginnings of prefixes: host memory
 evicts leaves first. If its parent was evicted there, or never stored, the parent is
@@ -37,11 +37,11 @@ def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
 
 
 def _queue(config: EngineConfig, state: EngineState) -> EngineState:
-    """Have newly published blocks wait for each tier."""
+    """Add newly published blocks to the queue of each tier."""
     tiers, prefix = state.tiers, state.blocks.prefix
     if not prefix.unstored:
         return state
-    # What came long ago was evicted since, or is stored with what follows it.
+    # Earlier ones than that were evicted since, or are stored with their children.
     most, new = config.num_blocks, prefix.unstored
     if config.host is not None:
         tiers = evolve(tiers, unstored=(tiers.unstored + new)[-most:])
@@ -89,9 +89,9 @@ class _Batch:
         return ()
 
     def _missing(self, key: Key) -> list[Key]:
-        """The block and those before it that the tier has not, and will not have after
-        transfers in flight; parents first. None if one of them is nowhere any more, as
-        the tier would have no use of those after it.
+        """The block and those before it that the tier lacks, also after the transfers in
+        flight; parents first. Empty if the device has evicted one of them, as the tier
+        would have no use for those after it.
         """
         found = list[Key]()
         while key != ROOT and key not in self.taken and key not in self.there:
@@ -138,7 +138,7 @@ def _store_in_host(config: EngineConfig, state: EngineState) -> Transition:
 
 
 def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transition:
-    """Begin a transfer of these runs of chains to host memory, which has the room."""
+    """Begin a transfer of these runs to host memory, which has room for nearly all."""
     device, tier = Transaction(state.blocks), Transaction(host)
     prefix = state.blocks.prefix
     parents = [prefix.nodes[chain[0]][1] for chain in chains]
