@@ -73,6 +73,7 @@ REQUEST = other(
     reads_cache=False,
     tails=(b"", b"k3"),
     place=((1.5, -2.0), 7, 3),
+    sent_from=2,
     stored=6,
     push_to="engine 2",
     taken=True,
