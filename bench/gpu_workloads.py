@@ -70,6 +70,11 @@ class Lab:
     opened: object = None  # what the open engine was made of
     words: int = 100_000  # token ids of prompts are below it
 
+    @classmethod
+    def for_shape(cls, folder: str, shape: str) -> "Lab":
+        """A lab whose prompts have token ids of this model."""
+        return cls(Path(folder), words=2000 if shape in TINY else 100_000)
+
     def model(self, name: str) -> str:
         """A folder with a config, and a tokenizer whose words are numbers."""
         from tokenizers import Tokenizer, models

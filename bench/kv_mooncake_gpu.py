@@ -12,7 +12,6 @@ hits, time to the first token, tokens a second.
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -24,13 +23,12 @@ from attrs import evolve, frozen
 
 from bench.gpu_workloads import BLOCK, Lab, greedy
 from bench.kv_host_gpu import SETTLES
-from bench.results import ROOT, percentiles, run, show
+from bench.results import percentiles, run, show
 from bench.shapes import SHAPES, TINY
 from minfer import AsyncLLM
+from minfer.effects.runs.trace_files import read_trace
 from minfer.records.tiers import BY_COST, RECOMPUTE
 
-BLOCK_OF_TRACE: Final = 512  # tokens of an id
-TRACE: Final = ROOT.parent / "shared" / "traces" / "mooncake_conversation.jsonl"
 HOST: Final = 40 << 30  # bytes
 AT_ONCE: Final = 200  # requests of which the capacity is measured
 
@@ -46,19 +44,13 @@ class Asked:
 
 def conversations(args: argparse.Namespace, words: int, salt: int = 0) -> list[Asked]:
     """The trace's first requests; other content with another salt."""
-    found, size = list[Asked](), BLOCK_OF_TRACE // args.scale
-    with args.trace.open() as lines:
-        for line in lines:
-            one = json.loads(line)
-            tokens = list[int]()
-            for name in one["hash_ids"]:
-                dice = random.Random((salt << 32) + name)
-                tokens += dice.choices(range(1, words), k=size)
-            tokens = tokens[: max(1, one["input_length"] // args.scale)]
-            output = max(1, one["output_length"] // args.scale)
-            found.append(Asked(one["timestamp"] / 1e3, tokens, output))
-            if len(found) == args.requests:
-                break
+    found = list[Asked]()
+    for row in read_trace(str(args.trace), args.requests, args.scale).rows:
+        tokens = list[int]()
+        for name in row.ids:
+            dice = random.Random((salt << 32) + name)
+            tokens += dice.choices(range(1, words), k=row.span)
+        found.append(Asked(row.time, tokens[: row.prompt], row.output))
     return found
 
 
@@ -138,8 +130,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if args.gpu else "CPU"
     found: dict[str, Any] = {"card": card, "shape": args.shape}
     with tempfile.TemporaryDirectory() as folder:
-        words = 2000 if args.shape in TINY else 100_000
-        lab = Lab(Path(folder), random.Random(0), words=words)
+        lab = Lab.for_shape(folder, args.shape)
         found |= asyncio.run(compared(lab, args))
     return found
 
@@ -150,7 +141,7 @@ if __name__ == "__main__":
         measure,
         {
             "--shape": {"choices": [*SHAPES, *TINY], "default": "7B"},
-            "--trace": {"type": Path, "default": TRACE},
+            "--trace": {"type": Path, "default": Path("mooncake_conversation.jsonl")},
             "--requests": 900,
             "--scale": 8,
             "--load": 0.9,

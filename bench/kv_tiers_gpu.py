@@ -17,7 +17,6 @@ Random weights. The parts, of which the first three share an engine:
 
 import argparse
 import json
-import random
 import tempfile
 import threading
 import time
@@ -25,7 +24,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from typing import Any, Final
@@ -328,8 +326,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if args.gpu else "CPU"
     found: dict[str, Any] = {"card": card, "shape": args.shape}
     with tempfile.TemporaryDirectory() as folder:
-        words = 2000 if args.shape in TINY else 100_000
-        lab = Lab(Path(folder), random.Random(0), words=words)
+        lab = Lab.for_shape(folder, args.shape)
         for name in args.parts.split(","):
             began = time.perf_counter()
             found[name] = PARTS[name](lab, args.shape, args)
