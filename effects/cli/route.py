@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
 
-from minfer.effects.cli.serve import tls_options
+from minfer.effects.cli.serve import listen_options, tls_options
 from minfer.effects.setup.option_values import read_bytes
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
@@ -102,13 +102,7 @@ def _routing_options(add: Callable[..., Any]) -> None:
 
 
 def _server_options(add: Callable[..., Any]) -> None:
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 lets other machines in (default: "
-        "%(default)s, this machine alone)",
-    )
-    add("--port", type=int, default=8080, help="0: any free one (default: %(default)s)")
+    listen_options(add, 8080)
     add(
         "--api-key",
         action="append",

@@ -76,14 +76,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dry_run_option(parser)
 
 
-def _address_options(add: Callable[..., Any]) -> None:
+def listen_options(add: Callable[..., Any], port: int) -> None:
+    """Add the options of the address to listen on, by default this port."""
     add(
         "--host",
         default="127.0.0.1",
         help="address to listen on; 0.0.0.0 lets other machines in (default: "
         "%(default)s, this machine alone)",
     )
-    add("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    add("--port", type=int, default=port, help="0: any free one (default: %(default)s)")
+
+
+def _address_options(add: Callable[..., Any]) -> None:
+    listen_options(add, 8000)
     add(
         "--served-model-name",
         nargs="+",

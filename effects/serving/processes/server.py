@@ -21,6 +21,7 @@ import uvicorn
 from attrs import field, frozen
 from starlette.types import ASGIApp
 
+from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
 from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
@@ -72,10 +73,42 @@ class HttpOptions:
     engine_timeout: float = 60.0  # seconds without a heartbeat; 0: any number
 
 
-class HttpServer(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Ends in two stages: after a SIGTERM it takes no new requests, and running ones have
-    time to end; after a second one, or an interrupt, it stops.
+    `shutdown_timeout` seconds to end; after a second one, or an interrupt, it stops.
     """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        shutdown_timeout: float,
+        shared: SharedCounts | None = None,
+    ) -> None:
+        super().__init__(config)
+        connections = (shared or SharedCounts()).connections
+        self.server_state.connections = Connections(connections)
+        self.shutdown_timeout = shutdown_timeout
+        self._signals = 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether running requests are not waited for any more."""
+        return self._signals >= _STOP
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Count a signal."""
+        self._signals += _STOP if sig == signal.SIGINT else 1
+        super().handle_exit(sig, frame)
+
+    async def wait_while(self, running: Callable[[], object]) -> None:
+        """Wait until no request is running, or the server must stop."""
+        end = asyncio.get_running_loop().time() + self.shutdown_timeout
+        while running() and not self.stopping and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_LOOK)
+
+
+class HttpServer(DrainingServer):
+    """The server of a model."""
 
     def __init__(
         self,
@@ -84,17 +117,9 @@ class HttpServer(uvicorn.Server):
         application: Callable[[], Application | None],
         shared: SharedCounts | None = None,
     ) -> None:
-        super().__init__(config)
-        connections = (shared or SharedCounts()).connections
-        self.server_state.connections = Connections(connections)
+        super().__init__(config, options.shutdown_timeout, shared)
         self._options = options
         self._application = application
-        self._signals = 0
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Count a signal."""
-        self._signals += _STOP if sig == signal.SIGINT else 1
-        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
@@ -118,18 +143,12 @@ class HttpServer(uvicorn.Server):
         client = application.state.llm.client
         client.drain(0)
         count = application.records.live
-        if count and self._signals < _STOP:
+        if count and not self.stopping:
             what = f"{count} request{'s' * (count > 1)} may take"
-            most = f"{self._options.shutdown_timeout:g} s to end"
+            most = f"{self.shutdown_timeout:g} s to end"
             note = f"minfer: {what} {most}; another signal stops them"
             print(note, file=sys.stderr, flush=True)
-        end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
-        while (
-            application.records.live
-            and self._signals < _STOP
-            and asyncio.get_running_loop().time() < end
-        ):
-            await asyncio.sleep(_LOOK)
+        await self.wait_while(lambda: application.records.live)
 
 
 @contextlib.contextmanager
@@ -215,7 +234,7 @@ def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
 def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     """The lines that announce the model and its address; programs read the first."""
     host, port = listener.getsockname()[:2]
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    where = port_text((host, port))
     scheme = "https" if options.tls.enabled else "http"
     served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
     nearby = f"localhost:{port}" if host in _EVERYWHERE else where

@@ -75,7 +75,6 @@ class ReportedCache:
 
     replica: str
     block_size: int
-    ignored: int = field(default=0, init=False)  # blocks that are not followed
     _blocks: dict[BlockHash, _Block] = field(factory=dict, init=False)
     _there: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
     _group: int | None = field(default=None, init=False)  # the group of layers, if any
@@ -129,9 +128,7 @@ class ReportedCache:
         )
         if plain and self._group is None:
             self._group = group
-        followed = plain and group == self._group
-        self.ignored += 0 if followed else len(event["block_hashes"])
-        return followed
+        return plain and group == self._group
 
     def _stored(self, event: Mapping[str, Any]) -> Keys:
         """The keys of new blocks, with those before them that turn out to be there."""
@@ -140,8 +137,7 @@ class ReportedCache:
         if len(ids) != len(hashes) * size:
             raise ValueError(f"{len(hashes)} blocks have {len(ids)} token ids")
         if parent is not None and parent not in self._blocks:
-            self.ignored += len(hashes)  # its beginning was missed
-            return ()
+            return ()  # its beginning was missed
         found = [*reversed([*self._found_again(parent)])]
         key = tokens_root() if parent is None else self._blocks[parent].key
         for at, name in enumerate(hashes):

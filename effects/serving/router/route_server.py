@@ -1,15 +1,14 @@
 """`minfer route`: a socket, the router behind it, and its end."""
 
 import argparse
-import asyncio
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Final
 
 import uvicorn
 
+from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.serving.access.api_keys import read_keys
 from minfer.effects.serving.access.hosts import read_hosts
 from minfer.effects.serving.access.server_bounds import (
@@ -19,6 +18,7 @@ from minfer.effects.serving.access.server_bounds import (
 )
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.server import (
+    DrainingServer,
     HttpOptions,
     http_config,
     listen_at,
@@ -27,34 +27,20 @@ from minfer.effects.serving.processes.server import (
 from minfer.effects.serving.router.backends import read_backends, read_sources
 from minfer.effects.serving.router.router_application import Router
 from minfer.effects.serving.router.router_options import RouterOptions
-from minfer.effects.serving.wire.connections import Connections, Patience
+from minfer.effects.serving.wire.connections import Patience
 from minfer.effects.serving.wire.descriptors import raise_limit
-from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
 from minfer.values.checks import ConfigError
 
-_STOP: Final = 2  # signals after which the router stops at once
-_LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
 
-
-class RouterServer(uvicorn.Server):
-    """Ends in two stages: after a SIGTERM it takes no new requests, and running ones have
-    `shutdown_timeout` seconds to end; after a second one, or an interrupt, it stops.
-    """
+class RouterServer(DrainingServer):
+    """The server of a router."""
 
     def __init__(
         self, config: uvicorn.Config, router: Router, shutdown_timeout: float
     ) -> None:
-        super().__init__(config)
-        self.server_state.connections = Connections(SharedCounts().connections)
+        super().__init__(config, shutdown_timeout)
         self._router = router
-        self._timeout = shutdown_timeout
-        self._signals = 0
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Count a signal."""
-        self._signals += _STOP if sig == signal.SIGINT else 1
-        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Ask the backends, then accept connections."""
@@ -64,13 +50,7 @@ class RouterServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then stop."""
         self._router.closing = True
-        end = asyncio.get_running_loop().time() + self._timeout
-        while (
-            self._router.live
-            and self._signals < _STOP
-            and asyncio.get_running_loop().time() < end
-        ):
-            await asyncio.sleep(_LOOK)
+        await self.wait_while(lambda: self._router.live)
         await super().shutdown(sockets)
         await self._router.close()
 
@@ -146,7 +126,7 @@ def _announcement(
 ) -> str:
     """The line that announces the address; programs read it."""
     host, port = listener.getsockname()[:2]
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    where = port_text((host, port))
     scheme = "https" if http.tls.enabled else "http"
     count = len(chosen.backends)
     servers = f"{count} server{'s' * (count > 1)}"
