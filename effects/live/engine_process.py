@@ -59,8 +59,8 @@ def run_engine(
     outside: Outside | None = None,
 ) -> int:
     """Serve so many fronts at `path`, or those `outside`, until a `STOP`; returns the
-    exit code. If it is `routed`, as one of several engines, they are told of its cache
-    and load.
+    exit code. If it is `routed`, as one of several engines, it reports its cache and its
+    load to them.
 
     `ready` is called when the model is loaded, and `beat` some times a second, from the
     start on, while it loads or its steps complete. Raises ConfigError and the like if it

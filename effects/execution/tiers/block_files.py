@@ -3,10 +3,10 @@
     magic, format, layout, owner, key, length and checksum of the contents, MAC of these
 
 A file is used only if all of that is right, as it may be torn (no write is synchronized:
-power may fail), changed by a bad disk, put here by somebody else, or written by another
+power may fail), changed by a bad disk, put here by another program, or written by another
 version. Checksums are CRC-32 (zlib: 2.6 GB/s on a core, without the interpreter's lock,
 so a few readers are faster than a disk). If the deployment has a secret, they are SHA-256
-(1.8 GB/s), and the MAC is keyed by the secret: then nobody else can make or change a
+(1.8 GB/s), and the MAC is keyed by the secret: then no other program can make or change a
 block.
 """
 
@@ -47,7 +47,7 @@ _START: Final = struct.Struct("<8sI")  # of every format
 _REST: Final = struct.Struct(f"<{LAYOUT}s{OWNER}sB{LONGEST}sQ{CHECKSUM}s")
 _SIGNED: Final = _START.size + _REST.size
 HEADER: Final = _SIGNED + MAC  # bytes
-# A name might be a link, or a pipe that nobody writes to.
+# A name might be a link, or a pipe without a writer.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
 
@@ -56,7 +56,7 @@ class UnusableFileError(NotStoredError):
     """A file cannot be used as a block; `cause` is one of `CAUSES`."""
 
     def __init__(self, cause: str, path: Path, *, removable: bool = False) -> None:
-        """`removable`: it is of this deployment, and no use to anybody."""
+        """`removable`: it is of this deployment, and broken."""
         super().__init__(f"{path} is {cause}")
         self.cause, self.removable = cause, removable
 

@@ -157,7 +157,7 @@ class BlockFolder:
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Read a block into `contents`; its use was noted by `leading`. Raises
-        UnusableFileError; a file that is no use to anybody is removed.
+        UnusableFileError; a broken file of this deployment is removed.
         """
         try:
             size = read_block(self.name(key), key, layout, contents, self.signature)

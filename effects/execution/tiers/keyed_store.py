@@ -9,8 +9,8 @@ Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
 
 class NotStoredError(Exception):
-    """A block could not be stored or fetched; what an operator must know is logged by who
-    raises it.
+    """A block could not be stored or fetched. The code that raises it has logged what an
+    operator must know.
     """
 
 

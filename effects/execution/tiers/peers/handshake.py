@@ -1,13 +1,13 @@
 """How two processes of a deployment recognize each other on a new connection.
 
-    who listens                        who dials
+    listening process                  connecting process
        | Challenge ----------------------> |
        | <-------------------------- Hello |   both prove that they know the secret
        | Proven, or Refused -------------> |
 
-Each proof is a MAC of the random numbers of both, of what the connection is for and of
-who of the two it is: one that was seen is worth nothing on another connection, or from
-the other side. Who does not know the secret learns no more than that theirs is another.
+Each proof is a MAC of the random numbers of both processes, of the connection's purpose
+and of the process's side. So a recorded proof is of no use on another connection, or from
+the other side. A process without the secret learns only that its secret is another one.
 
 Only the beginning of a connection is proven: whoever can change packets on their way can
 change what follows. Networks between machines have to keep others out, or be encrypted.
@@ -43,7 +43,7 @@ class Challenge(Struct, tag=True, frozen=True):
 
 
 class Hello(Struct, tag=True, frozen=True):
-    """Who dials."""
+    """What the connecting process sends."""
 
     version: str
     name: str
@@ -53,7 +53,7 @@ class Hello(Struct, tag=True, frozen=True):
 
 
 class Proven(Struct, tag=True, frozen=True):
-    """The proof of who listens."""
+    """The proof of the listening process."""
 
     mac: bytes
 
@@ -80,9 +80,9 @@ class Terms:
     layout: bytes  # a digest of what KV depends on: the model, or how pages are stored
     secret: bytes = field(repr=False)  # of the deployment
 
-    def proof(self, who: str, challenge: bytes, nonce: bytes) -> bytes:
-        """Proves that `who` knows the secret, on one connection."""
-        said = b"\0".join((f"{self.purpose} {who}".encode(), challenge, nonce))
+    def proof(self, side: str, challenge: bytes, nonce: bytes) -> bytes:
+        """Proves that one side of a connection knows the secret."""
+        said = b"\0".join((f"{self.purpose} {side}".encode(), challenge, nonce))
         return hmac.digest(self.secret, said, "sha256")
 
 
@@ -93,7 +93,7 @@ def secret_key(secret: str) -> bytes:
 
 
 def answer(sock: Socket, terms: Terms) -> str:
-    """Recognize who has dialled; returns its name. Raises PeerError and OSError."""
+    """Check the connecting process; returns its name. Raises PeerError and OSError."""
     end, nonce = time.monotonic() + GREETING, secrets.token_bytes(_NONCE)
     sock.settimeout(GREETING)
     sock.sendall(framed(Challenge(nonce)))

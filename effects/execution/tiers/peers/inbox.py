@@ -6,7 +6,7 @@ Theory. It is divided into slots, each as large as the largest block:
                      |                                   (fetched, or evicted: the oldest)
                      +----> free (the connection has ended)
 
-A sender fills slots that were granted to it, and nobody reads a slot before its block is
+A sender fills slots that were granted to it. No thread reads a slot before its block is
 here. The checksum is compared with the copy that is fetched, so a sender that writes to a
 slot when it must not is noticed.
 
@@ -218,7 +218,7 @@ class Inbox:
             return found
 
     def close(self) -> None:
-        """End all waits. The memory is released when nobody uses it any more."""
+        """End all waits. The memory is released once no thread uses it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

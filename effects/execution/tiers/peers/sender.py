@@ -69,7 +69,7 @@ class _Connected:
         self.end(why)
 
     def end(self, why: str) -> None:
-        """Close the connection, once nobody writes to the receiver's memory: it grants
+        """Close the connection, once no thread writes to the receiver's memory: it grants
         the slots to others then.
         """
         with self.changed:
