@@ -15,7 +15,6 @@ import hashlib
 import os
 import stat
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,7 +22,11 @@ from typing import Final
 from attrs import field, frozen
 
 from minfer.blocks.keys import Key
-from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
+from minfer.effects.execution.tiers.keyed_store import (
+    Contents,
+    NotStoredError,
+    checksum_of,
+)
 
 FORMAT: Final = 1
 MAGIC: Final = b"minferKV"
@@ -87,10 +90,7 @@ class Signature:
             for part in contents:
                 digest.update(part)
             return digest.digest()
-        number = 0
-        for part in contents:
-            number = zlib.crc32(part, number)
-        return number.to_bytes(CHECKSUM, "little")
+        return checksum_of(contents).to_bytes(CHECKSUM, "little")
 
 
 def write_block(

@@ -1,11 +1,20 @@
 """Where the blocks of the keyed tier are: a folder, or other engines."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from minfer.blocks.keys import Key, Keys
 
 Contents = Sequence[memoryview]  # of a block: bytes, one after the other
+
+
+def checksum_of(contents: Contents) -> int:
+    """The CRC-32 of a block's contents."""
+    found = 0
+    for part in contents:
+        found = zlib.crc32(part, found)
+    return found
 
 
 class NotStoredError(Exception):

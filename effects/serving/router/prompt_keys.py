@@ -20,14 +20,12 @@ import msgspec
 from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, block_keys, root_key
+from minfer.effects.live.link.front_router import USUAL
 
 BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4  # of English text and code, about
 BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
-# Output tokens: if as many are allowed, how many are expected is left to the policy, as
-# answers are mostly far shorter than allowed.
-EXPECTED_OUTPUT: Final = 256
 _LONGEST: Final = 128  # characters of a name
 _MARK: Final = "cache_control"
 
@@ -79,7 +77,7 @@ class RequestFields(msgspec.Struct):
             self.max_output_tokens,
         ):
             if type(given) is int:
-                return max(0, given) if given < EXPECTED_OUTPUT else None
+                return max(0, given) if given < USUAL else None
         return None
 
 

@@ -13,8 +13,6 @@ no round trip. Where memory is shared, or written to through NIXL, a block is in
 before its message is sent; otherwise its contents follow the message.
 """
 
-import zlib
-from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -73,14 +71,6 @@ _to_receiver: "Final[msgspec.msgpack.Decoder[ToReceiver]]" = msgspec.msgpack.Dec
 def terms_of(layout: bytes, secret: bytes) -> Terms:
     """What sender and receiver have to have in common."""
     return Terms(purpose="kv", version="2", layout=layout, secret=secret)
-
-
-def checksum_of(contents: Sequence[memoryview]) -> int:
-    """The checksum of contents on a network, whose own is of 16 bits."""
-    found = 0
-    for part in contents:
-        found = zlib.crc32(part, found)
-    return found
 
 
 def copy_bytes(into: memoryview, contents: memoryview) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.execution.tiers.keyed_store import checksum_of
 from minfer.effects.execution.tiers.peers.addresses import Address, dial, where
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket, framed
 from minfer.effects.execution.tiers.peers.handshake import GREETING, introduce
@@ -21,7 +22,6 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     Grant,
     Starved,
     Welcome,
-    checksum_of,
     copy_bytes,
     read_to_sender,
     terms_of,
