@@ -1,0 +1,147 @@
+"""How a model is divided among ranks, and what they exchange during a step.
+
+Theory. A *rank* is a process with a device of its own that has a part of a model. All
+ranks follow the same plans, each with the same rows and the same block tables, so nothing
+about requests is exchanged: only numbers of the model.
+
+- *Tensor parallel* ranks divide every matrix (Shoeybi et al. 2019): the first product of
+  a sublayer by column, heads or channels each; the second by row, so that its result is a
+  part of a sum over the ranks. Each layer has two such sums. Embedding and output head
+  are divided by vocabulary: the embedding is a sum, too, and logits are gathered.
+- *Expert parallel* ranks are tensor parallel ones that divide a mixture of experts by
+  whole experts, instead of a part of each.
+- *Pipeline* stages have successive layers each. A stage gets the residual stream of the
+  stage before it, and the last one returns the sampled tokens to the others.
+
+Every rank samples from the same logits with the same noise, so that all know the same
+tokens. Rank 0 has the engine; it is in the last stage, where tokens, log-probabilities
+and vectors arise. With tensor parallel size 2 and 2 stages:
+
+    stage 0   ranks 2, 3     embedding, first half of the layers
+    stage 1   ranks 0, 1     second half, output head
+
+Nothing here imports torch: memory plans need it at once.
+"""
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class Parallel:
+    """How many ranks share a model, and how."""
+
+    tensor: int = 1
+    pipeline: int = 1  # stages
+    by_expert: bool = False  # whether mixtures are divided by whole experts
+
+    @property
+    def ranks(self) -> int:
+        """The ranks in all."""
+        return self.tensor * self.pipeline
+
+
+@frozen
+class Place:
+    """One of the ranks that share a model."""
+
+    rank: int = 0
+    parallel: Parallel = Parallel()
+
+    @property
+    def part(self) -> int:
+        """Which part of each divided matrix it has."""
+        return self.rank % self.parallel.tensor
+
+    @property
+    def stage(self) -> int:
+        """Which stage it is of; rank 0 is of the last one."""
+        return self.parallel.pipeline - 1 - self.rank // self.parallel.tensor
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it has logits and samples."""
+        return self.stage == self.parallel.pipeline - 1
+
+    def layers(self, count: int) -> range:
+        """Returns which of `count` layers its stage has; later stages have one more where
+        they cannot be divided evenly, as the first one also has the embedding.
+        """
+        stages = self.parallel.pipeline
+        return range(count * self.stage // stages, count * (self.stage + 1) // stages)
+
+
+WHOLE: Final = Place()  # has the whole model
+
+
+class Ranks(Protocol):
+    """What this rank exchanges with the others. All ranks of a stage call the same
+    operations in the same order; the results are bit-equal on all of them.
+    """
+
+    @property
+    def place(self) -> Place:
+        """Which rank this is."""
+        ...
+
+    def sum(self, part: "Tensor") -> "Tensor":
+        """Returns the sum of the parts of all tensor parallel ranks; `part` may be
+        overwritten.
+        """
+        ...
+
+    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+        """Add that sum to the residual stream [tokens, hidden]."""
+        ...
+
+    def gather(self, part: "Tensor") -> "Tensor":
+        """Returns the columns of all tensor parallel ranks: of [rows, columns],
+        [rows, ranks * columns].
+        """
+        ...
+
+    def receive(self, tokens: int) -> "Tensor":
+        """Returns the residual stream [tokens, hidden] of the stage before."""
+        ...
+
+    def send(self, hidden: "Tensor") -> None:
+        """Send the residual stream [tokens, hidden] to the next stage."""
+        ...
+
+
+class Alone:
+    """A single rank, which exchanges nothing."""
+
+    place: Final = WHOLE
+
+    def sum(self, part: "Tensor") -> "Tensor":
+        """Returns the only part."""
+        return part
+
+    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+        """Add the only part."""
+        residual.add_(part)
+
+    def gather(self, part: "Tensor") -> "Tensor":
+        """Returns the only part."""
+        return part
+
+    def receive(self, tokens: int) -> "Tensor":
+        """There is no stage before."""
+        raise AssertionError(f"{tokens} tokens of a stage before the first")
+
+    def send(self, hidden: "Tensor") -> None:
+        """There is no stage behind."""
+        raise AssertionError(f"{len(hidden)} tokens for a stage behind the last")
+
+
+ALONE: Final = Alone()
