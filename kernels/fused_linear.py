@@ -47,8 +47,11 @@ def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> 
     return plain.linear(rms_norm(x, norm), by)
 
 
-def linear(x: Tensor, by: Linear) -> Tensor:
-    """x @ weight.T + bias, by cuBLAS."""
+def linear(x: Tensor, by: Linear, tune: Tune | None = None) -> Tensor:
+    """x @ weight.T + bias; else as above."""
+    tune = tune or tune_of("linear_add", x, by.weight)
+    if tune is not None and fits(x, by):
+        return launch(x, by, tune)
     return plain.linear(x, by)
 
 

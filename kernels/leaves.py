@@ -298,11 +298,17 @@ class Router:
     # [experts] float32: added to scores to choose, not in the weights
     correction: "Tensor | None" = None
     rule: RoutingRule
+    # The first of this rank's experts, and how many it has: ids of chosen ones count from
+    # there, and those of others are -1. None: it has all.
+    first: int = 0
+    held: int | None = None
 
 
 @frozen(eq=False)
 class Choice:
-    """The experts of each token. An id of -1 (of padding) is no expert."""
+    """The experts of each token. An id of -1 (of padding, of an expert that another rank
+    has) is no expert.
+    """
 
     ids: "Tensor"  # [tokens, top_k] int32
     weights: "Tensor"  # [tokens, top_k] float32

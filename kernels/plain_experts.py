@@ -31,6 +31,9 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     ids = ids.int()
+    if router.held is not None:
+        ids = ids - router.first
+        ids = ids.where((ids >= 0) & (ids < router.held), -1)
     if real is not None:
         ids = ids.where(real[:, None], -1)
     return Choice(ids, weights * rule.scaling)

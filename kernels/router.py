@@ -88,6 +88,8 @@ def choose(
     group_lanes: tl.constexpr,
     lanes: tl.constexpr,
     top_lanes: tl.constexpr,
+    first: tl.constexpr,
+    held: tl.constexpr,
 ):
     """Grid [tokens]."""
     follow()
@@ -124,6 +126,9 @@ def choose(
         total += score
     if normalise:
         given /= total + 1e-20
+    if held < experts:
+        chosen -= first
+        chosen = tl.where((chosen >= 0) & (chosen < held), chosen, -1)
     if real is not None:
         chosen = tl.where(tl.load(real + token), chosen, -1)
     at = token * top_k + top
@@ -163,6 +168,8 @@ def route(x: Tensor, router: Router, real: Tensor | None = None) -> Choice:
         group_lanes=group_lanes,
         lanes=lanes,
         top_lanes=triton.next_power_of_2(rule.top_k),
+        first=router.first,
+        held=experts if router.held is None else router.held,
         num_warps=max(1, group_lanes * lanes // WARP_SCORES),
         launch_pdl=early(x),
     )

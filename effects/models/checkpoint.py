@@ -30,6 +30,8 @@ from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
 from minfer.effects.models.progress import disabled
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.rank_parts import RankPart, rank_parts
+from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.refusals import quantized_objection
 from minfer.effects.models.shapes import weight_bytes
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec, layer_prefix
@@ -112,10 +114,14 @@ def _described_by(path: Path) -> str:
 
 
 def load_weights(
-    folder: str | Path, spec: ModelSpec, dtype: str | None = None, device: str = "cpu"
+    folder: str | Path,
+    spec: ModelSpec,
+    dtype: str | None = None,
+    device: str = "cpu",
+    place: Place = WHOLE,
 ) -> Weights:
     """Load, check, cast and fuse a checkpoint's weights, in `dtype` (the config's own
-    when None).
+    when None): those of a rank, which reads no others.
 
     Raises `CorruptFileError` for damaged or missing files, `TensorMismatchError` for
     missing, unexpected or misshapen tensors, `UnsupportedModelError` for what minfer does
@@ -126,15 +132,19 @@ def load_weights(
         found = find_tensors(Path(folder), stack, dtype, device)
         files = _files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
-        weights = empty_weights(spec, dtype, device)
+        own = spec if place == WHOLE else spec.for_rank(place)
+        blank = empty_weights(spec, dtype, "meta")
+        whole = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+        weights = empty_weights(own, dtype, device)
         if device == "cpu" or not found.streams:
-            weights = _filled(spec, weights, files, where, dtype)
+            weights = _filled(own, weights, files, where, dtype, whole)
         else:
-            _stream([*checkpoint_parts(spec, weights, files)], where)
+            parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)
+            _stream([*parts], where)
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
             weights = evolve(weights, layers=tuple(layers))
-        if spec.tie_word_embeddings and LM_HEAD in where:
-            _check_copy(where[LM_HEAD], weights.embed)
+        if spec.tie_word_embeddings and LM_HEAD in where and own.embed_rows:
+            _check_copy(own, where[LM_HEAD], weights.embed)
     return weights
 
 
@@ -150,7 +160,7 @@ def planned_parts(
     where = _by_model(spec, found, files, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         embed = where[EMBED].tensor()
-        _check_copy(where[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
+        _check_copy(spec, where[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
     blank = empty_weights(spec, spec.dtype, "meta")
     for part in checkpoint_parts(spec, blank, files):
         if part.name in where:
@@ -170,6 +180,7 @@ def _filled(
     files: Files,
     where: Mapping[str, TensorPlace],
     dtype: str,
+    whole: Mapping[str, Part],
 ) -> Weights:
     """Returns the weights with every tensor in its place, a layer after another, so that
     none but one is in memory in two forms.
@@ -178,37 +189,40 @@ def _filled(
 
     layers, rest = list(weights.layers), evolve(weights, layers=())
     del weights
-    for part in checkpoint_parts(evolve(spec, layers=()), rest, files):
-        part.fill(where[part.name].tensor())
+    ends = checkpoint_parts(evolve(spec, layers=()), rest, files)
+    for one in rank_parts(spec, ends, whole):
+        one.fill(where[one.part.name].tensor(one.index))
     hidden = disabled(weight_bytes(spec, cuda=False))
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
-        for part in layer_parts(spec.layers[i], layers[i], files):
-            named = part.under(layer_prefix(i))
-            if (place := where.get(named.name)) is not None:  # else it is optional
-                named.fill(place.tensor())
+        prefix = layer_prefix(spec.first_layer + i)
+        found = layer_parts(spec.layers[i], layers[i], files)
+        for one in rank_parts(spec, (part.under(prefix) for part in found), whole):
+            if (place := where.get(one.part.name)) is not None:  # else it is optional
+                one.fill(place.tensor(one.index))
         layers[i] = finish_layer(layers[i], dtype)
     return evolve(rest, layers=tuple(layers))
 
 
-def _stream(parts: list[Part], where: Mapping[str, TensorPlace]) -> None:
+def _stream(parts: list[RankPart], where: Mapping[str, TensorPlace]) -> None:
     """Fill every tensor, on a GPU."""
     from minfer.effects.models.stream_weights import TensorJob, stream_weights
 
     stream_weights(
         [
-            TensorJob(where[part.name].path, where[part.name].name, part)
-            for part in parts
-            if part.name in where
+            TensorJob(where[one.part.name].path, where[one.part.name].name, one)
+            for one in parts
+            if one.part.name in where
         ]
     )
 
 
-def _check_copy(stored: TensorPlace, embed: "Tensor") -> None:
+def _check_copy(spec: ModelSpec, stored: TensorPlace, embed: "Tensor") -> None:
     """Check that an output head stored beside tied embeddings is a copy; else the config
     is wrong.
     """
-    head = stored.tensor().to(embed.dtype)
-    if not head.equal(embed.cpu()):
+    rows = slice(spec.vocab_rows.start, spec.vocab_rows.stop)
+    head = stored.tensor((rows,)).to(embed.dtype)
+    if not head.equal(embed[: len(head)].cpu()):
         raise TensorMismatchError(
             f"{stored.path}: tensor {LM_HEAD} differs from {EMBED} although config.json "
             f"ties them; set tie_word_embeddings to false"

@@ -8,7 +8,7 @@ first is split by column, the second by row.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
@@ -24,6 +24,7 @@ from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import feed
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.ranks import Place
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class Dense:
     bias: bool = False
     activation: Activation = "silu"
     name: str = "mlp"  # in a layer of a checkpoint
+
+    def for_rank(self, place: Place) -> "Dense":
+        """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
+        inter = place.share(self.intermediate_size, f"channels of {self.name}")
+        return evolve(self, intermediate_size=inter)
 
     @property
     def gate_up(self) -> LinearSizes:

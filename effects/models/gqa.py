@@ -34,6 +34,7 @@ from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.ranks import Place
 from minfer.effects.models.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.windows import read_windows
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
@@ -64,6 +65,16 @@ class GQA:
     sinks: bool = False
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
+
+    def for_rank(self, place: Place) -> "GQA":
+        """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
+        ranks have the same. Raises `UnsupportedModelError`.
+        """
+        ranks = place.parallel.tensor
+        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        few = self.kv_heads < ranks and ranks % self.kv_heads == 0
+        kv = 1 if few else place.share(self.kv_heads, "key heads (num_key_value_heads)")
+        return evolve(self, heads=heads, kv_heads=kv)
 
     @property
     def q_size(self) -> int:

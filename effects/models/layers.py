@@ -55,6 +55,7 @@ from minfer.effects.models.moe import (
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import prepared
 from minfer.effects.models.quantization import PLAIN_FILES, Files
+from minfer.effects.models.ranks import Place
 from minfer.effects.models.rope_scaling import FULL, parse_ropes
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
 
@@ -73,6 +74,10 @@ class Layer:
 
     attention: Attention
     feed_forward: FeedForward
+
+    def for_rank(self, place: Place) -> "Layer":
+        """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
+        return Layer(self.attention.for_rank(place), self.feed_forward.for_rank(place))
 
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:

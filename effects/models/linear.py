@@ -16,7 +16,7 @@ torch is imported only where tensors are made.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +96,7 @@ class Maker:
     device: str
     quantization: Quantization | None = None
     prefix: str = ""  # of the layer's names in a checkpoint
+    ranks: int = 1  # tensor parallel ones, which divide the matrices
 
     def linear(self, sizes: LinearSizes) -> Linear:
         """Returns a matrix, or those of experts. Raises `UnsupportedModelError`."""
@@ -132,12 +133,24 @@ class Maker:
                     f"quantized, or has scales; use a checkpoint in which both are, or "
                     f"neither"
                 )
+        if self.ranks > 1 and found.bits == 8 and found.group:
+            self._check_blocks(sizes, found.group)
         if found.bits == 4 and sizes.inputs % found.group:
             raise UnsupportedModelError(
                 f"{first}: groups of {found.group} do not divide its {sizes.inputs} "
                 f"inputs; choose smaller groups, or 8 bits"
             )
         return found
+
+    def _check_blocks(self, sizes: LinearSizes, size: int) -> None:
+        """Refuse blocks of a scale each that ranks would have to divide."""
+        if any(one % size for one in (*sizes.outputs, sizes.inputs)):
+            raise UnsupportedModelError(
+                f"{self.prefix}{sizes.names[0]}: {self.ranks} ranks would have "
+                f"{sizes.outputs[0]} of its outputs and {sizes.inputs} inputs, which "
+                f"blocks of {size} by {size} with one scale do not divide; use fewer "
+                f"(tensor_parallel_size)"
+            )
 
     def matrix(self, *shape: int) -> "Tensor":
         """Returns a matrix [rows, columns], or several [count, rows, columns].
@@ -206,7 +219,7 @@ def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
         for name, part in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
-            yield Part(f"{name}.bias", part)
+            yield Part(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
 
 
 def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
@@ -216,41 +229,3 @@ def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
 
 def _plus_one(stored: "Tensor") -> "Tensor":
     return stored.float() + 1
-
-
-def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
-    """Returns the part of a matrix that rank `rank` of `ranks` has, by its shard axis.
-
-    Where products are summed over the ranks, only the first has the bias. Raises
-    ValueError if the matrix cannot be split evenly.
-    """
-    if not linear.scheme.is_plain:
-        raise ValueError(f"scales of {linear.scheme.name} matrices cannot be divided yet")
-    if linear.shard is Shard.NONE:
-        return linear
-    if linear.shard is Shard.ROW:
-        inputs = _share(linear.weight.shape[1], ranks)
-        weight = linear.weight.narrow(1, rank * inputs, inputs).contiguous()
-        return evolve(linear, weight=weight, bias=None if rank else linear.bias)
-    parts = tuple(_share(outputs, ranks) for outputs in linear.parts)
-    return evolve(
-        linear,
-        weight=_rows_of(linear.weight, linear.parts, rank, ranks),
-        bias=None
-        if linear.bias is None
-        else _rows_of(linear.bias, linear.parts, rank, ranks),
-        parts=parts,
-    )
-
-
-def _share(size: int, ranks: int) -> int:
-    if size % ranks:
-        raise ValueError(f"{size} features cannot be divided evenly among {ranks} ranks")
-    return size // ranks
-
-
-def _rows_of(fused: "Tensor", parts: Sequence[int], rank: int, ranks: int) -> "Tensor":
-    """Returns one rank's rows of each fused part, one below the other again."""
-    import torch
-
-    return torch.cat([part.chunk(ranks)[rank] for part in fused.split_with_sizes(parts)])

@@ -39,6 +39,7 @@ from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import add_product, norm_linear
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.ranks import Place
 from minfer.effects.models.rope_scaling import Rope, softmax_factor
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard
 
@@ -78,6 +79,11 @@ class MLA:
     out_bias: bool = False
     window: None = None
     sink_tokens: int = 0
+
+    def for_rank(self, place: Place) -> "MLA":
+        """Returns the sizes of one rank's heads. Raises `UnsupportedModelError`."""
+        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        return evolve(self, heads=heads)
 
     @property
     def query_dim(self) -> int:

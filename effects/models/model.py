@@ -18,7 +18,8 @@ from minfer.effects.models.batch import Batch, Scored, Tap
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.layers import attend, feed
 from minfer.effects.models.model_step import ModelStep
-from minfer.effects.models.products import ALONE, Ranks, norm_linear
+from minfer.effects.models.products import norm_linear
+from minfer.effects.models.ranks import ALONE, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.leaves import Norm
@@ -41,32 +42,59 @@ def forward(
     `batch.sample`; no rows if nothing is sampled. The states of `batch.tap` are put
     there, computed in plain torch on every device; `batch.scored` gets its logits. Token
     ids must be inside the vocabulary, positions inside the cache's rotary table (on the
-    CPU, IndexError otherwise). `ranks` run this at once, each with its part of the split
-    matrices.
+    CPU, IndexError otherwise). `ranks` run this at once, each with the weights that
+    `spec.for_rank` describes; those of a stage before the last send the states of all
+    tokens to the next, and return no rows.
     """
     last, picked = len(spec.layers) - 1, _picked(batch)
     with torch.inference_mode():
-        hidden = _embedded(spec, weights, batch.tokens)  # [tokens, hidden]
+        hidden = _entered(spec, weights, batch.tokens, ranks)  # [tokens, hidden]
         step = ModelStep(batch, cache, ranks, batch.real)
         for index, (layer, its) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
         ):
             # The last layer continues with fewer tokens.
-            keep = picked if index == last else None
+            keep = picked if index == last and spec.place.is_last_stage else None
             hidden = attend(its, hidden, index, step, keep)
             if keep is not None and step.real is not None:
                 step = evolve(step, real=step.real.index_select(0, keep))
             feed(layer, its, hidden, step)
+        if not spec.place.is_last_stage:
+            ranks.send(hidden)
+            return hidden[:0]
         if batch.scored is not None:
-            hidden = _scored(batch.scored, hidden, weights)
+            hidden = _scored(spec, batch.scored, hidden, weights, ranks)
         if batch.tap is not None:
             hidden = _tapped(batch.tap, hidden, weights.norm)
-        return norm_linear(hidden, weights.norm, weights.lm_head)
+        return _logits(spec, hidden, weights, ranks)
 
 
-def _embedded(spec: ModelSpec, weights: Weights, tokens: Tensor) -> Tensor:
-    """Returns the embeddings of tokens, scaled by a factor in their own dtype."""
-    hidden = F.embedding(tokens, weights.embed)
+def _entered(spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Ranks) -> Tensor:
+    """Returns what the first of this rank's layers gets: the embeddings of tokens, or
+    what the stage before sent.
+    """
+    if not spec.place.is_first_stage:
+        return ranks.receive(len(tokens))
+    if spec.place.has_whole_matrices:
+        return _scaled(spec, F.embedding(tokens, weights.embed))
+    # Of tokens whose embeddings other ranks have, the part of the sum is zero.
+    first, count = spec.vocab_rows.start, len(spec.vocab_rows)
+    own = (tokens >= first) & (tokens < first + count)
+    hidden = F.embedding((tokens - first).clamp(0, count - 1), weights.embed)
+    return _scaled(spec, ranks.sum(hidden.mul_(own[:, None])))
+
+
+def _logits(spec: ModelSpec, hidden: Tensor, weights: Weights, ranks: Ranks) -> Tensor:
+    """Returns the logits [tokens, vocab], which all ranks of the last stage have."""
+    found = norm_linear(hidden, weights.norm, weights.lm_head)
+    if spec.place.has_whole_matrices:
+        return found
+    # Rows are contiguous for the kernels.
+    return ranks.gather(found)[:, : spec.vocab_size].contiguous()
+
+
+def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
+    """Returns embeddings scaled by a factor in their own dtype."""
     if spec.embedding_scale != 1:
         factor = torch.tensor(spec.embedding_scale, dtype=hidden.dtype)
         hidden.mul_(factor.item())
@@ -86,14 +114,16 @@ def _picked(batch: Batch) -> Tensor | None:
     return torch.cat((sample.to(more[0].dtype), *more))
 
 
-def _scored(scored: Scored, hidden: Tensor, weights: Weights) -> Tensor:
+def _scored(
+    spec: ModelSpec, scored: Scored, hidden: Tensor, weights: Weights, ranks: Ranks
+) -> Tensor:
     """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.
     """
     others = len(hidden) - len(scored.tokens)
     own = hidden[others:]
     for span in scored.spans():
-        logits = norm_linear(own[span], weights.norm, weights.lm_head)
+        logits = _logits(spec, own[span], weights, ranks)
         scored.take(span.start, logits)
     return hidden[:others]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.products import Ranks
+from minfer.effects.models.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,9 @@ correction to scores only where they are ranked, and first chooses groups of exp
 At few tokens a step reads the experts that are hit, E * (1 - (1 - k / E)^tokens) of E if
 tokens choose k independently; a dense layer of as many parameters would read all.
 
-With tensor parallelism, every expert is split as a dense feed-forward is.
+With tensor parallelism, every expert is split as a dense feed-forward is; or each rank
+has some of the experts whole (expert parallelism), and a token's other experts are not
+its own.
 """
 
 from collections.abc import Iterator
@@ -25,7 +27,6 @@ from minfer.effects.models.linear import LinearSizes, Maker, NormRule, matrix_pa
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.parts import Part
 from minfer.effects.models.products import (
-    ALONE,
     add_experts,
     add_part,
     add_product,
@@ -35,6 +36,7 @@ from minfer.effects.models.products import (
     route,
 )
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.ranks import ALONE, Place
 from minfer.kernels.leaves import (
     Activation,
     Experts,
@@ -61,6 +63,25 @@ class MoE:
     activation: Activation
     norms: NormRule
     shared: Dense | None  # the shared experts, as one
+    # Of the experts, those that this rank has; None: all of them.
+    own: range | None = None
+
+    def for_rank(self, place: Place) -> "MoE":
+        """Returns the sizes of one rank's part: some of the experts, or of each some
+        channels; of shared ones always the latter. Raises `UnsupportedModelError`.
+        """
+        shared = None if self.shared is None else self.shared.for_rank(place)
+        if not place.parallel.by_expert:
+            inter = place.share(self.intermediate_size, "channels of an expert")
+            return evolve(self, intermediate_size=inter, shared=shared)
+        count = place.share(self.experts, "experts")
+        own = range(place.part * count, (place.part + 1) * count)
+        return evolve(self, own=own, shared=shared)
+
+    @property
+    def held(self) -> int:
+        """How many experts this rank has."""
+        return self.experts if self.own is None else len(self.own)
 
     @property
     def largest_matrix(self) -> int:
@@ -89,7 +110,7 @@ class MoE:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.keys.bias,
-            experts=self.experts,
+            experts=self.held,
         )
 
     @property
@@ -101,7 +122,7 @@ class MoE:
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.keys.bias,
-            experts=self.experts,
+            experts=self.held,
         )
 
     @property
@@ -113,7 +134,7 @@ class MoE:
     @property
     def parameters(self) -> int:
         """Elements of all weights, the norms included."""
-        return self._parameters(self.experts)
+        return self._parameters(self.held)
 
     @property
     def float32_elements(self) -> int:
@@ -125,7 +146,7 @@ class MoE:
     @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
-        return self._parameters(self.rule.top_k)
+        return self._parameters(min(self.rule.top_k, self.held))
 
     def _parameters(self, experts: int) -> int:
         """Elements of the weights, with so many experts."""
@@ -263,6 +284,8 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
             bias=make.vector(count) if keys.bias else None,
             correction=make.vector(count, "float32") if keys.correction else None,
             rule=sizes.rule,
+            first=0 if sizes.own is None else sizes.own.start,
+            held=None if sizes.own is None else len(sizes.own),
         ),
         experts=Experts(
             gate_up=make.linear(sizes.gate_up),
@@ -296,9 +319,9 @@ def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[Part]:
 def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.matrices
-    for i in range(sizes.experts):
-        of_gate, of_up = experts.gate_up.select(i).pieces()
-        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(i)))
+    for at, i in enumerate(sizes.own or range(sizes.experts)):
+        of_gate, of_up = experts.gate_up.select(at).pieces()
+        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(at)))
         for name, place in pieces:
             yield from matrix_parts(f"{sizes.keys.experts}.{i}.{name}", place, files)
 
@@ -315,7 +338,8 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]
         for part in _stack_parts(matrix, by, files, turned=keys.turned):
             yield evolve(part, matrix=of_first.names[0]).then(order)
         if by.bias is not None:
-            yield Part(f"{matrix}_bias", by.bias).then(order)
+            summed = name == "down_proj" and sizes.own is None
+            yield Part(f"{matrix}_bias", by.bias, once=summed).then(order)
 
 
 def _stack_parts(
@@ -351,7 +375,7 @@ def _gates_first(stored: "Tensor") -> "Tensor":
 def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
     x = normalise(hidden, weights.norm)
-    alone = step.ranks.count == 1 and weights.after is None
+    alone = step.ranks.place.has_whole_matrices and weights.after is None
     total = hidden if alone else hidden.new_zeros(hidden.shape)
     choice = route(x, weights.router, step.real)
     add_experts(total, x, weights.experts, choice)

@@ -29,6 +29,7 @@ class Part:
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
     optional: bool = False  # a checkpoint may lack it
+    once: bool = False  # the bias of a sum over ranks, which one of them adds
     scales: bool = False  # of a quantized matrix, which have to be finite
     by_output: bool = True  # a matrix's outputs are its first dimension, once arranged
 

@@ -7,30 +7,16 @@ they fuse; a scheme without a kernel is refused by name.
 torch is imported with the first product: sizes of models are read without it.
 """
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any
 
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.ranks import Ranks
 from minfer.kernels.leaves import Activation, Choice, Experts, Linear, Norm, Router
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@frozen
-class Ranks:
-    """The ranks that share a model, each with its part of every split matrix."""
-
-    count: int = 1
-    # Sums the ranks' parts of a tensor; all ranks call it in the same order.
-    sum: "Callable[[Tensor], Tensor]" = lambda part: part
-
-
-ALONE: Final = Ranks()
 
 
 def norm_linear(x: "Tensor", norm: Norm, by: Linear) -> "Tensor":
@@ -61,15 +47,15 @@ def feed(
 
     `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
-    kernels, whole = _kernels(gate_up), ranks.count == 1 and after is None
-    out = residual if whole else residual.new_zeros(residual.shape)
+    kernels, whole = _kernels(gate_up), ranks.place.has_whole_matrices and after is None
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
+        out = residual if whole else residual.new_zeros(residual.shape)
         kernels.feed(out, residual, norm, gate_up, down, activation, fused)
+        if not whole:
+            add_part(residual, out, ranks, after)
     else:
         inner = kernels.norm_gated(residual, norm, gate_up, activation, fused=fused)
-        _kernels(down).linear_add(out, inner, down)
-    if not whole:
-        add_part(residual, out, ranks, after)
+        add_product(residual, inner, down, ranks, after)
 
 
 def gated(x: "Tensor", gate_up: Linear, activation: Activation) -> "Tensor":
@@ -92,21 +78,20 @@ def add_product(
     A rank has some of the inputs, so its product is a part of each sum: the parts are
     summed over the ranks, then added. With one rank, the kernel adds the product.
     """
-    kernels = _kernels(by)
-    if ranks.count == 1 and after is None:
-        kernels.linear_add(residual, x, by)
+    if ranks.place.has_whole_matrices and after is None:
+        _kernels(by).linear_add(residual, x, by)
         return
-    part = residual.new_zeros(residual.shape)
-    kernels.linear_add(part, x, by)
-    add_part(residual, part, ranks, after)
+    add_part(residual, linear(x, by), ranks, after)
 
 
 def add_part(
     residual: "Tensor", part: "Tensor", ranks: Ranks, after: Norm | None
 ) -> None:
     """Add this rank's part of a sum to the residual stream, as `add_product` does."""
-    total = ranks.sum(part)
-    residual.add_(total if after is None else normalise(total, after))
+    if after is None:
+        ranks.add_sum(residual, part)
+    else:
+        residual.add_(normalise(ranks.sum(part), after))
 
 
 def normalise(x: "Tensor", norm: Norm) -> "Tensor":

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import frozen
 
+from minfer.effects.models.config_reader import UnsupportedModelError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -58,6 +60,11 @@ class Place:
         return self.rank % self.parallel.tensor
 
     @property
+    def has_whole_matrices(self) -> bool:
+        """Whether it shares no matrix with other ranks."""
+        return self.parallel.tensor == 1
+
+    @property
     def stage(self) -> int:
         """Which stage it is of; rank 0 is of the last one."""
         return self.parallel.pipeline - 1 - self.rank // self.parallel.tensor
@@ -78,6 +85,20 @@ class Place:
         """
         stages = self.parallel.pipeline
         return range(count * self.stage // stages, count * (self.stage + 1) // stages)
+
+    def share(self, size: int, of: str) -> int:
+        """Returns this rank's part of a size that tensor parallel ranks divide. Raises
+        `UnsupportedModelError` where they cannot; `of` says what it is.
+        """
+        ranks = self.parallel.tensor
+        if size % ranks:
+            fit = [n for n in range(2, ranks) if size % n == 0]
+            instead = f"use {' or '.join(map(str, fit))}" if fit else "use one"
+            raise UnsupportedModelError(
+                f"{of}: {size} cannot be divided among {ranks} ranks; {instead} "
+                f"(tensor_parallel_size)"
+            )
+        return size // ranks
 
 
 WHOLE: Final = Place()  # has the whole model
@@ -118,10 +139,11 @@ class Ranks(Protocol):
         ...
 
 
+@frozen
 class Alone:
     """A single rank, which exchanges nothing."""
 
-    place: Final = WHOLE
+    place: Place = WHOLE
 
     def sum(self, part: "Tensor") -> "Tensor":
         """Returns the only part."""

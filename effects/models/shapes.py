@@ -29,8 +29,8 @@ def parameter_count(spec: ModelSpec) -> int:
     """Returns the parameters held in memory (a tied embedding counts once)."""
     if spec.parameters:
         return spec.parameters
-    heads = 1 if spec.tie_word_embeddings else 2
-    embeddings = heads * spec.vocab_size * spec.hidden_size
+    rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
+    embeddings = rows * spec.hidden_size
     return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
 
 

@@ -6,14 +6,16 @@ at once. spec_reader.py reads it from a config.
 
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.families import Family
 from minfer.effects.models.kv_format import KvFormat
 from minfer.effects.models.layers import Layer, LayerGroup, layer_groups
 from minfer.effects.models.linear import LinearSizes, NormRule
 from minfer.effects.models.moe import MoE
 from minfer.effects.models.quantization import Quantization
+from minfer.effects.models.ranks import WHOLE, Place
 from minfer.kernels.leaves import PLAIN, Scheme
 
 
@@ -35,7 +37,8 @@ class ModelSpec:
     family: Family
     vocab_size: int
     hidden_size: int
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # of this rank
+    first_layer: int = 0  # of these, in the model
     max_position_embeddings: int  # after scaling
     dtype: str  # of activations: the residual stream, norms, embeddings, logits
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
@@ -48,8 +51,51 @@ class ModelSpec:
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
     # a multimodal one, layers that predict further tokens.
     skipped: tuple[str, ...] = ()
+    place: Place = WHOLE  # the rank whose sizes these are
     # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
+
+    def for_rank(self, place: Place) -> "ModelSpec":
+        """Returns the sizes of one rank; `vocab_size` stays the model's. Raises
+        `UnsupportedModelError` for what cannot be divided.
+        """
+        if self.parameters and place != WHOLE:
+            raise UnsupportedModelError(
+                f"{self.family.architecture}, which transformers' own model runs, cannot "
+                f"be divided among ranks; use one (tensor_parallel_size, "
+                f"pipeline_parallel_size)"
+            )
+        if place.parallel.pipeline > len(self.layers):
+            raise UnsupportedModelError(
+                f"{len(self.layers)} layers cannot be divided among "
+                f"{place.parallel.pipeline} stages (pipeline_parallel_size)"
+            )
+        held = place.layers(len(self.layers))
+        layers = tuple(
+            layer.for_rank(place) for layer in self.layers[held.start : held.stop]
+        )
+        return evolve(self, layers=layers, first_layer=held.start, place=place)
+
+    @property
+    def vocab_rows(self) -> range:
+        """The tokens whose embeddings and logits this rank has. As many on each rank: the
+        last ones may lie behind the vocabulary.
+        """
+        count = -(-self.vocab_size // self.place.parallel.tensor)
+        return range(self.place.part * count, (self.place.part + 1) * count)
+
+    @property
+    def embed_rows(self) -> int:
+        """Rows of the embedding that this rank has: in the first stage, and in the last
+        if the output head is tied to it.
+        """
+        tied = self.tie_word_embeddings and self.place.is_last_stage
+        return len(self.vocab_rows) if self.place.is_first_stage or tied else 0
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the output head that this rank has: in the last stage."""
+        return len(self.vocab_rows) if self.place.is_last_stage else 0
 
     @property
     def kv_dtype(self) -> str:
@@ -60,7 +106,8 @@ class ModelSpec:
         """Returns how a layer's matrix is stored in memory."""
         if self.quantization is None or sizes.plain:
             return PLAIN
-        return self.quantization.scheme_of(layer_prefix(layer) + sizes.names[0])
+        name = layer_prefix(self.first_layer + layer) + sizes.names[0]
+        return self.quantization.scheme_of(name)
 
     @property
     def has_experts(self) -> bool:

@@ -5,6 +5,7 @@ are copied to the GPU. No file is mapped into memory, and only the buffers take 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.models.parts import Part
 from minfer.effects.models.progress import weights_bar
+from minfer.effects.models.rank_parts import Cut, RankPart
 
 THREADS: Final = 8
 BUFFER: Final = 16 << 20  # bytes
@@ -38,7 +39,7 @@ class TensorJob:
 
     path: Path
     name: str  # in the file
-    part: Part
+    own: RankPart
 
 
 @frozen
@@ -56,10 +57,10 @@ def stream_weights(jobs: Sequence[TensorJob]) -> None:
     ends early.
     """
     headers = {path: _header(path) for path in dict.fromkeys(job.path for job in jobs)}
-    total = sum(_bytes_of(headers[job.path], job.name) for job in jobs)
+    total = sum(_bytes_of(headers[job.path], job) for job in jobs)
     with weights_bar(total) as bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
-        order = sorted(jobs, key=lambda job: job.part.place.numel(), reverse=True)
+        order = sorted(jobs, key=lambda job: job.own.part.place.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]
         for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
             done.result()  # raises the thread's exception
@@ -71,9 +72,12 @@ def _header(path: Path) -> SafetensorsHeader:
         return SafetensorsHeader(json.loads(file.read(size)), 8 + size)
 
 
-def _bytes_of(header: SafetensorsHeader, name: str) -> int:
-    start, end = header.tensors[name]["data_offsets"]
-    return int(end - start)
+def _bytes_of(header: SafetensorsHeader, job: TensorJob) -> int:
+    """Returns the bytes to read."""
+    about = header.tensors[job.name]
+    start, end = about["data_offsets"]
+    cut, size = job.own.cut, int(end - start)
+    return size if cut is None else size * cut.size // about["shape"][cut.dim]
 
 
 def _fill(
@@ -86,27 +90,63 @@ def _fill(
         for job in jobs:
             header = headers[job.path]
             about = header.tensors[job.name]
-            kind, part = _TYPES[about["dtype"]], job.part
-            whole = target = part.place
-            direct = part.is_copy and target.is_contiguous()
+            kind, part, cut = _TYPES[about["dtype"]], job.own.part, job.own.cut
+            shape = part.shape if cut is None else cut.shape(tuple(about["shape"]))
+            read = target = part.place
+            direct = part.is_copy and target.is_contiguous() and not job.own.is_zero
+            direct = direct and (cut is None or shape == target.shape)
             if kind is not target.dtype or not direct:
-                whole = torch.empty(part.shape, dtype=kind, device=target.device)
-            _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
-            if whole is target:
+                read = torch.empty(shape, dtype=kind, device=target.device)
+            start = header.base + about["data_offsets"][0]
+            _read(job.path, _runs(start, about["shape"], cut, kind), read, buffer, bar)
+            if read is target:
                 part.check()
             else:
-                part.fill(whole)
+                job.own.fill(read)
     # Not the whole device: another engine may be capturing a graph.
     stream.synchronize()
 
 
-def _read(path: Path, start: int, target: Tensor, buffer: Tensor, bar: Any) -> None:
-    """Fill `target` with a file's bytes from `start` on, a buffer at a time."""
+@frozen
+class Runs:
+    """Equal runs of a file's bytes, at equal distances."""
+
+    first: int  # where the first begins
+    size: int
+    distance: int
+    count: int
+
+
+def _runs(start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype) -> Runs:
+    """Returns the bytes of a tensor that begins at `start`, or of a part of it."""
+    size = math.prod(shape) * kind.itemsize
+    if cut is None:
+        return Runs(start, size, size, 1)
+    inner = math.prod(shape[cut.dim + 1 :]) * kind.itemsize
+    distance = shape[cut.dim] * inner
+    count = math.prod(shape[: cut.dim])
+    return Runs(start + cut.start * inner, cut.size * inner, distance, count)
+
+
+def _read(path: Path, runs: Runs, target: Tensor, buffer: Tensor, bar: Any) -> None:
+    """Fill `target` with runs of a file's bytes, a buffer at a time."""
     raw: Any = buffer.numpy()  # its type does not declare the buffer interface
+    places = (runs.first + i * runs.distance for i in range(runs.count))
+    pieces = (
+        (place + at, min(BUFFER, runs.size - at))
+        for place in places
+        for at in range(0, runs.size, BUFFER)
+    )
+    left = target.view(-1).view(torch.uint8)
+    filled = 0
     with path.open("rb") as file:
-        file.seek(start)
-        for part in torch.split(target.view(-1).view(torch.uint8), BUFFER):
-            if file.readinto(raw[: len(part)]) < len(part):
+        for place, size in pieces:
+            if filled + size > BUFFER:
+                left[:filled].copy_(buffer[:filled])  # waits: the buffer is free again
+                left, filled = left[filled:], 0
+            file.seek(place)
+            if file.readinto(raw[filled : filled + size]) < size:
                 raise EOFError("the file ends early")
-            part.copy_(buffer[: len(part)])  # waits, so that the buffer is free again
-            bar.update(len(part))
+            filled += size
+            bar.update(size)
+        left[:filled].copy_(buffer[:filled])

@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
-from minfer.effects.models.gguf.tensors import opened
+from minfer.effects.models.gguf.tensors import GgufTensors, opened
 from minfer.effects.models.json_files import damaged, read_optional
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -37,8 +37,12 @@ class TensorPlace:
     file: Any  # open; safetensors ships no types
     name: str  # in the file
 
-    def tensor(self) -> Any:
-        """Returns the tensor, read from the file."""
+    def tensor(self, index: tuple[slice, ...] = ()) -> Any:
+        """Returns the tensor, or the part of it at an index, read from the file."""
+        if index and isinstance(self.file, GgufTensors):  # dequantizes all of it
+            return self.file.get_tensor(self.name)[index]
+        if index:
+            return self.file.get_slice(self.name)[index]
         return self.file.get_tensor(self.name)
 
 

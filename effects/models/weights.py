@@ -4,6 +4,7 @@ Also random weights, from a spec alone.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
@@ -19,6 +20,8 @@ from minfer.effects.models.layers import (
 from minfer.effects.models.linear import Maker, norm_part
 from minfer.effects.models.parts import Part
 from minfer.effects.models.quantization import PLAIN_FILES, Files
+from minfer.effects.models.rank_parts import RankPart, rank_parts
+from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec, layer_prefix
 from minfer.kernels.leaves import Linear, Norm
 
@@ -35,10 +38,10 @@ class Weights:
     tied.
     """
 
-    embed: "torch.Tensor"  # [vocab, hidden]
+    embed: "torch.Tensor"  # [vocab, hidden]; of a rank, its rows, or none
     layers: tuple[LayerWeights, ...]
     norm: Norm  # [hidden]
-    lm_head: Linear  # vocab outputs of hidden inputs
+    lm_head: Linear  # vocab outputs of hidden inputs; of a rank, likewise
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
@@ -47,15 +50,20 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 
     `dtype` is that of activations, and of what is not quantized.
     """
-    make = Maker(dtype=dtype, device=device, quantization=spec.quantization)
+    make = Maker(
+        dtype=dtype,
+        device=device,
+        quantization=spec.quantization,
+        ranks=spec.place.parallel.tensor,
+    )
     layers = tuple(
         empty_layer(layer, evolve(make, prefix=layer_prefix(i)))
-        for i, layer in enumerate(spec.layers)
+        for i, layer in enumerate(spec.layers, spec.first_layer)
     )
-    embed = head = make.matrix(spec.vocab_size, spec.hidden_size)
+    embed = head = make.matrix(spec.embed_rows, spec.hidden_size)
     if not spec.tie_word_embeddings:
-        head = make.matrix(spec.vocab_size, spec.hidden_size)
-    lm_head = Linear(weight=head, parts=(spec.vocab_size,))
+        head = make.matrix(spec.head_rows, spec.hidden_size)
+    lm_head = Linear(weight=head, parts=(len(head),))
     return Weights(embed, layers, make.norm(spec.hidden_size, spec.norms), lm_head)
 
 
@@ -63,12 +71,14 @@ def checkpoint_parts(
     spec: ModelSpec, weights: Weights, files: Files = PLAIN_FILES
 ) -> Iterator[Part]:
     """Yield the tensors of a checkpoint, with their places."""
-    yield Part(EMBED, weights.embed)
-    for i, (layer, its) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+    if spec.embed_rows:
+        yield Part(EMBED, weights.embed)
+    layers = zip(spec.layers, weights.layers, strict=True)
+    for i, (layer, its) in enumerate(layers, spec.first_layer):
         for part in layer_parts(layer, its, files):
             yield part.under(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
-    if not spec.tie_word_embeddings:
+    if spec.head_rows and not spec.tie_word_embeddings:
         yield Part(LM_HEAD, weights.lm_head.weight)
 
 
@@ -83,33 +93,75 @@ def named_parts(
 
 
 def random_weights(
-    spec: ModelSpec, dtype: str, seed: int = 0, device: str = "cpu"
+    spec: ModelSpec,
+    dtype: str,
+    seed: int = 0,
+    device: str = "cpu",
+    place: Place = WHOLE,
 ) -> Weights:
     """Returns weights drawn from N(0, initializer_range), norms 1; the same on every
-    device.
+    device. A rank's are its parts of the whole model's.
     """
     import torch
 
     draw = torch.Generator().manual_seed(seed)
     pool = torch.empty(POOL).normal_(0.0, spec.initializer_range, generator=draw)
     pool = pool.to(device=device, dtype=torch_dtype(dtype))
-    weights = empty_weights(spec, dtype, device)
     how = spec.quantization
     files = PLAIN_FILES if how is None else Files(OnLoad(how.format.scheme))
+    blank = empty_weights(spec, dtype, "meta")
+    whole = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+    own = spec if place == WHOLE else spec.for_rank(place)
+    weights = empty_weights(own, dtype, device)
+    parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)
+    mine = {one.part.name: one for one in parts}
     at = 0
-    for part in checkpoint_parts(spec, weights, files):
-        if part.name.endswith("norm.weight"):
-            part.place.fill_(1.0)
+    for name, part in whole.items():
+        one = mine.get(name)
+        if name.endswith("norm.weight"):
+            if one is not None:
+                one.part.place.fill_(1.0)
             continue
-        drawn = part.place
-        if part.take is not None:
-            drawn = torch.empty(part.shape, dtype=pool.dtype, device=pool.device)
-        matrix = drawn.flatten(0, -2) if drawn.dim() > 1 else drawn[None]
-        for rows in torch.split(matrix, max(1, POOL // 8 // matrix.shape[1])):
-            rows.copy_(pool[at : at + rows.numel()].view(rows.shape))
-            # Reads begin anywhere in the first half, so that rows are seldom equal.
-            at = (at + rows.numel() + 1) % (POOL // 2)
-        if part.take is not None:
-            part.fill(drawn)
+        drawn = _room(one, part, pool)
+        at = _draw(pool, at, part.shape, drawn)
+        if one is not None and drawn is not None and drawn is not one.part.place:
+            one.fill(drawn[one.index])
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))
+
+
+def _room(
+    one: RankPart | None, whole: Part, pool: "torch.Tensor"
+) -> "torch.Tensor | None":
+    """Returns where a tensor is drawn, whole: its place, or memory of its own if that
+    takes a part of it, or takes it in another form; None if it is not needed.
+    """
+    import torch
+
+    if one is None:
+        return None
+    if one.cut is None and one.part.take is None and not one.is_zero:
+        return one.part.place
+    return torch.empty(whole.shape, dtype=pool.dtype, device=pool.device)
+
+
+def _draw(
+    pool: "torch.Tensor", at: int, shape: tuple[int, ...], drawn: "torch.Tensor | None"
+) -> int:
+    """Draw a tensor of this shape from the pool's numbers behind `at`; returns where the
+    next one begins. None: it is only passed over.
+    """
+    columns = shape[-1]
+    lines = prod(shape) // columns
+    some = max(1, POOL // 8 // columns)
+    matrix = (
+        None if drawn is None else drawn.flatten(0, -2) if len(shape) > 1 else drawn[None]
+    )
+    for first in range(0, lines, some):
+        size = min(some, lines - first) * columns
+        if matrix is not None:
+            rows = matrix[first : first + some]
+            rows.copy_(pool[at : at + size].view(rows.shape))
+        # Reads begin anywhere in the first half, so that rows are seldom equal.
+        at = (at + size + 1) % (POOL // 2)
+    return at

@@ -12,11 +12,10 @@ from minfer.effects.models.linear import (
     LinearSizes,
     Maker,
     bias_parts,
-    sharded,
     weight_parts,
 )
 from minfer.effects.models.parts import Part
-from minfer.kernels.leaves import FP8, PLAIN, Linear, Shard
+from minfer.kernels.leaves import PLAIN, Linear, Shard
 
 
 def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
@@ -84,44 +83,3 @@ def test_matrices_in_the_type_of_activations_are_plain(dtype: str) -> None:
     assert (made.scheme, made.scales) == (PLAIN, None)
     assert made.bias is not None
     assert made.weight.dtype is made.bias.dtype is getattr(torch, dtype)
-
-
-# --- ranks ------------------------------------------------------------------------------
-
-
-def product(one: Linear, x: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, one.weight, one.bias)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_columns_of_each_fused_matrix_are_divided(ranks: int) -> None:
-    whole, x = filled(SIZES), torch.randn(3, 6)
-    shares = [sharded(whole, rank, ranks) for rank in range(ranks)]
-    assert {share.parts for share in shares} == {(8 // ranks, 4 // ranks)}
-    found = [product(share, x).split_with_sizes(share.parts, 1) for share in shares]
-    joined = torch.cat([torch.cat(parts, 1) for parts in zip(*found, strict=True)], 1)
-    torch.testing.assert_close(joined, product(whole, x))
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_products_of_rows_sum_to_the_whole(ranks: int) -> None:
-    whole = filled(evolve(SIZES, shard=Shard.ROW))
-    x = torch.randn(3, 6)
-    inputs = x.chunk(ranks, 1)
-    shares = [sharded(whole, rank, ranks) for rank in range(ranks)]
-    assert [share.bias is not None for share in shares] == [True] + [False] * (ranks - 1)
-    total = sum(product(share, part) for share, part in zip(shares, inputs, strict=True))
-    torch.testing.assert_close(total, product(whole, x))
-
-
-def test_what_is_not_divided_is_the_same_on_every_rank() -> None:
-    whole = filled(evolve(SIZES, shard=Shard.NONE))
-    assert sharded(whole, 1, 2) is whole
-
-
-def test_what_cannot_be_divided_says_so() -> None:
-    for shard, size in ((Shard.COLUMN, 8), (Shard.ROW, 6)):
-        with pytest.raises(ValueError, match=rf"{size} features .* among 5 ranks"):
-            sharded(filled(evolve(SIZES, shard=shard)), 0, 5)
-    with pytest.raises(ValueError, match="scales of fp8 matrices"):
-        sharded(evolve(filled(SIZES), scheme=FP8), 0, 2)

@@ -4,24 +4,29 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.linear import LinearSizes, sharded
-from minfer.effects.models.products import (
-    ALONE,
-    Ranks,
-    add_product,
-    feed,
-    norm_linear,
-)
+from minfer.effects.models.linear import LinearSizes
+from minfer.effects.models.products import add_product, feed, norm_linear
+from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place
 from minfer.kernels import plain
 from minfer.kernels.leaves import PLAIN, Norm, Shard
 from tests.effects.models.test_linear import filled
 
 SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
 X, NORM = torch.randn(5, 24), Norm(torch.rand(24), 1e-6)
+
+
+@frozen(eq=False)
+class Twice(Alone):
+    """A rank beside another one with equal parts."""
+
+    place: Place
+
+    def sum(self, part: Tensor) -> Tensor:
+        return 2 * part
 
 
 def test_products_are_the_kernels_own() -> None:
@@ -38,9 +43,6 @@ def test_products_are_the_kernels_own() -> None:
 def test_on_one_rank_the_product_is_added_within_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def never(_: Tensor) -> Tensor:
-        raise AssertionError("there is nothing to sum")
-
     calls: list[Any] = []
     linear, residual = filled(SIZES), torch.randn(5, 16)
     want = residual.clone()
@@ -52,7 +54,7 @@ def test_on_one_rank_the_product_is_added_within_the_kernel(
         real(*given)
 
     monkeypatch.setattr(plain, "linear_add", kept)
-    add_product(residual, X, linear, Ranks(count=1, sum=never))
+    add_product(residual, X, linear, ALONE)
     [given] = calls
     for passed, own in zip(given, (residual, X, linear), strict=True):
         assert passed is own
@@ -65,31 +67,9 @@ def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
     part = torch.zeros_like(X)
     feed_of_x = plain.norm_gated(X, NORM, linear)
     plain.linear_add(part, feed_of_x, down)
-    got, twice = X.clone(), Ranks(count=2, sum=lambda one: 2 * one)
+    got, twice = X.clone(), Twice(Place(0, Parallel(tensor=2)))
     feed(got, NORM, linear, down, "silu", twice, NORM, fused=False)
     torch.testing.assert_close(got, X + plain.rms_norm(2 * part, NORM))
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_ranks_sum_their_parts_and_then_add(count: int) -> None:
-    linear, residual = filled(SIZES), torch.randn(5, 16)
-    want = residual.clone()
-    add_product(want, X, linear, ALONE)
-    inputs = X.chunk(count, 1)
-    shares = [sharded(linear, rank, count) for rank in range(count)]
-    parts: list[Tensor] = []
-
-    def keep(part: Tensor) -> Tensor:
-        parts.append(part.clone())
-        return part
-
-    for share, x in zip(shares, inputs, strict=True):
-        add_product(torch.zeros(5, 16), x, share, Ranks(count=count, sum=keep))
-    total = torch.stack(parts).sum(0)
-    for share, x in zip(shares, inputs, strict=True):
-        mine = residual.clone()  # every rank has the whole stream
-        add_product(mine, x, share, Ranks(count=count, sum=lambda _: total))
-        torch.testing.assert_close(mine, want)
 
 
 def test_schemes_without_kernels_are_refused_by_name() -> None:

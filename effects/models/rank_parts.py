@@ -1,0 +1,120 @@
+"""Which part of each tensor of a checkpoint a rank reads.
+
+Theory. How a tensor is divided need not be said again for each format: the tensors of the
+whole model and those of a rank's sizes have the same names, and shapes that differ in one
+dimension at most. Its size there, divided by the rank's, is the number of slices, and
+ranks have successive ones; where there are fewer slices than ranks (key heads), several
+ranks have the same. Only the vocabulary may be divided unevenly: the last rows of
+embedding and head are zeros then.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.parts import Part
+from minfer.effects.models.ranks import WHOLE
+from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen
+class Cut:
+    """Which part of a stored tensor is read."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the part."""
+        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
+
+    @property
+    def size(self) -> int:
+        """The size of the part in that dimension."""
+        return self.stop - self.start
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What selects the part."""
+        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+
+
+@frozen(eq=False)
+class RankPart:
+    """A tensor of a checkpoint, as one rank reads it."""
+
+    part: Part
+    cut: Cut | None = None  # None: all of it
+    # Biases of sums over ranks are added by one rank: they are zero here.
+    is_zero: bool = False
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What is read of the stored tensor; empty: all of it."""
+        return () if self.cut is None else self.cut.index
+
+    def fill(self, stored: "Tensor") -> None:
+        """Put what was read in its place."""
+        if self.is_zero:
+            self.part.place.zero_()
+            return
+        if self.cut is not None:
+            stored = padded(stored, self.part.shape, self.cut.dim)
+        self.part.fill(stored)
+
+
+def rank_parts(
+    spec: ModelSpec, parts: Iterator[Part], whole: Mapping[str, Part]
+) -> Iterator[RankPart]:
+    """Yields the parts of a rank, whose sizes `spec` has; `whole` are those of the model
+    by name. Raises `UnsupportedModelError` for a tensor that cannot be divided so.
+    """
+    for part in parts:
+        if spec.place == WHOLE:
+            yield RankPart(part)
+            continue
+        cut = _cut(spec, part, whole[part.name].shape)
+        yield RankPart(part, cut, is_zero=part.once and spec.place.part > 0)
+
+
+def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
+    """Returns a tensor with zeros behind it in a dimension, up to this shape."""
+    missing = shape[dim] - stored.shape[dim]
+    if not missing:
+        return stored
+    return _joined(
+        stored, stored.new_zeros((*shape[:dim], missing, *shape[dim + 1 :])), dim
+    )
+
+
+def _joined(stored: "Tensor", zeros: "Tensor", dim: int) -> "Tensor":
+    import torch
+
+    return torch.cat((stored, zeros), dim)
+
+
+def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
+    """Returns the part of a tensor of shape `whole` that a rank reads."""
+    if part.name in (EMBED, LM_HEAD) and spec.place.parallel.tensor > 1:
+        rows = spec.vocab_rows
+        first = min(rows.start, spec.vocab_size)
+        return Cut(0, first, min(rows.stop, spec.vocab_size))
+    own = part.shape
+    if own == whole:
+        return None
+    differing = [dim for dim, size in enumerate(whole) if own[dim] != size]
+    dim, ranks = differing[0], spec.place.parallel.tensor
+    if len(own) != len(whole) or len(differing) > 1 or whole[dim] % own[dim]:
+        raise UnsupportedModelError(
+            f"tensor {part.name} of shape {list(whole)} cannot be divided into parts of "
+            f"shape {list(own)} for {ranks} ranks; use fewer (tensor_parallel_size)"
+        )
+    slices = whole[dim] // own[dim]
+    start = spec.place.part * slices // ranks * own[dim]
+    return Cut(dim, start, start + own[dim])

@@ -1,0 +1,85 @@
+"""Ranks that are threads of one process: they exchange tensors through shared lists."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from minfer.effects.models.ranks import Parallel, Place
+
+Result = TypeVar("Result")
+LIMIT = 60  # seconds that a rank waits for others
+
+
+@define(eq=False)
+class Stage:
+    """What the tensor parallel ranks of a stage share."""
+
+    count: int
+    parts: list[Tensor] = field(init=False)
+    barrier: Barrier = field(init=False)
+    calls: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = [torch.empty(0)] * self.count
+        self.barrier = Barrier(self.count, timeout=LIMIT)
+
+    def all(self, part: int, mine: Tensor) -> list[Tensor]:
+        """The parts of all ranks."""
+        self.parts[part] = mine.clone()
+        self.barrier.wait()
+        found = [*self.parts]
+        self.calls += part == 0
+        self.barrier.wait()
+        return found
+
+
+@frozen(eq=False)
+class ThreadRanks:
+    """One of the ranks."""
+
+    place: Place
+    stage: Stage
+    entering: SimpleQueue[Tensor]  # from the stage before
+    leaving: SimpleQueue[Tensor]  # to the next one
+
+    def sum(self, part: Tensor) -> Tensor:
+        found = self.stage.all(self.place.part, part)
+        return torch.stack(found).sum(0)
+
+    def add_sum(self, residual: Tensor, part: Tensor) -> None:
+        residual.add_(self.sum(part))
+
+    def gather(self, part: Tensor) -> Tensor:
+        return torch.cat(self.stage.all(self.place.part, part), 1)
+
+    def receive(self, tokens: int) -> Tensor:
+        hidden = self.entering.get(timeout=LIMIT)
+        assert len(hidden) == tokens
+        return hidden
+
+    def send(self, hidden: Tensor) -> None:
+        self.leaving.put(hidden.clone())
+
+
+def on_ranks(
+    parallel: Parallel, work: Callable[[ThreadRanks], Result]
+) -> tuple[list[Result], list[Stage]]:
+    """What each rank's work returns, and the stages, the last one first."""
+    stages = [Stage(parallel.tensor) for _ in range(parallel.pipeline)]
+    queues = [SimpleQueue[Tensor]() for _ in range(parallel.ranks + parallel.tensor)]
+
+    def run(rank: int) -> Result:
+        place = Place(rank, parallel)
+        stage = stages[rank // parallel.tensor]
+        # Of rank 2 and above, the next stage is that of 2 ranks before, and so on.
+        ranks = ThreadRanks(place, stage, queues[rank + parallel.tensor], queues[rank])
+        return work(ranks)
+
+    with ThreadPoolExecutor(parallel.ranks) as pool:
+        return list(pool.map(run, range(parallel.ranks))), stages

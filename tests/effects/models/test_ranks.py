@@ -1,0 +1,198 @@
+"""A model divided among ranks computes what one rank computes, from parts of the same
+checkpoint.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.effects.execution.cpu.paged_attention import make_cache
+from minfer.effects.models import checkpoint
+from minfer.effects.models.batch import BatchRow, make_batch
+from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.model import forward
+from minfer.effects.models.ranks import ALONE, WHOLE, Parallel, Place, Ranks
+from minfer.effects.models.shapes import weight_bytes
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weight_files import TensorPlace
+from minfer.effects.models.weights import (
+    Weights,
+    empty_weights,
+    named_parts,
+    random_weights,
+)
+from tests.effects.models.rank_threads import ThreadRanks, on_ranks
+from tests.effects.tiny_families import VARIANTS, save, written
+from tests.effects.tiny_model import CONFIG, read_spec, write_checkpoint
+
+BLOCK = 4
+SPEC = parse_spec(CONFIG)
+QUICK = (("Qwen3", "biases, windows"), ("Qwen2", "plain"), ("Mixtral", "experts"))
+KEYS = [
+    pytest.param(key, id=" ".join(key), marks=() if key in QUICK else pytest.mark.long)
+    for key in VARIANTS
+    if not key[1].startswith("rope ")
+]
+WAYS = [
+    pytest.param(Parallel(tensor=2), id="2"),
+    pytest.param(Parallel(tensor=2, by_expert=True), id="2 by expert"),
+    pytest.param(Parallel(tensor=4), id="4", marks=pytest.mark.long),
+    pytest.param(Parallel(tensor=1, pipeline=3), id="3 stages", marks=pytest.mark.long),
+    pytest.param(Parallel(tensor=2, pipeline=2), id="2 x 2", marks=pytest.mark.long),
+]
+
+
+def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
+    """A prompt in two chunks, then a decode step; all logits."""
+    ids, table = random.Random(1).choices(range(160), k=31), list(range(8))
+    cache = make_cache(spec, 8, BLOCK, "float32")
+    cuts = ((0, 19), (19, 30), (30, 31))
+    rows = (BatchRow(ids[a:b], a, table, b - a) for a, b in cuts)
+    return torch.cat(
+        [forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows]
+    )
+
+
+def fits(spec: ModelSpec, parallel: Parallel) -> bool:
+    """Whether a model can be divided so."""
+    try:
+        spec.for_rank(Place(0, parallel))
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("parallel", WAYS)
+@pytest.mark.parametrize("key", KEYS)
+def test_ranks_compute_what_one_computes(
+    key: tuple[str, str], parallel: Parallel, tmp_path: Path
+) -> None:
+    save(str(tmp_path), key[0], VARIANTS[key])
+    spec = read_spec(tmp_path)
+    if not fits(spec, parallel):
+        pytest.skip("it cannot be divided so")
+    wanted = run(spec, load_weights(tmp_path, spec, "float32"), ALONE)
+
+    def on_rank(ranks: ThreadRanks) -> Tensor:
+        own = spec.for_rank(ranks.place)
+        weights = load_weights(tmp_path, spec, "float32", place=ranks.place)
+        return run(own, weights, ranks)
+
+    found, stages = on_ranks(parallel, on_rank)
+    last = found[: parallel.tensor]
+    assert all(len(one) == 0 for one in found[parallel.tensor :])
+    assert all(one.equal(last[0]) for one in last)
+    torch.testing.assert_close(last[0], wanted, rtol=1e-4, atol=5e-4)
+    if parallel.tensor > 1:  # steps: of each layer two sums, embedding and logits
+        calls = sum(stage.calls for stage in stages)
+        assert calls == 3 * (2 * len(spec.layers) + 2)
+
+
+def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)  # 4 heads, 2 key heads
+    spec = read_spec(tmp_path)
+    whole = dict(named_parts(spec, load_weights(tmp_path, spec, "float32")))
+    name = "model.layers.0.self_attn.k_proj.weight"
+    halves = whole[name].chunk(2)
+    for rank in range(4):
+        place = Place(rank, Parallel(tensor=4))
+        own = load_weights(tmp_path, spec, "float32", place=place)
+        assert dict(named_parts(spec.for_rank(place), own))[name].equal(halves[rank // 2])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_vocabulary_need_not_be_divisible(ranks: int) -> None:
+    spec = evolve(SPEC, vocab_size=161, tie_word_embeddings=False)
+    whole = random_weights(spec, "float32", 1)
+    parts = [
+        random_weights(spec, "float32", 1, place=Place(rank, Parallel(tensor=ranks)))
+        for rank in range(ranks)
+    ]
+    for name in ("embed", "head"):
+        rows = [one.embed if name == "embed" else one.lm_head.weight for one in parts]
+        assert len({len(one) for one in rows}) == 1
+        joined, all_rows = torch.cat(rows), whole.embed
+        if name == "head":
+            all_rows = whole.lm_head.weight
+        assert joined[:161].equal(all_rows)
+        assert not joined[161:].any()
+
+
+def test_random_weights_of_a_rank_are_a_part_of_the_model_s() -> None:
+    spec = parse_spec(written("Qwen3Moe", VARIANTS["Qwen3Moe", "dense layers"]))
+    whole = dict(named_parts(spec, random_weights(spec, "float32", 3)))
+    for by_expert in (False, True):
+        for rank in range(2):
+            place = Place(rank, Parallel(tensor=2, by_expert=by_expert))
+            own = random_weights(spec, "float32", 3, place=place)
+            for name, tensor in named_parts(spec.for_rank(place), own):
+                there = whole[name]
+                dims = [d for d, n in enumerate(tensor.shape) if n != there.shape[d]]
+                part = there.chunk(2, dims[0])[rank] if dims else there
+                assert tensor.equal(part), name
+
+
+def test_planned_bytes_are_those_of_the_weights() -> None:
+    for key in (
+        ("Qwen3Moe", "dense layers"),
+        ("DeepseekV3", "groups"),
+    ):
+        spec = parse_spec(written(key[0], VARIANTS[key]))
+        for parallel in (Parallel(tensor=2), Parallel(tensor=2, by_expert=True)):
+            if not fits(spec, parallel):
+                continue
+            own = spec.for_rank(Place(1, parallel))
+            weights = empty_weights(own, spec.dtype, "meta")
+            held = sum(tensor.nbytes for _, tensor in named_parts(own, weights))
+            assert weight_bytes(own, cuda=True) == held
+
+
+def test_a_rank_reads_its_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, hidden_size=64, intermediate_size=256)
+    spec, read = read_spec(tmp_path), list[int]()
+    real = TensorPlace.tensor
+
+    def counted(place: TensorPlace, *index: Any) -> Any:
+        found = real(place, *index)
+        read.append(found.numel())
+        return found
+
+    monkeypatch.setattr(TensorPlace, "tensor", counted)
+    sizes = []
+    for place in (WHOLE, Place(0, Parallel(tensor=2)), Place(1, Parallel(tensor=2))):
+        read.clear()
+        load_weights(tmp_path, spec, "float32", place=place)
+        sizes.append(sum(read))
+    assert sizes[1] == sizes[2]
+    assert sizes[1] < 0.52 * sizes[0]
+    assert checkpoint.WHOLE is WHOLE
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallel", "says"),
+    [
+        ({}, Parallel(tensor=3), "attention heads .*: 4 cannot be divided among 3"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8},
+            Parallel(tensor=2),
+            "key heads .*: 3 cannot be divided among 2 ranks",
+        ),
+        ({"intermediate_size": 97}, Parallel(tensor=2), "channels of mlp: 97"),
+        ({}, Parallel(pipeline=9), "layers cannot be divided among 9 stages"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    changes: dict[str, Any], parallel: Parallel, says: str
+) -> None:
+    spec = parse_spec({**CONFIG, **changes})
+    with pytest.raises(UnsupportedModelError, match=says):
+        spec.for_rank(Place(0, parallel))
