@@ -4,6 +4,7 @@ import argparse
 from typing import Final
 
 from minfer.effects.cli.options import engine_options
+from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.engine_args import engine_args
 from minfer.effects.setup.memory import describe
 from minfer.effects.setup.option_values import read_bytes
@@ -45,9 +46,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the memory plan; returns the exit code."""
     setup = prepare(engine_args(options), limit=options.memory)
-    more = [("device", setup.device.name), *setup.described_tiers(), *_kernels(setup)]
+    more = [("device", setup.device.name), *_ranks(setup.args.parallel)]
+    more += [*setup.described_tiers(), *_kernels(setup)]
     print(describe(setup.memory, options.model or "bundled", more))
     return 0
+
+
+def _ranks(parallel: Parallel) -> list[tuple[str, str]]:
+    """The layout of several ranks; sizes are of each of them."""
+    if parallel.ranks == 1:
+        return []
+    parts = f"{parallel.tensor} ranks with a part of each matrix"
+    if parallel.by_expert:
+        parts += ", of mixtures with whole experts"
+    if parallel.pipeline > 1:
+        parts = f"{parallel.pipeline} stages of {parts}"
+    return [("ranks", parts), ("memory", "of one rank, of the largest stage")]
 
 
 def _kernels(setup: Setup) -> list[tuple[str, str]]:

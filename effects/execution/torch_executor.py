@@ -12,6 +12,7 @@ that.
 """
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,12 +26,23 @@ from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanErro
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
 from minfer.effects.execution.device.backend import Backend, Cache
 from minfer.effects.execution.device.device_rows import Wants
+from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import is_gpu, on, release_cached_memory
 from minfer.effects.execution.device.threads import is_for_one_thread, use_one_thread
 from minfer.effects.execution.packing.catching_up import CatchUp
 from minfer.effects.execution.packing.pack_plan import Draw, Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.packing.verified import check_speculation, flaw_of_drafts
+from minfer.effects.execution.ranks.crew import Crew, RankError
+from minfer.effects.execution.ranks.items import (
+    Close,
+    Collect,
+    Discard,
+    Item,
+    Launch,
+    Sample,
+    Transfer,
+)
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPacker
 from minfer.effects.execution.running.draft_model import LoadedDraft
@@ -43,12 +55,13 @@ from minfer.effects.execution.warming.start_progress import Report, ignore_progr
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
+from minfer.effects.models.ranks import ALONE, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Lost, TransferCommand
-from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
+from minfer.records.messages import Executed, Failed, Lost, Move, TransferCommand
+from minfer.records.plan import MEAN, POOLINGS, Mask, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
 
 
@@ -67,6 +80,7 @@ class LaunchedPlan:
     reassigned: list[int] = field(factory=list)
 
 
+_log = logging.getLogger("minfer.executor")
 PLAIN: Final = Wants(filtered=False, scored=False)
 
 
@@ -128,9 +142,13 @@ class TorchExecutor:
         readiness: Readiness = Readiness(),
         draft: LoadedDraft | None = None,
         store: KeyedStore | None = None,
+        ranks: Ranks = ALONE,
+        crew: Crew | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
-        `store` has the blocks of the keyed tier.
+        `store` has the blocks of the keyed tier. `ranks` run the model together, of which
+        `spec` and the weights are this one's part; rank 0 has the `crew` of the others,
+        which do what it does.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
@@ -151,7 +169,11 @@ class TorchExecutor:
             checked=checked,
             draft=draft,
             keeps_logits=readiness.grammars,
+            ranks=ranks,
+            tell=None if crew is None else crew.tell,
         )
+        self.ranks = ranks
+        self.crew = crew
         modelled = draft is not None
         self.packer = Packer(
             self.runner.rows,
@@ -183,6 +205,8 @@ class TorchExecutor:
         self.copiers: TierCopiers | None = None
         if is_gpu(self.device):
             self._warm_up(spec, readiness)
+        elif crew is not None:
+            crew.await_ready()
         self.runner.wait()
         if config.host is not None or store is not None:
             self.copiers = TierCopiers(config, self._parts, store)
@@ -194,6 +218,7 @@ class TorchExecutor:
         launched = LaunchedPlan(plan)
         self._note_work()
         with self.lock:
+            self._tell(Launch(plan))
             self.launched_plans.append(launched)
             if self.at_once and self._can_run(launched):
                 self._attempt(launched, self._launch)
@@ -218,8 +243,9 @@ class TorchExecutor:
         if launched is None:
             return  # it failed, and was reported
         launched.command = command
-        if self.at_once and self._can_run(launched):
-            with self.lock:
+        with self.lock:
+            self._tell_masks(launched, command)
+            if self.at_once and self._can_run(launched):
                 self._attempt(launched, self._sample)
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
@@ -227,13 +253,21 @@ class TorchExecutor:
         if self.copiers is None:
             report(Lost(command.number, "there is no tier for KV pages"))
             return
+        if self.crew is not None and isinstance(command, Move):
+            report = self.crew.transfers.begin(command.number, report)
+            with self.lock:
+                self._tell(Transfer(command))
         self.copiers.move(command, report)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
         try:
-            return self._collect(self.launched_plans.popleft())
+            self._tell(Collect())
+            found = self._collect(self.launched_plans.popleft())
+            if isinstance(found, Failed):
+                self._tell(Discard())
+            return found
         finally:
             self._note_work()
             self.collecting = False
@@ -247,14 +281,17 @@ class TorchExecutor:
             try:
                 return self._results(launched)
             except Exception as error:
+                self._must_be_alike(error)
                 launched.error = _describe(error)
-        self._discard_launched()
+        self.discard()
         return Failed(launched.plan.step, launched.error)
 
     def close(self) -> None:
         """Release the weights and the cache; no call may follow."""
         if self.background is not None:
             self.background.close()
+        with contextlib.suppress(RankError):
+            self._tell(Close())
         if self.copiers is not None:
             self.copiers.close()
             self.copiers = None  # it has tensors of the cache
@@ -262,6 +299,8 @@ class TorchExecutor:
         self.launched_plans.clear()
         self.runner.close()
         del self.packer, self.deferred_packer
+        if self.crew is not None:
+            self.crew.close()
 
     def step_costs(self, how: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""
@@ -285,6 +324,44 @@ class TorchExecutor:
         with self.between_steps():
             token = token_seconds(self.runner)
         return self.copiers.with_costs(config, token)
+
+    # --- several ranks ------------------------------------------------------------------
+
+    def capture(self, shape: StepShape) -> None:
+        """Capture a shape's graph because rank 0 does; steps run without it if that
+        fails.
+        """
+        try:
+            with self.between_steps():
+                self.runner.capture(shape)
+        except Exception as error:
+            _log.warning("a graph could not be captured on this rank: %r", error)
+
+    def _tell(self, item: Item) -> None:
+        """Have the other ranks do the same, if this is rank 0 of several."""
+        if self.crew is not None:
+            self.crew.tell(item)
+
+    def _tell_masks(self, launched: LaunchedPlan, command: SampleDeferred) -> None:
+        """Have the other ranks sample with the same masks."""
+        if self.crew is None:
+            return
+        if command.written:
+            lines = self.runner.sampler.masks.lent(command.step)
+            command = SampleDeferred(
+                command.step,
+                tuple(
+                    Mask(index, line.tobytes())
+                    for index, line in zip(launched.plan.deferred, lines, strict=False)
+                ),
+            )
+        self._tell(Sample(command))
+
+    def _must_be_alike(self, error: Exception) -> None:
+        """Raise an error that other ranks need not have: they would go on alone."""
+        several = self.ranks.place.parallel.ranks > 1
+        if several and not isinstance(error, ExecutorError):
+            raise RankError(f"rank {self.ranks.place.rank}: {error!r}") from error
 
     # --- what `minfer verify` and `compare` run the model by itself with ----------------
 
@@ -320,6 +397,11 @@ class TorchExecutor:
             seconds=readiness.capturing,
             fewer_drafts=readiness.fewer_drafts,
         )
+        warm_up.prepare()
+        if self.ranks.place.rank > 0:
+            return  # rank 0 decides what is captured
+        if self.crew is not None:
+            self.crew.await_ready()
         warm_up.before_ready()
         self.background = Background(
             warm_up.piece,
@@ -353,6 +435,7 @@ class TorchExecutor:
             with torch.inference_mode(), on(self.runner.stream):
                 work(launched)
         except Exception as error:
+            self._must_be_alike(error)
             shortcuts.blame(error)
             launched.error = _describe(error)
 
@@ -401,7 +484,7 @@ class TorchExecutor:
             self.catch_up.note_results(launched.plan, found.yields)
         return found
 
-    def _discard_launched(self) -> None:
+    def discard(self) -> None:
         """Clear all after a failed plan; waits until no launched work uses the cache."""
         self.launched_plans.clear()
         self.packer.forget()

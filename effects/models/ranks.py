@@ -23,6 +23,7 @@ and vectors arise. With tensor parallel size 2 and 2 stages:
 Nothing here imports torch: memory plans need it at once.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import frozen
@@ -114,6 +115,10 @@ class Ranks(Protocol):
         """Which rank this is."""
         ...
 
+    def silent(self) -> AbstractContextManager[None]:
+        """Within it, nothing is exchanged, and results are meaningless."""
+        ...
+
     def sum(self, part: "Tensor") -> "Tensor":
         """Returns the sum of the parts of all tensor parallel ranks; `part` may be
         overwritten.
@@ -144,6 +149,10 @@ class Alone:
     """A single rank, which exchanges nothing."""
 
     place: Place = WHOLE
+
+    def silent(self) -> AbstractContextManager[None]:
+        """It never exchanges anything."""
+        return nullcontext()
 
     def sum(self, part: "Tensor") -> "Tensor":
         """Returns the only part."""

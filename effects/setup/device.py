@@ -36,9 +36,9 @@ class DeviceInfo:
     )
 
 
-def find_device(wanted: str) -> DeviceInfo:
-    """Returns the device that "cpu", "cuda" or "auto" means here; torch is imported if
-    there is a GPU.
+def find_device(wanted: str, ranks: int = 1) -> DeviceInfo:
+    """Returns the device that "cpu", "cuda" or "auto" means here, for each of so many
+    ranks: of several GPUs, the least free memory. torch is imported if there is a GPU.
 
     "auto" is the GPU if it can be used, else the CPU; if there is an unusable GPU, that
     is reported on standard error. Raises DeviceError if "cuda" is requested and cannot be
@@ -53,6 +53,8 @@ def find_device(wanted: str) -> DeviceInfo:
     if not why:
         index = torch.cuda.current_device()
         free, total = torch.cuda.mem_get_info(index)
+        if ranks > 1:
+            free = _least_free(ranks)
         name = torch.cuda.get_device_name(index)
         found = torch.cuda.get_device_capability()
         return DeviceInfo("cuda", name, total, free, found)
@@ -66,6 +68,21 @@ def find_device(wanted: str) -> DeviceInfo:
             file=sys.stderr,
         )
     return DeviceInfo()
+
+
+def _least_free(ranks: int) -> int:
+    """Returns the least free memory of the first GPUs, in bytes. Raises DeviceError if
+    there are fewer than ranks.
+    """
+    import torch
+
+    if (found := torch.cuda.device_count()) < ranks:
+        raise DeviceError(
+            f"{ranks} ranks need a GPU each (tensor_parallel_size, "
+            f"pipeline_parallel_size), and {found} can be seen; use fewer, or make more "
+            f"visible (CUDA_VISIBLE_DEVICES)"
+        )
+    return min(torch.cuda.mem_get_info(index)[0] for index in range(ranks))
 
 
 def _driver() -> bool:

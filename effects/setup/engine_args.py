@@ -12,6 +12,7 @@ from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.quantization import LEVELS
+from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.device import DEVICES
 from minfer.effects.setup.option_values import (
     BYTES,
@@ -85,6 +86,21 @@ class EngineArgs:
         None,
         "the context: most tokens of prompt and output together (default: the model's)",
         whole(2),
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "GPUs that share the model, each with a part of every matrix (default: 1)",
+        COUNT,
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "groups of so many GPUs, each with some of the layers (default: 1)",
+        COUNT,
+    )
+    enable_expert_parallel: bool = option(
+        False,
+        "divide mixtures of experts among these GPUs by whole experts, instead of a part "
+        "of each",
     )
     attention_window: int | None = option(
         None,
@@ -200,6 +216,15 @@ class EngineArgs:
     executor: str = field(default="torch", validator=one_of(EXECUTORS))
     streaming: bool = False  # outputs are streamed: no step may take long
     check_steps: bool = False  # a decode step that waits for the GPU, or allocates, fails
+
+    @property
+    def parallel(self) -> Parallel:
+        """The ranks that share the model."""
+        return Parallel(
+            self.tensor_parallel_size,
+            self.pipeline_parallel_size,
+            self.enable_expert_parallel,
+        )
 
 
 def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:

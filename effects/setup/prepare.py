@@ -27,6 +27,7 @@ from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
+from minfer.effects.models.ranks import Place
 from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -131,18 +132,28 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
-    memory = plan_memory(
-        spec,
-        config,
-        limit,
-        kv_cache_memory=args.kv_cache_memory_bytes,
-        num_blocks=args.num_gpu_blocks_override,
-        cuda=device.kind == "cuda",
-        draft=None if draft is None else draft.spec,
-        tiers=(args.kv_host_memory is not None)
-        + (args.kv_disk is not None)
-        + (args.kv_peers is not None),
-    )
+    parallel = args.parallel
+    if parallel.ranks > 1:
+        _check_ranks(args, config, speculative)
+    if device.kind == "cpu" and limit is not None:
+        limit //= parallel.ranks  # they share the machine's
+    plans = [
+        plan_memory(
+            spec.for_rank(Place(first, parallel)),
+            config,
+            limit,
+            kv_cache_memory=args.kv_cache_memory_bytes,
+            num_blocks=args.num_gpu_blocks_override,
+            cuda=device.kind == "cuda",
+            draft=None if draft is None else draft.spec,
+            tiers=(args.kv_host_memory is not None)
+            + (args.kv_disk is not None)
+            + (args.kv_peers is not None),
+        )
+        for first in range(0, parallel.ranks, parallel.tensor)
+    ]
+    # All ranks have the same blocks; those of a stage have equal sizes.
+    memory = min(plans, key=lambda plan: plan.num_blocks)
     blocks = memory.num_blocks
     return Setup(
         args=args,
@@ -182,7 +193,9 @@ def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
     """Returns the device that is found, or with a `limit` one that need not exist."""
     if limit is not None:
         return DeviceInfo() if args.device == "auto" else DeviceInfo(args.device)
-    return find_device(args.device) if args.executor == "torch" else DeviceInfo()
+    if args.executor != "torch":
+        return DeviceInfo()
+    return find_device(args.device, args.parallel.ranks)
 
 
 def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
@@ -218,6 +231,32 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     spec = evolve(spec, quantization=how)
     has_files = args.executor == "torch" and args.load_format != "dummy"
     return as_stored(spec, folder) if has_files else spec
+
+
+def _check_ranks(
+    args: EngineArgs, config: EngineConfig, speculative: SpeculativeConfig | None
+) -> None:
+    """Refuse what engines of several ranks do not do. Raises ConfigError."""
+    ranks = "an engine of several ranks (tensor_parallel_size, pipeline_parallel_size)"
+    if args.executor != "torch":
+        raise ConfigError(f"{ranks} needs the torch executor, not {args.executor!r}")
+    if args.kv_disk is not None or args.kv_peers is not None:
+        raise ConfigError(
+            f"{ranks} cannot keep KV blocks on disk (kv_disk), or exchange them with "
+            f"other engines (--prefill, --decode) yet; leave these out"
+        )
+    if args.pipeline_parallel_size == 1:
+        return
+    if speculative is not None:
+        raise ConfigError(
+            "speculative decoding is not supported with stages; use one "
+            "(pipeline_parallel_size), or leave speculative_config out"
+        )
+    if len(config.groups) > 1:
+        raise ConfigError(
+            "layers with different windows cannot be divided into stages yet; use one "
+            "(pipeline_parallel_size)"
+        )
 
 
 def _with_window(draft: DraftCheckpoint, window: int, sinks: int) -> DraftCheckpoint:

@@ -24,7 +24,8 @@ def host_tier(args: EngineArgs, memory: MemoryPlan, *, on_cpu: bool) -> HostTier
     if args.kv_host_memory is None:
         return None
     _check_supported(args, memory, "kv_host_memory", "host memory")
-    pages = args.kv_host_memory // memory.block_bytes
+    # Each rank keeps its part of a block.
+    pages = args.kv_host_memory // (memory.block_bytes * args.parallel.ranks)
     if not pages:
         raise ConfigError(
             f"kv_host_memory is {size_text(args.kv_host_memory)}, and a KV block has "
@@ -98,7 +99,8 @@ def described(
     found = list[tuple[str, str]]()
     if config.host is not None:
         content = _content(config, config.host.pages)
-        taken = size_text(config.host.pages * memory.block_bytes)
+        each = config.host.pages * memory.block_bytes
+        taken = size_text(each * args.parallel.ranks)
         found.append(("KV in host memory", f"{taken}: {content}"))
     if args.kv_disk is not None:
         size = disk_size(args)

@@ -62,6 +62,10 @@ class DeviceMasks:
         buffer = self._lent[step] = self._next()
         return buffer.words
 
+    def lent(self, step: int) -> Bits:
+        """Returns the memory that was lent for a step."""
+        return self._lent[step].words
+
     def forget(self, step: int | None = None) -> None:
         """Take back what was lent for a step, or for all: it will not be sent."""
         if step is None:

@@ -44,6 +44,7 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.ranks.items import Capture, DummyStep, Item, Replay
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
 from minfer.effects.execution.running.feeding import (
@@ -62,12 +63,14 @@ from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.cache_layout import layout_for
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
+from minfer.effects.models.ranks import ALONE, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.packages import QUACK
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
+Tell = Callable[[Item], None]  # has other ranks do something next
 CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
 
 
@@ -77,10 +80,11 @@ class OwnModel:
 
     spec: ModelSpec
     weights: Weights
+    ranks: Ranks = ALONE  # that run it together
 
     def __call__(self, batch: Batch, cache: Cache) -> Tensor:
         """Returns logits [sampled, vocab] of a packed step."""
-        return forward(self.spec, self.weights, batch, cache)
+        return forward(self.spec, self.weights, batch, cache, self.ranks)
 
     def with_few_layers(self) -> "OwnModel":
         """Returns the model with its first layers only: up to the first layer of each
@@ -92,12 +96,13 @@ class OwnModel:
         return OwnModel(
             evolve(self.spec, layers=layers[:count]),
             evolve(self.weights, layers=self.weights.layers[:count]),
+            self.ranks,
         )
 
 
-def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
+def model_of(spec: ModelSpec, weights: Weights | Model, ranks: Ranks = ALONE) -> Model:
     """Returns the function of a batch and a cache that runs the model."""
-    return OwnModel(spec, weights) if isinstance(weights, Weights) else weights
+    return OwnModel(spec, weights, ranks) if isinstance(weights, Weights) else weights
 
 
 class ModelRunner:
@@ -113,10 +118,14 @@ class ModelRunner:
         graphs: bool = True,
         checked: bool = False,
         draft: LoadedDraft | None = None,
+        ranks: Ranks = ALONE,
+        tell: Tell | None = None,
         keeps_logits: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
         `keeps_logits`: any step may have deferred sampling, so all graphs support it.
+        `ranks` run the model together; `tell` tells the others what this one runs besides
+        plans.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -125,7 +134,11 @@ class ModelRunner:
         self.backend = backend
         self.spec = spec
         self.config = config
-        self.model = model_of(spec, weights)
+        self.model = model_of(spec, weights, ranks)
+        # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
+        self.ranks = ranks
+        self.several = ranks.place.parallel.ranks > 1
+        self.tell = tell
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
             spec,
@@ -171,8 +184,27 @@ class ModelRunner:
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run dummy steps on this rank alone; their results are meaningless."""
+        tell, self.tell = self.tell, None
+        try:
+            with self.ranks.silent():
+                yield
+        finally:
+            self.tell = tell
+
     def dummy_step(self, shape: StepShape) -> None:
         """Run a dummy step, while no other step is in flight: it changes no row."""
+        self._announce(DummyStep(shape))
+        self._dummy_step(shape)
+
+    def _announce(self, item: Item) -> None:
+        """Have the other ranks do the same, if this one decides."""
+        if self.tell is not None:
+            self.tell(item)
+
+    def _dummy_step(self, shape: StepShape) -> None:
         length = self.rows.blocks * self.config.block_size
         words = dummy_words(
             shape, self.rows.scratch, min(length, self.config.max_model_len)
@@ -200,8 +232,9 @@ class ModelRunner:
         """Capture a shape's graph, while no step is in flight. A dummy step before it
         loads what its launches need, which a capture must not do.
         """
+        self._announce(Capture(shape))
         with self.few_layers():
-            self.dummy_step(shape)
+            self._dummy_step(shape)
         self.shortcuts.capture()
         self.captures.capture(shape, self._step)
 
@@ -214,11 +247,18 @@ class ModelRunner:
             return lambda: self.dummy_step(shape)
         if shape not in self.captures.made:
             self.capture(shape)
-        graph = self.captures.made[shape]
         self.dummy_step(shape)  # fills the graph's inputs with the scratch row
+        return lambda: self.replay(shape)
+
+    def replay(self, shape: StepShape) -> None:
+        """Run the graph of a shape, whose inputs are those of a dummy step before it."""
+        self._announce(Replay(shape))
         self.rows.batch.fill_(self.rows.scratch)
         self.rows.sampling_split.fill_(self.rows.scratch)
-        return graph.replay
+        if (graph := self.captures.made.get(shape)) is None:  # on this rank
+            self._dummy_step(shape)
+        else:
+            graph.replay()
 
     @property
     def parts_drafts(self) -> bool:
@@ -354,7 +394,7 @@ class ModelRunner:
             return
         if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
-            if not self.captures.due(shape, begin):
+            if self.several or not self.captures.due(shape, begin):
                 self._step(shape)
                 self.captures.note(shape, time.monotonic() - begin)
                 return

@@ -49,12 +49,14 @@ class WarmUp:
     pending: deque[StepShape] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
+    def prepare(self) -> None:
+        """Compile all kernels, on each rank by itself."""
+        with self.runner.alone():
+            self._compile()
+            self._packages()
+
     def before_ready(self) -> None:
-        """Do all that must not happen under load, and capture graphs for a limited
-        time.
-        """
-        self._compile()
-        self._packages()
+        """Capture graphs for a limited time, before there is any load."""
         self.pending.extend(self._order())
         # Every decode step has several numbers of drafts.
         drafting = self.runner.config.speculation is not None
@@ -174,6 +176,10 @@ class WarmUp:
             with self._at_work():
                 self.runner.capture(shape)
         except Exception as error:
+            if self.runner.several:  # all ranks have the same shapes, padded for graphs
+                _log.warning("no more graphs are captured: %r", error)
+                self.stopped = True
+                return
             tried, spoiled = bool(shortcuts.trying), shortcuts.spoiled
             shortcuts.blame(error)
             if shortcuts.spoiled > spoiled:

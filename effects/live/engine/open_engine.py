@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from minfer.effects.execution.contract import Executor
+from minfer.effects.execution.contract import Executor, ExecutorError
 from minfer.effects.execution.tiers.block_files import Signature
 from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
@@ -25,7 +25,9 @@ from minfer.effects.live.engine.host_drafts import (
     HostDraftSource,
     NoHostDrafts,
 )
+from minfer.effects.live.engine.ranks import RankGroup, start_ranks
 from minfer.effects.live.journal.journal_writer import JournalWriter
+from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
@@ -37,6 +39,7 @@ from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
+    from minfer.effects.execution.torch_executor import TorchExecutor
     from minfer.effects.models.model import Model
     from minfer.effects.models.weights import Weights
 
@@ -91,6 +94,20 @@ def open_executor(
             return Dry(spelled or (tuple(range(vocab_size)),))
         case _:
             return _with_torch(setup, report, store)
+
+
+def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Executor:
+    """Returns the model's own executor; of several ranks, rank 0's, with the others'
+    processes.
+    """
+    if setup.args.parallel.ranks == 1:
+        return open_rank(setup, RankGroup(), report, store)
+    group = start_ranks(setup)
+    try:
+        return open_rank(setup, group, report, store)
+    except BaseException:
+        group.close()
+        raise
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:
@@ -169,19 +186,24 @@ def host_drafts(setup: Setup) -> HostDraftSource:
     return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
-def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Executor:
-    """Returns the model's own executor. Raises NotEnoughMemoryError, which names the
-    purpose.
+def open_rank(
+    setup: Setup,
+    group: RankGroup,
+    report: Report = ignore_progress,
+    store: KeyedStore | None = None,
+) -> "TorchExecutor":
+    """Returns the model's own executor, on one of the ranks. Raises CheckpointError if
+    the weights cannot be used, and NotEnoughMemoryError, which names the purpose.
     """
     import torch
 
     from minfer.effects.execution.running.draft_model import LoadedDraft
 
-    config = setup.config
+    config, place = setup.config, group.ranks.place
     needs = setup.memory
     report(StartProgress(WEIGHTS, 0, 1))
     try:
-        weights = _weights(setup, setup.folder, setup.spec)
+        weights = _weights(setup, setup.folder, setup.spec, place)
         draft = None
         if setup.draft is not None:
             of = setup.draft
@@ -202,7 +224,7 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
         likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
         return TorchExecutor(
             config,
-            setup.spec,
+            setup.spec if place == WHOLE else setup.spec.for_rank(place),
             weights,
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
@@ -215,7 +237,11 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
             ),
             draft=draft,
             store=store,
+            ranks=group.ranks,
+            crew=group.crew,
         )
+    except ExecutorError:
+        raise  # of another rank
     except (MemoryError, RuntimeError) as error:
         size = size_text(needs.kv_cache)
         raise NotEnoughMemoryError(
@@ -234,8 +260,12 @@ def _may_have_fewer_drafts(setup: Setup) -> bool:
     )
 
 
-def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
-    """Returns a model's weights, by the settings, on the device of the settings."""
+def _weights(
+    setup: Setup, folder: Path, spec: ModelSpec, place: Place = WHOLE
+) -> "Weights | Model":
+    """Returns a model's weights, by the settings, on the device of the settings: those of
+    one rank.
+    """
     from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
 
     seed = setup.args.seed
@@ -249,8 +279,8 @@ def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
         drawn = seed if dummy else None
         return load_fallback(folder, raw, spec, make_cache, drawn, device)
     if dummy:
-        return random_weights(spec, spec.dtype, seed, device)
-    return load_weights(folder, spec, spec.dtype, device)
+        return random_weights(spec, spec.dtype, seed, device, place)
+    return load_weights(folder, spec, spec.dtype, device, place)
 
 
 def _line(error: BaseException) -> str:

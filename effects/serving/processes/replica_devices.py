@@ -1,7 +1,6 @@
 """What each of several engines gets of the machine: a GPU, or its share of a CPU."""
 
 import os
-from glob import glob
 from pathlib import Path
 from typing import Final
 
@@ -9,9 +8,9 @@ from attrs import evolve, frozen
 
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
+from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
 from minfer.values.checks import ConfigError
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 THREADS: Final = "OMP_NUM_THREADS"
 
 
@@ -20,7 +19,7 @@ class ReplicaDevice:
     """What an engine's process has of the machine, and of the server's folders."""
 
     number: int | None = None  # of the replica; None: it is the only one
-    gpu: str = ""  # as CUDA names it; empty: whatever there is
+    gpus: str = ""  # as CUDA names them; empty: whatever there is
     threads: int = 0  # of the CPU; 0: as many as torch takes
     memory: float = CPU_SHARE  # share of the CPU's, if the settings have none
 
@@ -31,8 +30,8 @@ class ReplicaDevice:
         if self.number is None:
             return args
         os.environ.setdefault(THREADS, str(self.threads))
-        if self.gpu:
-            os.environ[VISIBLE] = self.gpu
+        if self.gpus:
+            os.environ[VISIBLE] = self.gpus
         elif args.gpu_memory_utilization is None:
             args = evolve(args, gpu_memory_utilization=self.memory)
         if args.journal is None:
@@ -41,38 +40,28 @@ class ReplicaDevice:
 
 
 def replica_devices(args: EngineArgs, count: int) -> list[ReplicaDevice]:
-    """The devices of so many engines: the GPUs that are visible, one for each, or else
-    the CPU. Raises ConfigError for fewer GPUs than engines.
+    """The devices of so many engines: the GPUs that are visible, one for each of their
+    ranks, or else the CPU. Raises ConfigError for fewer GPUs.
     """
     if count == 1:
         return [ReplicaDevice()]
     gpus = [] if args.device == "cpu" or args.executor != "torch" else visible_gpus()
-    if len(gpus) < count and (gpus or args.device == "cuda"):
+    each = args.parallel.ranks
+    if len(gpus) < count * each and (gpus or args.device == "cuda"):
+        needs = "a GPU" if each == 1 else f"{each} GPUs"
         raise ConfigError(
-            f"each of {count} engines needs a GPU, and {len(gpus)} can be seen; use "
+            f"each of {count} engines needs {needs}, and {len(gpus)} can be seen; use "
             "fewer (--replicas, or --prefill and --decode), or --device cpu"
         )
     return [
         ReplicaDevice(
             number=number,
-            gpu=gpus[number] if gpus else "",
+            gpus=",".join(gpus[number * each : (number + 1) * each]),
             threads=max(1, _cores() // count),
             memory=CPU_SHARE / count,
         )
         for number in range(count)
     ]
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs of this process, as `CUDA_VISIBLE_DEVICES` names them, without torch."""
-    named = os.environ.get(VISIBLE)
-    if named is not None:
-        # As CUDA does: those behind an invalid one do not count.
-        found = [one.strip() for one in named.split(",")]
-        ends = (at for at, one in enumerate(found) if one in ("", "-1"))
-        return found[: next(ends, len(found))]
-    count = len(glob("/dev/nvidia[0-9]*")) or len(glob("/dev/dxg"))
-    return [str(number) for number in range(count)]
 
 
 def _cores() -> int:

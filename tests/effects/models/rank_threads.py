@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from threading import Barrier
 from typing import TypeVar
@@ -47,6 +48,9 @@ class ThreadRanks:
     stage: Stage
     entering: SimpleQueue[Tensor]  # from the stage before
     leaving: SimpleQueue[Tensor]  # to the next one
+
+    def silent(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sum(self, part: Tensor) -> Tensor:
         found = self.stage.all(self.place.part, part)

@@ -1,0 +1,12 @@
+"""Ranks that share a model: processes that follow the same plans.
+
+    rank 0, the engine's process      items, in order        another rank
+    driver -> TorchExecutor --------------------------------> follow -> TorchExecutor
+                   |                  sums, logits                          |
+                   +--------------- torch.distributed ----------------------+
+
+items.py      what all ranks do next, decided by rank 0, and its form as bytes
+crew.py       rank 0's side: starts the others, tells them items, notices their ends
+follower.py   the other side: does what it is told
+torch_ranks.py  sums and logits over ranks, by gloo or NCCL
+"""

@@ -1,0 +1,317 @@
+"""Rank 0's side of an engine of several ranks: the other ranks' processes.
+
+    start    a store of torch's, at a free port of this machine; then a process for each
+             other rank, which finds it by torchrun's variables. Under torchrun both exist
+    join     each connects to rank 0's socket, which is in the store, and says which
+             version of minfer and which weights it has
+    tell     items, in order
+    watch    a thread for each: a rank that ends, or is silent for `SILENCE` seconds, is
+             the end of the engine. All others are killed, as sums may wait for it
+
+The key of the connections is in the store, which only processes of this machine reach.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from typing import Any, Final
+
+from attrs import define, field
+
+from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.ranks.items import Item, item_to
+from minfer.effects.execution.tiers.transfer_thread import ReportEnd
+from minfer.records.messages import Lost, Moved
+
+HERE: Final = "127.0.0.1"
+LATE: Final = 120.0  # seconds in which all ranks must have joined
+SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
+BEAT: Final = 1.0  # seconds between two words of a rank
+FOLLOWER: Final = "minfer.effects.live.engine.rank_process"
+# Keys of the store.
+ADDRESS, KEY, SETTINGS = "minfer/address", "minfer/key", "minfer/settings"
+# Kinds of messages of ranks, which are JSON.
+JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
+
+
+class RankError(ExecutorError):
+    """A rank is lost, so the engine cannot go on."""
+
+
+def make_store(ranks: int) -> Any:
+    """Returns the store of an engine's ranks: torchrun's, or one at a free port. Raises
+    RankError.
+    """
+    from torch.distributed import TCPStore
+
+    host, port, leads = HERE, 0, True
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        leads = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return TCPStore(host, port, ranks, is_master=leads, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise RankError(f"no store for ranks at {host}:{port}: {line}") from error
+
+
+def find_store() -> Any:
+    """Returns the store that rank 0 made, in another rank. Raises RankError."""
+    from torch.distributed import TCPStore
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(host, port, is_master=False)
+    except (RuntimeError, ValueError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise RankError(f"rank 0 is not at {host}:{port}: {line}") from error
+
+
+def is_spawned() -> bool:
+    """Returns whether something else, torchrun, starts the ranks' processes."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@define(eq=False)
+class Follower:
+    """Another rank's process."""
+
+    rank: int
+    process: "subprocess.Popen[bytes] | None"  # None: torchrun's
+    link: Connection | None = None
+    ready: threading.Event = field(factory=threading.Event)
+    lock: threading.Lock = field(factory=threading.Lock)  # held while sending
+
+    def tell(self, data: bytes) -> None:
+        """Send an item. Raises OSError."""
+        with self.lock:
+            if self.link is not None:
+                self.link.send_bytes(data)
+
+    def kill(self) -> None:
+        """End its process at once."""
+        if self.process is not None:
+            self.process.kill()
+
+
+@define(eq=False)
+class Transfers:
+    """Transfers that have not ended on all ranks."""
+
+    ranks: int
+    lock: threading.Lock = field(factory=threading.Lock)
+    # By number: ranks that are not done, the first loss, and whom to report to.
+    open: dict[int, "tuple[int, Lost | None, ReportEnd]"] = field(factory=dict)
+
+    def begin(self, number: int, report: ReportEnd) -> ReportEnd:
+        """Note a transfer that begins on all ranks; returns where they report."""
+        with self.lock:
+            self.open[number] = (self.ranks, None, report)
+        return self.note
+
+    def note(self, end: Moved | Lost) -> None:
+        """Note that one rank is done."""
+        with self.lock:
+            left, lost, report = self.open[end.number]
+            lost = lost or (end if isinstance(end, Lost) else None)
+            if left > 1:
+                self.open[end.number] = (left - 1, lost, report)
+                return
+            del self.open[end.number]
+        report(lost or end)
+
+
+@define(eq=False)
+class Crew:
+    """The other ranks of an engine. `lose` is called once, from any thread, with the
+    reason if one of them is lost.
+    """
+
+    store: Any
+    about: Mapping[str, str]  # what all ranks must have alike: versions, weights
+    lose: "Callable[[str], None]"
+    followers: list[Follower]
+    transfers: Transfers
+    listener: Listener
+    lost: str = ""  # why the engine cannot go on
+    closing: bool = False
+    lock: threading.Lock = field(factory=threading.Lock)
+
+    @classmethod
+    def start(
+        cls,
+        ranks: int,
+        settings: Mapping[str, Any],
+        about: Mapping[str, str],
+        environments: list[Mapping[str, str]],
+        lose: "Callable[[str], None]",
+    ) -> "Crew":
+        """Start the processes of ranks 1 and on, each with more variables in its
+        environment. Raises RankError.
+        """
+        store, key = make_store(ranks), secrets.token_bytes(32)
+        listener = Listener((HERE, 0), backlog=ranks, authkey=key)
+        host, port = listener.address
+        store.set(KEY, key.hex())
+        store.set(SETTINGS, json.dumps(dict(settings)))
+        store.set(ADDRESS, f"{host}:{port}")
+        followers = list[Follower]()
+        for rank, more in enumerate(environments, 1):
+            process = None
+            if not is_spawned():
+                own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
+                own["MASTER_PORT"] = str(store.port)
+                process = subprocess.Popen(  # our own module
+                    [sys.executable, "-m", FOLLOWER],
+                    env={**os.environ, **own, **more},
+                    stdin=subprocess.DEVNULL,
+                )
+            followers.append(Follower(rank, process))
+        crew = cls(store, about, lose, followers, Transfers(ranks), listener)
+        try:
+            crew._await_all()
+        except BaseException:
+            crew.kill()
+            raise
+        for one in followers:
+            name = f"minfer-rank-{one.rank}"
+            threading.Thread(
+                target=crew._watch, args=(one, one.link), name=name, daemon=True
+            ).start()
+        return crew
+
+    # --- joining ------------------------------------------------------------------------
+
+    def _await_all(self) -> None:
+        """Wait until all have connected. Raises RankError for one that is late, or has
+        something else.
+        """
+        end = time.monotonic() + LATE
+        waiting = {one.rank for one in self.followers}
+        socket: Any = self.listener._listener  # type: ignore[attr-defined]  # no timeout else
+        socket._socket.settimeout(0.5)
+        while waiting:
+            with contextlib.suppress(TimeoutError, AuthenticationError, EOFError):
+                waiting.discard(self._accept())
+            for one in self.followers:
+                if one.process is not None and one.process.poll() is not None:
+                    raise RankError(
+                        f"rank {one.rank} ended with {one.process.returncode} before it "
+                        f"joined; its error is above"
+                    )
+            if time.monotonic() > end:
+                raise RankError(
+                    f"rank {min(waiting)} has not joined within {LATE:.0f} s; look for "
+                    f"its error, and start it again"
+                )
+
+    def _accept(self) -> int:
+        """Accept a connection; returns the rank that it is from."""
+        link = self.listener.accept()
+        if not link.poll(SILENCE):
+            raise TimeoutError
+        message = json.loads(link.recv_bytes())
+        rank, about = message["rank"], message["about"]
+        one = next((f for f in self.followers if f.rank == rank), None)
+        if one is None or one.link is not None:
+            link.close()
+            raise EOFError
+        for name, value in self.about.items():
+            if about.get(name) != value:
+                raise RankError(
+                    f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
+                    f"{value}; start all ranks with the same"
+                )
+        one.link = link
+        return rank
+
+    # --- running ------------------------------------------------------------------------
+
+    def await_ready(self) -> None:
+        """Wait until all ranks have their weights and caches. Raises RankError."""
+        for one in self.followers:
+            while not one.ready.wait(0.2):
+                self.check()
+        self.check()
+
+    def check(self) -> None:
+        """Raise RankError if a rank is lost."""
+        if self.lost:
+            raise RankError(self.lost)
+
+    def tell(self, item: Item) -> None:
+        """Have all ranks do something next. Raises RankError."""
+        self.check()
+        data = item_to(item)
+        for one in self.followers:
+            try:
+                one.tell(data)
+            except OSError as error:
+                self._lose(one, f"its connection is closed ({error})")
+                self.check()
+
+    def _watch(self, one: Follower, link: Connection) -> None:
+        """Read a rank's messages until it ends."""
+        try:
+            while link.poll(SILENCE):
+                self._read(one, json.loads(link.recv_bytes()))
+            why = f"it has been silent for {SILENCE:.0f} s"
+        except (OSError, EOFError, ValueError):
+            code = None
+            if one.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = one.process.wait(1.0)
+            why = "it has ended" + ("" if code is None else _how(code))
+        self._lose(one, why)
+
+    def _read(self, one: Follower, message: Mapping[str, Any]) -> None:
+        match message["kind"]:
+            case "ready":
+                one.ready.set()
+            case "ended":
+                why, number = message["lost"], message["number"]
+                self.transfers.note(Moved(number) if why is None else Lost(number, why))
+            case "failed":
+                self._lose(one, message["why"])
+
+    def _lose(self, one: Follower, why: str) -> None:
+        """End the engine, as one rank is lost."""
+        with self.lock:
+            if self.lost or self.closing:
+                return
+            self.lost = f"rank {one.rank} of {len(self.followers) + 1} is lost: {why}"
+        self.kill()
+        self.lose(self.lost)
+
+    def kill(self) -> None:
+        """End all other ranks at once."""
+        for one in self.followers:
+            one.kill()
+
+    def close(self) -> None:
+        """Wait until the other ranks, which were told to, have ended."""
+        with self.lock:
+            self.closing = True
+        for one in self.followers:
+            if one.process is not None:
+                try:
+                    one.process.wait(SILENCE)
+                except subprocess.TimeoutExpired:
+                    one.kill()
+                    one.process.wait()
+            if one.link is not None:
+                one.link.close()
+        self.listener.close()
+
+
+def _how(code: int) -> str:
+    return f" with {code}" if code >= 0 else f" by {signal.Signals(-code).name}"

@@ -1,0 +1,151 @@
+"""A rank other than 0: it does what rank 0 tells it, in the same order.
+
+Its executor is of the same kind as rank 0's. Results are waited for and dropped, as rank
+0 has the same; an error that rank 0 does not have too ends this process, and so the
+engine. So does the end of the connection: rank 0 has ended.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Client, Connection
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from minfer.effects.execution.ranks.crew import (
+    ADDRESS,
+    ALIVE,
+    BEAT,
+    ENDED,
+    FAILED,
+    JOINED,
+    KEY,
+    READY,
+)
+from minfer.effects.execution.ranks.items import (
+    Capture,
+    Close,
+    Collect,
+    Discard,
+    DummyStep,
+    Item,
+    Launch,
+    Replay,
+    Sample,
+    Transfer,
+    item_from,
+)
+from minfer.records.messages import Failed, Lost, Moved
+
+if TYPE_CHECKING:
+    from minfer.effects.execution.torch_executor import TorchExecutor
+
+
+@define(eq=False)
+class Leader:
+    """The connection to rank 0."""
+
+    link: Connection
+    lock: threading.Lock = field(factory=threading.Lock)  # held while sending
+
+    @classmethod
+    def found(cls, store: Any, rank: int, about: Mapping[str, str]) -> "Leader":
+        """Connect to the rank 0 that made `store`."""
+        host, _, port = store.get(ADDRESS).decode().rpartition(":")
+        key = bytes.fromhex(store.get(KEY).decode())
+        leader = cls(Client((host, int(port)), authkey=key))
+        leader.say(JOINED, rank=rank, about=dict(about))
+        threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
+        return leader
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send a message. Raises OSError."""
+        with self.lock:
+            self.link.send_bytes(json.dumps({"kind": kind, **fields}).encode())
+
+    def _beat(self) -> None:
+        """Say that this process runs, until rank 0 has ended."""
+        over = threading.Event()
+        while not over.wait(BEAT):
+            try:
+                self.say(ALIVE)
+            except OSError:
+                os._exit(1)
+
+    def items(self) -> "Items":
+        """Returns the items of rank 0, which a thread reads: so that its end is noticed
+        at once, whatever this process waits for.
+        """
+        return Items(self.link)
+
+
+class Items:
+    """Items that rank 0 has sent."""
+
+    def __init__(self, link: Connection) -> None:
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._link = link
+        threading.Thread(target=self._read, name="minfer-items", daemon=True).start()
+
+    def next(self) -> Item:
+        """Returns the next item; waits for it."""
+        return self._queue.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                item = item_from(self._link.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)  # rank 0 has ended
+            self._queue.put(item)
+            if isinstance(item, Close):
+                return
+
+
+def follow(executor: "TorchExecutor", leader: Leader) -> None:
+    """Do what rank 0 says, until it says that this is the end. Raises what a step
+    raises.
+    """
+    items = leader.items()
+    leader.say(READY)
+    failed: Failed | None = None
+
+    def report(end: Moved | Lost) -> None:
+        why = end.error if isinstance(end, Lost) else None
+        leader.say(ENDED, number=end.number, lost=why)
+
+    while True:
+        item = items.next()
+        if failed is not None and not isinstance(item, Discard):
+            raise RuntimeError(f"step {failed.step} failed on this rank: {failed.error}")
+        failed = None
+        match item:
+            case Launch(plan):
+                executor.launch(plan)
+            case Sample(command):
+                executor.sample(command)
+            case Collect():
+                result = executor.collect()
+                failed = result if isinstance(result, Failed) else None
+            case Discard():
+                executor.discard()
+            case Transfer(command):
+                executor.move(command, report)
+            case DummyStep(shape):
+                with executor.between_steps():
+                    executor.runner.dummy_step(shape)
+            case Capture(shape):
+                executor.capture(shape)
+            case Replay(shape):
+                with executor.between_steps():
+                    executor.runner.replay(shape)
+            case Close():
+                return
+
+
+def fail(leader: Leader, error: BaseException) -> None:
+    """Tell rank 0 why this rank ends."""
+    leader.say(FAILED, why=str(error) or repr(error))

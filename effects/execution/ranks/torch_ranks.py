@@ -1,0 +1,149 @@
+"""Sums and logits over ranks, by torch.distributed: gloo on the CPU, NCCL on GPUs.
+
+All are launched on the current stream, and NCCL's can be captured in CUDA graphs. Each is
+a reduction followed by a distribution of its result, so all ranks get the same bits.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor
+
+from minfer.effects.models.ranks import Place
+
+# Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
+# one that is silent is killed before that (crew.py).
+LIMIT: Final = 60.0
+
+
+# torch 2.13 renamed it.
+GATHER: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_log = logging.getLogger("minfer.executor")
+
+
+class RankGroupError(RuntimeError):
+    """The ranks cannot reach each other."""
+
+
+@define(eq=False)
+class TorchRanks:
+    """What this rank exchanges with others; see `minfer.effects.models.ranks.Ranks`."""
+
+    place: Place
+    device: torch.device
+    hidden: int  # width of the residual stream
+    dtype: torch.dtype
+    tensor: Any = None  # torch.distributed's group of this stage
+    # Whether nothing is exchanged, while kernels are compiled on each rank by itself.
+    is_silent: bool = field(default=False, init=False)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Exchange nothing; results are meaningless."""
+        self.is_silent = True
+        try:
+            yield
+        finally:
+            self.is_silent = False
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Ranks.sum`."""
+        if not self.is_silent and not self.place.has_whole_matrices:
+            dist.all_reduce(part, group=self.tensor)
+        return part
+
+    def add_sum(self, residual: Tensor, part: Tensor) -> None:
+        """See `Ranks.add_sum`."""
+        residual.add_(self.sum(part))
+
+    def gather(self, part: Tensor) -> Tensor:
+        """See `Ranks.gather`."""
+        count, (rows, columns) = self.place.parallel.tensor, part.shape
+        found = part.new_empty(count, rows, columns)
+        if self.is_silent:
+            found.zero_()
+        else:
+            GATHER(found.view(-1, columns), part.contiguous(), group=self.tensor)
+        return found.transpose(0, 1).reshape(rows, count * columns)
+
+    def receive(self, tokens: int) -> Tensor:
+        """See `Ranks.receive`."""
+        shape = (tokens, self.hidden)
+        if self.is_silent:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
+        dist.recv(hidden, src=self.place.rank + self.place.parallel.tensor)
+        return hidden
+
+    def send(self, hidden: Tensor) -> None:
+        """See `Ranks.send`."""
+        if not self.is_silent:
+            dist.send(
+                hidden.contiguous(), dst=self.place.rank - self.place.parallel.tensor
+            )
+
+
+def joined(
+    place: Place, store: Any, device: torch.device, hidden: int, dtype: torch.dtype
+) -> TorchRanks:
+    """Returns the exchange of this rank with the others, which call this at the same
+    time; `store` is torch's. Raises RankGroupError.
+    """
+    if dist.is_initialized():
+        raise RankGroupError(
+            "this process already has an engine of several ranks, or uses "
+            "torch.distributed itself; close that first, or use another process"
+        )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    parallel = place.parallel
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=place.rank,
+            world_size=parallel.ranks,
+            timeout=timedelta(seconds=LIMIT),
+        )
+        groups = [
+            dist.new_group([*range(first, first + parallel.tensor)])
+            for first in range(0, parallel.ranks, parallel.tensor)
+        ]
+        found = TorchRanks(
+            place, device, hidden, dtype, groups[place.rank // parallel.tensor]
+        )
+        # Connections are made by the first sums: they must not be made in a capture.
+        with torch.inference_mode():
+            for size in (1, 1 << 20):
+                found.sum(torch.zeros(1, size, dtype=dtype, device=device))
+            found.gather(torch.zeros(1, 8, dtype=dtype, device=device))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    except (RuntimeError, ValueError) as error:
+        leave()
+        line = str(error).strip().partition("\n")[0]
+        raise RankGroupError(
+            f"rank {place.rank} cannot exchange tensors with the others by {backend}: "
+            f"{line}"
+        ) from error
+    return found
+
+
+def abort(why: str) -> None:
+    """End what waits for another rank on a GPU, as that is lost; on the CPU, a closed
+    connection does.
+    """
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        _log.error("%s", why)
+        dist.distributed_c10d._abort_process_group()
+
+
+def leave() -> None:
+    """End the exchange of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
