@@ -15,6 +15,8 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
     "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+    "32B": (5120, 27_648, 64, 40, 8, 152_064, False),
+    "72B": (8192, 29_568, 80, 64, 8, 152_064, False),
 }
 TINY: Final[dict[str, tuple[int, ...]]] = {  # to try a benchmark where there is no GPU
     "tiny": (64, 128, 2, 4, 2, 2048, False),

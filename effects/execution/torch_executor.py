@@ -301,6 +301,7 @@ class TorchExecutor:
         del self.packer, self.deferred_packer
         if self.crew is not None:
             self.crew.close()
+            self.ranks.leave()
 
     def step_costs(self, how: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""

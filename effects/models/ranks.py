@@ -119,6 +119,10 @@ class Ranks(Protocol):
         """Within it, nothing is exchanged, and results are meaningless."""
         ...
 
+    def leave(self) -> None:
+        """End all exchange."""
+        ...
+
     def sum(self, part: "Tensor") -> "Tensor":
         """Returns the sum of the parts of all tensor parallel ranks; `part` may be
         overwritten.
@@ -153,6 +157,9 @@ class Alone:
     def silent(self) -> AbstractContextManager[None]:
         """It never exchanges anything."""
         return nullcontext()
+
+    def leave(self) -> None:
+        """It never exchanges anything."""
 
     def sum(self, part: "Tensor") -> "Tensor":
         """Returns the only part."""

@@ -52,6 +52,10 @@ class TorchRanks:
         finally:
             self.is_silent = False
 
+    def leave(self) -> None:
+        """See `Ranks.leave`."""
+        leave()
+
     def sum(self, part: Tensor) -> Tensor:
         """See `Ranks.sum`."""
         if not self.is_silent and not self.place.has_whole_matrices:

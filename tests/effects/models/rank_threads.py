@@ -52,6 +52,9 @@ class ThreadRanks:
     def silent(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def leave(self) -> None:
+        pass
+
     def sum(self, part: Tensor) -> Tensor:
         found = self.stage.all(self.place.part, part)
         return torch.stack(found).sum(0)
