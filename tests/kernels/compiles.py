@@ -31,6 +31,7 @@ from minfer.kernels import (
     masked_logits,
     mla,
     norm,
+    peer_sum,
     rope,
     router,
     rows,
@@ -124,6 +125,16 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     fused_linear.norm_gated(x, scale, matrix(2 * INNER, HIDDEN))
     fused_linear.linear_add(x, half(tokens, INNER), matrix(HIDDEN, INNER))
     rows.advance(at, at, at, at, state, at)
+
+
+def peer_sums() -> None:
+    """Sums over four ranks, of few tokens and of many."""
+    calls, flags = (torch.zeros(n, dtype=torch.int64) for n in (peer_sum.PROGRAMS, 4))
+    halves = tuple(half(2 * 1024 * HIDDEN) for _ in range(4))
+    buffer = peer_sum.PeerBuffer(1, halves, flags, calls)
+    for two in (False, True):
+        peer_sum.peer_sum(half(8, HIDDEN), buffer, half(8, HIDDEN), two)
+        peer_sum.peer_sum(half(1024, HIDDEN), buffer, None, two)
 
 
 def sink_tokens(splits: int) -> None:
@@ -299,6 +310,7 @@ def main(few: bool) -> None:
         expanded()
     routers()
     rows.scatter(ints(99), ints(8))
+    peer_sums()
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
     activation.gated_mul(half(512, 2 * INNER))
     at, ones, turns, norms = (

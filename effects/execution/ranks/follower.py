@@ -107,43 +107,52 @@ class Items:
 
 def follow(executor: "TorchExecutor", leader: Leader) -> None:
     """Do what rank 0 says, until it says that this is the end. Raises what a step
-    raises.
+    raises, and RuntimeError for one that failed on this rank alone.
     """
-    items = leader.items()
-    leader.say(READY)
-    failed: Failed | None = None
 
     def report(end: Moved | Lost) -> None:
         why = end.error if isinstance(end, Lost) else None
         leader.say(ENDED, number=end.number, lost=why)
 
-    while True:
-        item = items.next()
+    items = leader.items()
+    leader.say(READY)
+    failed: Failed | None = None
+    while not isinstance(item := items.next(), Close):
         if failed is not None and not isinstance(item, Discard):
             raise RuntimeError(f"step {failed.step} failed on this rank: {failed.error}")
         failed = None
         match item:
-            case Launch(plan):
-                executor.launch(plan)
-            case Sample(command):
-                executor.sample(command)
             case Collect():
                 result = executor.collect()
                 failed = result if isinstance(result, Failed) else None
-            case Discard():
-                executor.discard()
             case Transfer(command):
                 executor.move(command, report)
-            case DummyStep(shape):
-                with executor.between_steps():
-                    executor.runner.dummy_step(shape)
-            case Capture(shape):
-                executor.capture(shape)
-            case Replay(shape):
-                with executor.between_steps():
-                    executor.runner.replay(shape)
-            case Close():
-                return
+            case Launch() | Sample() | Discard():
+                _follow_plan(executor, item)
+            case DummyStep() | Capture() | Replay():
+                _follow_step(executor, item)
+
+
+def _follow_plan(executor: "TorchExecutor", item: Launch | Sample | Discard) -> None:
+    match item:
+        case Launch(plan):
+            executor.launch(plan)
+        case Sample(command):
+            executor.sample(command)
+        case Discard():
+            executor.discard()
+
+
+def _follow_step(executor: "TorchExecutor", item: DummyStep | Capture | Replay) -> None:
+    match item:
+        case DummyStep(shape):
+            with executor.between_steps():
+                executor.runner.dummy_step(shape)
+        case Capture(shape):
+            executor.capture(shape)
+        case Replay(shape):
+            with executor.between_steps():
+                executor.runner.replay(shape)
 
 
 def fail(leader: Leader, error: BaseException) -> None:
