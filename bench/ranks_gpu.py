@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from bench.gpu_workloads import Lab, figure, greedy, rate, steady
+from bench.ranks_gpu_sums import events
 from bench.results import run, show
 from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM
@@ -38,7 +39,7 @@ def bandwidth() -> float:
     there = torch.empty_like(here)
     times = list[float]()
     for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = events()
         begin.record()
         there.copy_(here)
         end.record()

@@ -52,7 +52,7 @@ SUBFOLDERS: Final = {
     "effects/runs": "load page",
     "effects/live": "input_processing engine link beams constraints journal",
     "effects/text": "tools grammars",
-    "effects/execution": "warming running cuda packing cpu tiers device",
+    "effects/execution": "warming running ranks cuda packing cpu tiers device",
     "effects/models": "fallback formats gguf",
 }
 EXCEPTIONS: Final = (

@@ -98,7 +98,9 @@ def _fill(
             if kind is not target.dtype or not direct:
                 read = torch.empty(shape, dtype=kind, device=target.device)
             start = header.base + about["data_offsets"][0]
-            _read(job.path, _runs(start, about["shape"], cut, kind), read, buffer, bar)
+            read_runs(
+                job.path, runs_of(start, about["shape"], cut, kind), read, buffer, bar
+            )
             if read is target:
                 part.check()
             else:
@@ -117,7 +119,7 @@ class Runs:
     count: int
 
 
-def _runs(start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype) -> Runs:
+def runs_of(start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype) -> Runs:
     """Returns the bytes of a tensor that begins at `start`, or of a part of it."""
     size = math.prod(shape) * kind.itemsize
     if cut is None:
@@ -128,7 +130,7 @@ def _runs(start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype) 
     return Runs(start + cut.start * inner, cut.size * inner, distance, count)
 
 
-def _read(path: Path, runs: Runs, target: Tensor, buffer: Tensor, bar: Any) -> None:
+def read_runs(path: Path, runs: Runs, target: Tensor, buffer: Tensor, bar: Any) -> None:
     """Fill `target` with runs of a file's bytes, a buffer at a time."""
     raw: Any = buffer.numpy()  # its type does not declare the buffer interface
     places = (runs.first + i * runs.distance for i in range(runs.count))

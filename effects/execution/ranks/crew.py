@@ -36,7 +36,6 @@ HERE: Final = "127.0.0.1"
 LATE: Final = 120.0  # seconds in which all ranks must have joined
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 BEAT: Final = 1.0  # seconds between two words of a rank
-FOLLOWER: Final = "minfer.effects.live.engine.rank_process"
 # Keys of the store.
 ADDRESS, KEY, SETTINGS = "minfer/address", "minfer/key", "minfer/settings"
 # Kinds of messages of ranks, which are JSON.
@@ -51,7 +50,7 @@ def make_store(ranks: int) -> Any:
     """Returns the store of an engine's ranks: torchrun's, or one at a free port. Raises
     RankError.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
 
     host, port, leads = HERE, 0, True
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -66,7 +65,7 @@ def make_store(ranks: int) -> Any:
 
 def find_store() -> Any:
     """Returns the store that rank 0 made, in another rank. Raises RankError."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
@@ -154,9 +153,10 @@ class Crew:
         about: Mapping[str, str],
         environments: list[Mapping[str, str]],
         lose: "Callable[[str], None]",
+        module: str,
     ) -> "Crew":
-        """Start the processes of ranks 1 and on, each with more variables in its
-        environment. Raises RankError.
+        """Start the processes of ranks 1 and on, which run a module, each with more
+        variables in its environment. Raises RankError.
         """
         store, key = make_store(ranks), secrets.token_bytes(32)
         listener = Listener((HERE, 0), backlog=ranks, authkey=key)
@@ -171,7 +171,7 @@ class Crew:
                 own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
                 own["MASTER_PORT"] = str(store.port)
                 process = subprocess.Popen(  # our own module
-                    [sys.executable, "-m", FOLLOWER],
+                    [sys.executable, "-m", module],
                     env={**os.environ, **own, **more},
                     stdin=subprocess.DEVNULL,
                 )
@@ -220,7 +220,7 @@ class Crew:
         if not link.poll(SILENCE):
             raise TimeoutError
         message = json.loads(link.recv_bytes())
-        rank, about = message["rank"], message["about"]
+        rank, about = int(message["rank"]), message["about"]
         one = next((f for f in self.followers if f.rank == rank), None)
         if one is None or one.link is not None:
             link.close()

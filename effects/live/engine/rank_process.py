@@ -11,12 +11,12 @@ import signal
 import sys
 from typing import Final
 
+from minfer.effects.execution.follow import Leader, fail, follow
 from minfer.effects.execution.ranks.crew import (
     SETTINGS,
     find_store,
     is_spawned,
 )
-from minfer.effects.execution.ranks.follower import Leader, fail, follow
 from minfer.effects.live.engine.open_engine import open_rank
 from minfer.effects.live.engine.ranks import (
     RankGroup,

@@ -21,6 +21,7 @@ from minfer.version import __version__
 if TYPE_CHECKING:
     import torch
 
+FOLLOWER: Final = "minfer.effects.live.engine.rank_process"
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
 OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_peers", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
@@ -51,7 +52,12 @@ def start_ranks(setup: Setup) -> RankGroup:
 
     count = setup.args.parallel.ranks
     crew = Crew.start(
-        count, settings_to(setup), about(setup), environments(setup, count), abort
+        count,
+        settings_to(setup),
+        about(setup),
+        environments(setup, count),
+        abort,
+        FOLLOWER,
     )
     try:
         return RankGroup(join(setup, Place(0, setup.args.parallel), crew.store), crew)

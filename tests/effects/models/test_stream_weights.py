@@ -8,10 +8,12 @@ from safetensors.torch import save_file
 
 from minfer.effects.models import stream_weights as sw
 from minfer.effects.models.parts import Part
+from minfer.effects.models.rank_parts import Cut, RankPart
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@on_gpu
 @pytest.mark.parametrize("buffer", [1 << 10, 4096, 16 << 20])
 def test_every_byte_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
@@ -32,7 +34,7 @@ def test_every_byte_arrives(
     targets["t0"] = fused[5:22]
     sw.stream_weights(
         [
-            sw.TensorJob(paths[int(name[1:]) % 2], name, Part(name, target))
+            sw.TensorJob(paths[int(name[1:]) % 2], name, RankPart(Part(name, target)))
             for name, target in targets.items()
         ]
     )
@@ -42,11 +44,36 @@ def test_every_byte_arrives(
     assert not fused[22:].any()
 
 
+@on_gpu
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(1000, 100)}, path)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4000)
-    job = sw.TensorJob(path, "a", Part("a", torch.zeros(1000, 100, device="cuda")))
+    job = sw.TensorJob(
+        path, "a", RankPart(Part("a", torch.zeros(1000, 100, device="cuda")))
+    )
     with pytest.raises(EOFError, match="ends early"):
         sw.stream_weights([job])
+
+
+@pytest.mark.parametrize("buffer", [64, 1 << 20])
+def test_parts_of_a_tensor_are_read_run_by_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
+) -> None:
+    monkeypatch.setattr(sw, "BUFFER", buffer)
+    stored, path = torch.randn(6, 10, 8), tmp_path / "some"
+    path.write_bytes(b"before" + stored.numpy().tobytes())
+    for cut in (None, Cut(0, 2, 4), Cut(1, 5, 10), Cut(2, 4, 8)):
+        wanted = stored if cut is None else stored[cut.index]
+        read = torch.empty(wanted.shape)
+        runs = sw.runs_of(len("before"), stored.shape, cut, torch.float32)
+        sw.read_runs(path, runs, read, torch.empty(buffer, dtype=torch.uint8), Bar())
+        assert read.equal(wanted)
+
+
+class Bar:
+    """A progress bar that nobody sees."""
+
+    def update(self, count: int) -> None:
+        pass

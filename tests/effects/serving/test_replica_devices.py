@@ -36,7 +36,7 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VISIBLE, "5,3,4")
     monkeypatch.setenv(devices.THREADS, "7")
     first, second = replica_devices(EngineArgs(), 2)
-    assert (first.gpu, second.gpus) == ("5", "3")
+    assert (first.gpus, second.gpus) == ("5", "3")
     with pytest.raises(ConfigError, match="engines needs a GPU, and 3 can be seen"):
         replica_devices(EngineArgs(), 4)
     args = second.take(EngineArgs(journal="runs"))

@@ -96,6 +96,6 @@ def test_ranks_say_what_one_process_says(settings: dict[str, Any], wanted: LLM) 
         mine = llm.generate(long_prompts, GREEDY, use_tqdm=False)
         its = wanted.generate(long_prompts, GREEDY, use_tqdm=False)
         assert all(map(same, mine, its))
-        vectors = zip(*(each.embed(PROMPTS, use_tqdm=False) for each in (llm, wanted)))
-        for one, other in vectors:
-            assert one.embedding == pytest.approx(other.embedding, abs=1e-4)
+        vectors = [one.embed(PROMPTS, use_tqdm=False) for one in (llm, wanted)]
+        for vector, expected in zip(*vectors, strict=True):
+            assert vector.embedding == pytest.approx(expected.embedding, abs=1e-4)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Client, Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, field
 
@@ -38,10 +38,8 @@ from minfer.effects.execution.ranks.items import (
     Transfer,
     item_from,
 )
+from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Failed, Lost, Moved
-
-if TYPE_CHECKING:
-    from minfer.effects.execution.torch_executor import TorchExecutor
 
 
 @define(eq=False)
@@ -105,7 +103,7 @@ class Items:
                 return
 
 
-def follow(executor: "TorchExecutor", leader: Leader) -> None:
+def follow(executor: TorchExecutor, leader: Leader) -> None:
     """Do what rank 0 says, until it says that this is the end. Raises what a step
     raises, and RuntimeError for one that failed on this rank alone.
     """
@@ -133,7 +131,7 @@ def follow(executor: "TorchExecutor", leader: Leader) -> None:
                 _follow_step(executor, item)
 
 
-def _follow_plan(executor: "TorchExecutor", item: Launch | Sample | Discard) -> None:
+def _follow_plan(executor: TorchExecutor, item: Launch | Sample | Discard) -> None:
     match item:
         case Launch(plan):
             executor.launch(plan)
@@ -143,7 +141,7 @@ def _follow_plan(executor: "TorchExecutor", item: Launch | Sample | Discard) -> 
             executor.discard()
 
 
-def _follow_step(executor: "TorchExecutor", item: DummyStep | Capture | Replay) -> None:
+def _follow_step(executor: TorchExecutor, item: DummyStep | Capture | Replay) -> None:
     match item:
         case DummyStep(shape):
             with executor.between_steps():
