@@ -6,6 +6,7 @@ It is imported only when its command is used, and imports heavy modules when it 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -14,6 +15,7 @@ import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.execution.ranks.started_by import is_other_rank
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -70,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
 
     def run() -> int:
+        if is_other_rank():  # whatever the command: rank 0 says what to do
+            from minfer.effects.live.engine.rank_process import main as follow
+
+            os._exit(follow())  # threads may wait for rank 0
         given = sys.argv[1:] if argv is None else argv
         command = _command(given)
         if command in REMOVED:

@@ -29,6 +29,7 @@ from attrs import define, field
 
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.ranks.items import Item, item_to
+from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.messages import Lost, Moved
 
@@ -36,6 +37,7 @@ HERE: Final = "127.0.0.1"
 LATE: Final = 120.0  # seconds in which all ranks must have joined
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 BEAT: Final = 1.0  # seconds between two words of a rank
+RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 # Keys of the store.
 ADDRESS, KEY, SETTINGS = "minfer/address", "minfer/key", "minfer/settings"
 # Kinds of messages of ranks, which are JSON.
@@ -50,34 +52,33 @@ def make_store(ranks: int) -> Any:
     """Returns the store of an engine's ranks: torchrun's, or one at a free port. Raises
     RankError.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
-
-    host, port, leads = HERE, 0, True
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if is_by_torchrun():
         leads = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    try:
-        return TCPStore(host, port, ranks, is_master=leads, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise RankError(f"no store for ranks at {host}:{port}: {line}") from error
+        port = int(os.environ["MASTER_PORT"])
+        return _store(os.environ["MASTER_ADDR"], port, ranks, leads=leads)
+    return _store(HERE, 0, ranks, leads=True)
 
 
 def find_store() -> Any:
     """Returns the store that rank 0 made, in another rank. Raises RankError."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
-
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return _store(host, port, int(os.environ["WORLD_SIZE"]), leads=False)
+
+
+def _store(host: str, port: int, ranks: int, *, leads: bool) -> Any:
+    """Returns a store, apart from those of earlier starts by the same torchrun."""
+    from torch import distributed as torch_ranks
+
+    made: Any = torch_ranks  # its stores are public, but not said to be
     try:
-        return TCPStore(host, port, is_master=False)
+        store = made.TCPStore(host, port, ranks, is_master=leads, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().partition("\n")[0]
-        raise RankError(f"rank 0 is not at {host}:{port}: {line}") from error
-
-
-def is_spawned() -> bool:
-    """Returns whether something else, torchrun, starts the ranks' processes."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+        raise RankError(
+            f"the store of the ranks at {host}:{port} cannot be "
+            f"{'made' if leads else 'reached'}: {line}"
+        ) from error
+    return made.PrefixStore(f"minfer {os.environ.get(RESTARTS, 0)}", store)
 
 
 @define(eq=False)
@@ -153,10 +154,9 @@ class Crew:
         about: Mapping[str, str],
         environments: list[Mapping[str, str]],
         lose: "Callable[[str], None]",
-        module: str,
     ) -> "Crew":
-        """Start the processes of ranks 1 and on, which run a module, each with more
-        variables in its environment. Raises RankError.
+        """Start the processes of ranks 1 and on, each with more variables in its
+        environment. Raises RankError.
         """
         store, key = make_store(ranks), secrets.token_bytes(32)
         listener = Listener((HERE, 0), backlog=ranks, authkey=key)
@@ -167,11 +167,11 @@ class Crew:
         followers = list[Follower]()
         for rank, more in enumerate(environments, 1):
             process = None
-            if not is_spawned():
+            if not is_by_torchrun():
                 own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
-                own["MASTER_PORT"] = str(store.port)
+                own |= {"MASTER_PORT": str(store.underlying_store.port), FOLLOWS: "1"}
                 process = subprocess.Popen(  # our own module
-                    [sys.executable, "-m", module],
+                    [sys.executable, "-m", "minfer"],
                     env={**os.environ, **own, **more},
                     stdin=subprocess.DEVNULL,
                 )

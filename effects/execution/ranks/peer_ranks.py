@@ -6,10 +6,12 @@ less; large sums are NCCL's. Memory that other ranks can read is torch's symmetr
 without multicast.
 """
 
+import logging
 import os
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
@@ -20,6 +22,7 @@ ONE_SHOT: Final = 512 << 10  # bytes read of other ranks, at most
 TWO_SHOT: Final = 8 << 20  # bytes of a part, at most
 # Each rank calls its own GPU the first one, which torch takes for one GPU.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+_log = logging.getLogger("minfer.executor")
 
 
 @define(eq=False)
@@ -101,3 +104,23 @@ class PeerRanks(TorchRanks):
     def _reads_less(self, part: Tensor) -> bool:
         """Whether a two-shot sum is the faster one."""
         return part.nbytes * (self.place.parallel.tensor - 1) > ONE_SHOT
+
+
+def through_memory(ranks: TorchRanks) -> TorchRanks:
+    """Returns ranks that sum through memory that all can read, where there is such; all
+    of a stage must have it.
+    """
+    if ranks.place.has_whole_matrices:
+        return ranks
+    made, why = ranks, ""
+    try:
+        made = PeerRanks.of(ranks)
+        made.warm()
+    except (RuntimeError, ImportError) as error:
+        why = str(error).strip().partition("\n")[0]
+    able = torch.tensor([not why], dtype=torch.int32, device=ranks.device)
+    dist.all_reduce(able, group=ranks.tensor)
+    if int(able) < ranks.place.parallel.tensor:
+        _log.warning("sums over ranks are NCCL's alone: %s", why or "of another rank")
+        return ranks
+    return made

@@ -128,7 +128,6 @@ def joined(
             found.gather(torch.zeros(1, 8, dtype=dtype, device=device))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-                found = _through_memory(found)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
@@ -137,28 +136,6 @@ def joined(
             f"{line}"
         ) from error
     return found
-
-
-def _through_memory(ranks: TorchRanks) -> TorchRanks:
-    """Returns ranks that sum through memory that all can read, where there is such; all
-    of a stage must have it.
-    """
-    if ranks.place.has_whole_matrices:
-        return ranks
-    from minfer.effects.execution.ranks.peer_ranks import PeerRanks
-
-    made, why = ranks, ""
-    try:
-        made = PeerRanks.of(ranks)
-        made.warm()
-    except (RuntimeError, ImportError) as error:
-        why = str(error).strip().partition("\n")[0]
-    able = torch.tensor([not why], dtype=torch.int32, device=ranks.device)
-    dist.all_reduce(able, group=ranks.tensor)
-    if int(able) < ranks.place.parallel.tensor:
-        _log.warning("sums over ranks are NCCL's alone: %s", why or "of another rank")
-        return ranks
-    return made
 
 
 def abort(why: str) -> None:

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0, to be run as a module.
+"""The process of a rank other than 0: the command line, started by rank 0 or torchrun.
 
 torchrun's variables say where rank 0's store is, which has its settings.
 """
@@ -12,11 +12,8 @@ import sys
 from typing import Final
 
 from minfer.effects.execution.follow import Leader, fail, follow
-from minfer.effects.execution.ranks.crew import (
-    SETTINGS,
-    find_store,
-    is_spawned,
-)
+from minfer.effects.execution.ranks.crew import SETTINGS, find_store
+from minfer.effects.execution.ranks.started_by import is_by_torchrun
 from minfer.effects.live.engine.open_engine import open_rank
 from minfer.effects.live.engine.ranks import (
     RankGroup,
@@ -33,7 +30,7 @@ _log = logging.getLogger("minfer.executor")
 def main() -> int:
     """Follow rank 0 until it ends; returns the exit code."""
     rank = int(os.environ["RANK"])
-    if not is_spawned():
+    if not is_by_torchrun():
         _end_with_rank_0()
     for one in (signal.SIGTERM, signal.SIGINT):  # for rank 0, which ends this one
         signal.signal(one, signal.SIG_IGN)
@@ -60,7 +57,3 @@ def _end_with_rank_0() -> None:
     """Have the system kill this process when its parent has died."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-if __name__ == "__main__":
-    os._exit(main())

@@ -7,7 +7,7 @@ prepares the same engine and loads its part of the model.
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import evolve, fields, frozen
 
@@ -18,10 +18,6 @@ from minfer.effects.setup.prepare import Setup, prepare_elsewhere
 from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
 from minfer.version import __version__
 
-if TYPE_CHECKING:
-    import torch
-
-FOLLOWER: Final = "minfer.effects.live.engine.rank_process"
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
 OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_peers", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
@@ -52,12 +48,7 @@ def start_ranks(setup: Setup) -> RankGroup:
 
     count = setup.args.parallel.ranks
     crew = Crew.start(
-        count,
-        settings_to(setup),
-        about(setup),
-        environments(setup, count),
-        abort,
-        FOLLOWER,
+        count, settings_to(setup), about(setup), environments(setup, count), abort
     )
     try:
         return RankGroup(join(setup, Place(0, setup.args.parallel), crew.store), crew)
@@ -69,23 +60,22 @@ def start_ranks(setup: Setup) -> RankGroup:
 
 def join(setup: Setup, place: Place, store: Any) -> Ranks:
     """Joins the other ranks, which do the same. Raises RankError."""
+    import torch
+
     from minfer.effects.execution.ranks.torch_ranks import RankGroupError, joined
     from minfer.effects.models.dtypes import torch_dtype
 
     spec = setup.spec
+    device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        return joined(
-            place, store, device_of(setup), spec.hidden_size, torch_dtype(spec.dtype)
-        )
+        ranks = joined(place, store, device, spec.hidden_size, dtype)
     except RankGroupError as error:
         raise RankError(str(error)) from error
+    if device.type == "cpu":
+        return ranks
+    from minfer.effects.execution.ranks.peer_ranks import through_memory
 
-
-def device_of(setup: Setup) -> "torch.device":
-    """The device of this process: of several GPUs the first that it sees."""
-    import torch
-
-    return torch.device(setup.device.kind)
+    return through_memory(ranks)
 
 
 def about(setup: Setup) -> Mapping[str, str]:

@@ -1,0 +1,18 @@
+"""Who started this process, by the variables of its environment; without torch."""
+
+import os
+from typing import Final
+
+FOLLOWS: Final = "MINFER_FOLLOWS"  # of processes that rank 0 has started
+TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
+
+
+def is_by_torchrun() -> bool:
+    """Whether torchrun starts the processes of all ranks."""
+    return TORCHRUN in os.environ
+
+
+def is_other_rank() -> bool:
+    """Whether this process is to be a rank other than 0."""
+    other = os.environ.get("RANK", "0") != "0"
+    return other and (FOLLOWS in os.environ or is_by_torchrun())
