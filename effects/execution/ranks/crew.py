@@ -32,6 +32,7 @@ from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.messages import Lost, Moved
+from minfer.values.checks import ConfigError
 
 HERE: Final = "127.0.0.1"
 LATE: Final = 120.0  # seconds in which all ranks must have joined
@@ -48,9 +49,13 @@ class RankError(ExecutorError):
     """A rank is lost, so the engine cannot go on."""
 
 
+class RankStartError(ConfigError):
+    """The ranks of an engine cannot be started together."""
+
+
 def make_store(ranks: int) -> Any:
     """Returns the store of an engine's ranks: torchrun's, or one at a free port. Raises
-    RankError.
+    RankStartError.
     """
     if is_by_torchrun():
         leads = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -60,7 +65,7 @@ def make_store(ranks: int) -> Any:
 
 
 def find_store() -> Any:
-    """Returns the store that rank 0 made, in another rank. Raises RankError."""
+    """Returns the store that rank 0 made, in another rank. Raises RankStartError."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return _store(host, port, int(os.environ["WORLD_SIZE"]), leads=False)
 
@@ -74,7 +79,7 @@ def _store(host: str, port: int, ranks: int, *, leads: bool) -> Any:
         store = made.TCPStore(host, port, ranks, is_master=leads, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().partition("\n")[0]
-        raise RankError(
+        raise RankStartError(
             f"the store of the ranks at {host}:{port} cannot be "
             f"{'made' if leads else 'reached'}: {line}"
         ) from error
@@ -156,7 +161,7 @@ class Crew:
         lose: "Callable[[str], None]",
     ) -> "Crew":
         """Start the processes of ranks 1 and on, each with more variables in its
-        environment. Raises RankError.
+        environment. Raises RankStartError.
         """
         store, key = make_store(ranks), secrets.token_bytes(32)
         listener = Listener((HERE, 0), backlog=ranks, authkey=key)
@@ -181,6 +186,7 @@ class Crew:
             crew._await_all()
         except BaseException:
             crew.kill()
+            crew.close()
             raise
         for one in followers:
             name = f"minfer-rank-{one.rank}"
@@ -192,8 +198,8 @@ class Crew:
     # --- joining ------------------------------------------------------------------------
 
     def _await_all(self) -> None:
-        """Wait until all have connected. Raises RankError for one that is late, or has
-        something else.
+        """Wait until all have connected. Raises RankStartError for one that is late, or
+        has something else.
         """
         end = time.monotonic() + LATE
         waiting = {one.rank for one in self.followers}
@@ -204,12 +210,12 @@ class Crew:
                 waiting.discard(self._accept())
             for one in self.followers:
                 if one.process is not None and one.process.poll() is not None:
-                    raise RankError(
+                    raise RankStartError(
                         f"rank {one.rank} ended with {one.process.returncode} before it "
                         f"joined; its error is above"
                     )
             if time.monotonic() > end:
-                raise RankError(
+                raise RankStartError(
                     f"rank {min(waiting)} has not joined within {LATE:.0f} s; look for "
                     f"its error, and start it again"
                 )
@@ -227,7 +233,7 @@ class Crew:
             raise EOFError
         for name, value in self.about.items():
             if about.get(name) != value:
-                raise RankError(
+                raise RankStartError(
                     f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
                     f"{value}; start all ranks with the same"
                 )
@@ -237,11 +243,12 @@ class Crew:
     # --- running ------------------------------------------------------------------------
 
     def await_ready(self) -> None:
-        """Wait until all ranks have their weights and caches. Raises RankError."""
+        """Wait until all ranks have their weights and caches. Raises RankStartError."""
         for one in self.followers:
-            while not one.ready.wait(0.2):
-                self.check()
-        self.check()
+            while not self.lost and not one.ready.wait(0.2):
+                pass
+        if self.lost:
+            raise RankStartError(self.lost)
 
     def check(self) -> None:
         """Raise RankError if a rank is lost."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import evolve, fields, frozen
 
-from minfer.effects.execution.ranks.crew import Crew, RankError
+from minfer.effects.execution.ranks.crew import Crew, RankStartError
 from minfer.effects.models.ranks import ALONE, Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
@@ -42,7 +42,7 @@ class RankGroup:
 
 def start_ranks(setup: Setup) -> RankGroup:
     """Starts the other ranks of an engine, of which this process is rank 0. Raises
-    RankError for those that do not come, or are not of the same engine.
+    RankStartError for those that do not come, or are not of the same engine.
     """
     from minfer.effects.execution.ranks.torch_ranks import abort
 
@@ -59,7 +59,7 @@ def start_ranks(setup: Setup) -> RankGroup:
 
 
 def join(setup: Setup, place: Place, store: Any) -> Ranks:
-    """Joins the other ranks, which do the same. Raises RankError."""
+    """Joins the other ranks, which do the same. Raises RankStartError."""
     import torch
 
     from minfer.effects.execution.ranks.torch_ranks import RankGroupError, joined
@@ -70,7 +70,7 @@ def join(setup: Setup, place: Place, store: Any) -> Ranks:
     try:
         ranks = joined(place, store, device, spec.hidden_size, dtype)
     except RankGroupError as error:
-        raise RankError(str(error)) from error
+        raise RankStartError(str(error)) from error
     if device.type == "cpu":
         return ranks
     from minfer.effects.execution.ranks.peer_ranks import through_memory

@@ -1,0 +1,127 @@
+"""Ranks that cannot start together, and ranks that are lost."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import LLM, SamplingParams
+from minfer.effects.execution.ranks import crew
+from minfer.effects.live.engine import ranks
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.setup import device
+from minfer.effects.setup.device import DeviceError
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
+from minfer.values.checks import ConfigError
+
+from .test_ranks import engine
+
+
+def children() -> list[int]:
+    """Processes of other ranks that this one has started."""
+    listed = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    lines = (line.split(None, 1) for line in listed.splitlines())
+    return [int(pid) for pid, command in lines if re.search(r"-m minfer$", command)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tensor_parallel_size": 3}, "4 cannot be divided among 3 ranks; use 2"),
+        ({"executor": "dry"}, "needs the torch executor"),
+        ({"kv_disk": "somewhere"}, "cannot keep KV blocks on disk"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_they_start(
+    settings: dict[str, Any], says: str
+) -> None:
+    args = EngineArgs(**{"device": "cpu", "tensor_parallel_size": 2, **settings})
+    with pytest.raises((ConfigError, UnsupportedModelError), match=says):
+        prepare(args)
+
+
+def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(DeviceError, match="4 ranks need a GPU each"):
+        device._least_free(4)
+
+
+def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = ranks.about
+    monkeypatch.setattr(ranks, "about", lambda of: {**about(of), "model or weights": "x"})
+
+
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "LATE", 0.1)
+
+
+def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ranks.settings_to
+    monkeypatch.setattr(
+        ranks, "settings_to", lambda of: {**known(of), "model": "/nowhere"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other_weights, "rank 1 has another model or weights"),
+        (late, "rank 1 has not joined within 0 s"),
+        pytest.param(
+            without_its_model,
+            "rank 1 ended with 2 before it joined",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_ranks_that_cannot_start_are_named_and_none_is_left(
+    change: Callable[[pytest.MonkeyPatch], None],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(ConfigError, match=says):
+        engine(tensor_parallel_size=2)
+    assert not children()
+
+
+def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "SILENCE", 2.0)
+    long = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    for how in (signal.SIGKILL, signal.SIGSTOP):
+        llm = engine(tensor_parallel_size=2)
+        try:
+            with pytest.raises(ConfigError, match="already has an engine of several"):
+                engine(tensor_parallel_size=2)
+            [rank] = children()
+            stream = llm.stream(["x = 1"], long)
+            next(stream)
+            os.kill(rank, how)
+            began = time.monotonic()
+            with pytest.raises(RuntimeError, match="rank"):
+                list(stream)
+            assert time.monotonic() - began < 10
+        finally:
+            llm.close()
+        assert not children()
+
+
+def test_closing_ends_all_ranks(tmp_path: Path) -> None:
+    with closing(engine(tensor_parallel_size=2, journal=tmp_path / "runs")) as llm:
+        assert len(children()) == 1
+        llm.generate(["x = 1"], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert not children()
+    assert isinstance(llm, LLM)
