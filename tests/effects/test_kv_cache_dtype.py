@@ -167,10 +167,10 @@ def test_what_cannot_be_is_refused_by_name(
     with pytest.raises(ConfigError, match=r"'int8_per_token_head'.*latents"):
         prepare(EngineArgs(model=str(tmp_path), device="cpu", kv_cache_dtype=INT8))
     old = DeviceInfo("cuda", "A100", 1 << 40, 1 << 40, (8, 0))
-    monkeypatch.setattr(preparing, "find_device", lambda _: old)
+    monkeypatch.setattr(preparing, "find_device", lambda *_: old)
     with pytest.raises(DeviceError, match=r"'fp8' needs.*8\.9.*A100 has 8\.0"):
         prepare(EngineArgs(device="cuda", kv_cache_dtype=FP8))
     new = evolve(old, capability=(9, 0))
-    monkeypatch.setattr(preparing, "find_device", lambda _: new)
+    monkeypatch.setattr(preparing, "find_device", lambda *_: new)
     made = prepare(EngineArgs(model=str(tmp_path), device="cuda", kv_cache_dtype=FP8))
     assert made.spec.kv_dtype == "float8_e4m3fn" != spec.kv_dtype

@@ -169,7 +169,7 @@ def test_buffers_of_copies_are_planned(
     assert memory.BUFFER == page_parts.PIECE
     args = EngineArgs(device="cuda", num_gpu_blocks_override=99, kv_host_memory=1 << 24)
     gpu = DeviceInfo("cuda", "H100", 1 << 36, 1 << 36, (9, 0))
-    monkeypatch.setattr(preparing, "find_device", lambda _: gpu)
+    monkeypatch.setattr(preparing, "find_device", lambda *_: gpu)
     neither = evolve(args, kv_host_memory=None)
     both = evolve(args, kv_disk=tmp_path, kv_disk_size=1 << 26)
     planned = [prepare(one).memory.activations for one in (neither, args, both)]

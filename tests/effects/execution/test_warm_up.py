@@ -138,14 +138,14 @@ def test_kernels_that_cannot_be_compiled_ahead_are_logged(
     compiling(monkeypatch, "product: no room", "attend: no room")
     work = warm_up(run, [], seconds=0)
     with caplog.at_level(logging.INFO, "minfer.executor"):
-        work.before_ready()
+        work.prepare()
     assert caplog.messages == [
         "2 kernels, 1 of them compiled, in 0.5 s",
         "2 kernels are left to their first use: product: no room",
     ]
     caplog.clear()
     monkeypatch.setattr(kernels, "compiled", None)
-    work.before_ready()
+    work.prepare()
     assert len(caplog.messages) == 1
     assert "compiled one by one, as they are needed: TypeError" in caplog.messages[0]
     assert not captured
