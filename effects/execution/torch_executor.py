@@ -449,6 +449,9 @@ class TorchExecutor:
         why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
+        sampler, stages = self.runner.sampler, self.ranks.place.parallel.pipeline
+        sampler.receive(plan.step - stages)  # of the same micro-batch
+        sampler.begin()
         self.runner.take(plan)
         if self.catch_up is not None and (due := self.catch_up.start(plan)):
             self.runner.catch_up(due, self.ring.next())
@@ -457,6 +460,7 @@ class TorchExecutor:
             launched.slots.append(slot)
             launched.deferred = forward.deferred
             self.runner.run(forward, slot)
+            sampler.finish(plan.step, forward.shape.lines)
 
     def _sample(self, launched: LaunchedPlan) -> None:
         """Launch a plan's deferred draws."""
@@ -472,6 +476,7 @@ class TorchExecutor:
         slot = self.ring.next()
         launched.slots.append(slot)
         self.runner.run_deferred(draws, slot)
+        self.runner.sampler.finish(launched.plan.step, draws.shape.lines)
 
     def _results(self, launched: LaunchedPlan) -> Executed:
         if launched.plan.deferred and launched.command is None:
@@ -479,6 +484,8 @@ class TorchExecutor:
                 f"the host has not allowed that the deferred rows of step "
                 f"{launched.plan.step} are sampled"
             )
+        if self.at_once:  # all that is sent has to be received
+            self.runner.sampler.receive(launched.plan.step)
         vocab = self.runner.spec.vocab_size
         found = results(launched.plan, launched.slots, vocab, launched.reassigned)
         if self.catch_up is not None:
@@ -487,6 +494,8 @@ class TorchExecutor:
 
     def discard(self) -> None:
         """Clear all after a failed plan; waits until no launched work uses the cache."""
+        if self.launched_plans:
+            self.runner.sampler.receive(self.launched_plans[-1].plan.step)
         self.launched_plans.clear()
         self.packer.forget()
         if self.catch_up is not None:

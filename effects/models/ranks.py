@@ -147,6 +147,14 @@ class Ranks(Protocol):
         """Send the residual stream [tokens, hidden] to the next stage."""
         ...
 
+    def send_tokens(self, tokens: "Tensor") -> None:
+        """Send sampled tokens [lines] int32 from the last stage to all others."""
+        ...
+
+    def receive_tokens(self, lines: int) -> "Tensor":
+        """Returns the next tokens [lines] int32 that the last stage has sent."""
+        ...
+
 
 @frozen
 class Alone:
@@ -180,6 +188,14 @@ class Alone:
     def send(self, hidden: "Tensor") -> None:
         """There is no stage behind."""
         raise AssertionError(f"{len(hidden)} tokens for a stage behind the last")
+
+    def send_tokens(self, tokens: "Tensor") -> None:
+        """There are no other stages."""
+        raise AssertionError(f"{len(tokens)} tokens for stages that are not there")
+
+    def receive_tokens(self, lines: int) -> "Tensor":
+        """There are no other stages."""
+        raise AssertionError(f"{lines} tokens of a stage that is not there")
 
 
 ALONE: Final = Alone()

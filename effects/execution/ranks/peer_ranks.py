@@ -63,6 +63,7 @@ class PeerRanks(TorchRanks):
             ranks.hidden,
             ranks.dtype,
             ranks.tensor,
+            ranks.tokens,
             buffer=buffer,
             memory=[data, flags, *shared],
         )

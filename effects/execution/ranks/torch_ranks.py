@@ -15,6 +15,7 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
+from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.models.ranks import Place
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
@@ -40,8 +41,14 @@ class TorchRanks:
     hidden: int  # width of the residual stream
     dtype: torch.dtype
     tensor: Any = None  # torch.distributed's group of this stage
+    tokens: Any = None  # its group of sampled tokens, which cross beside other sends
     # Whether nothing is exchanged, while kernels are compiled on each rank by itself.
     is_silent: bool = field(default=False, init=False)
+    _sent: list[Any] = field(factory=list, init=False)  # what may not be received yet
+    _stream: "torch.cuda.Stream | None" = field(init=False)  # of sampled tokens
+
+    def __attrs_post_init__(self) -> None:
+        self._stream = new_stream(self.device)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -92,6 +99,26 @@ class TorchRanks:
                 hidden.contiguous(), dst=self.place.rank - self.place.parallel.tensor
             )
 
+    def send_tokens(self, tokens: Tensor) -> None:
+        """See `Ranks.send_tokens`. Nothing waits until they are received."""
+        self._sent = [one for one in self._sent if not one.is_completed()]
+        for rank in range(
+            self.place.rank + self.place.parallel.tensor,
+            self.place.parallel.ranks,
+            self.place.parallel.tensor,
+        ):
+            with on(self._stream):
+                if self._stream is not None:
+                    self._stream.wait_stream(torch.cuda.current_stream(self.device))
+                    tokens.record_stream(self._stream)
+                self._sent.append(dist.isend(tokens, dst=rank, group=self.tokens))
+
+    def receive_tokens(self, lines: int) -> Tensor:
+        """See `Ranks.receive_tokens`."""
+        found = torch.empty(lines, dtype=torch.int32, device=self.device)
+        dist.recv(found, src=self.place.part, group=self.tokens)
+        return found
+
 
 def joined(
     place: Place, store: Any, device: torch.device, hidden: int, dtype: torch.dtype
@@ -118,14 +145,15 @@ def joined(
             dist.new_group([*range(first, first + parallel.tensor)])
             for first in range(0, parallel.ranks, parallel.tensor)
         ]
-        found = TorchRanks(
-            place, device, hidden, dtype, groups[place.rank // parallel.tensor]
-        )
+        tokens = dist.new_group([*range(parallel.ranks)])
+        stage = groups[place.rank // parallel.tensor]
+        found = TorchRanks(place, device, hidden, dtype, stage, tokens)
         # Connections are made by the first sums: they must not be made in a capture.
         with torch.inference_mode():
             for size in (1, 1 << 20):
                 found.sum(torch.zeros(1, size, dtype=dtype, device=device))
             found.gather(torch.zeros(1, 8, dtype=dtype, device=device))
+            _connect_stages(found)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
     except (RuntimeError, ValueError) as error:
@@ -136,6 +164,21 @@ def joined(
             f"{line}"
         ) from error
     return found
+
+
+def _connect_stages(ranks: TorchRanks) -> None:
+    """Send once between all stages, so that their connections are made."""
+    place = ranks.place
+    if place.parallel.pipeline == 1:
+        return
+    hidden = torch.zeros(1, ranks.hidden, dtype=ranks.dtype, device=ranks.device)
+    if not place.is_first_stage:
+        ranks.receive(1)
+    if not place.is_last_stage:
+        ranks.send(hidden)
+        ranks.receive_tokens(1)
+    else:
+        ranks.send_tokens(torch.zeros(1, dtype=torch.int32, device=ranks.device))
 
 
 def abort(why: str) -> None:

@@ -55,9 +55,9 @@ from minfer.effects.execution.running.feeding import (
 )
 from minfer.effects.execution.running.prefill_chunks import prefill_chunks, uses_history
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
-from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
+from minfer.effects.execution.running.stage_sampler import make_sampler
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.cache_layout import layout_for
@@ -166,7 +166,9 @@ class ModelRunner:
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
-        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
+        self.sampler = make_sampler(
+            ranks, backend, self.rows, draws, self.lines, remembers=modelled
+        )
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
         self.scorer = Scorer(backend, config.max_num_seqs)

@@ -60,6 +60,19 @@ class Sampler:
         self.rows.open(row, opened)
         self.shaper.open(row, opened)
 
+    # --- pipeline stages: see stage_sampler.py ------------------------------------------
+
+    def begin(self) -> None:
+        """A step of a plan begins."""
+
+    def finish(self, step: int, lines: int) -> None:
+        """A forward of a step has been launched, whose tokens are in the first lines."""
+
+    def receive(self, step: int) -> None:
+        """The tokens of forwards up to this step are needed."""
+
+    # --- sampling -----------------------------------------------------------------------
+
     def sample(
         self,
         logits: Tensor,

@@ -104,10 +104,16 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
         return open_rank(setup, RankGroup(), report, store)
     group = start_ranks(setup)
     try:
-        return open_rank(setup, group, report, store)
+        executor = open_rank(setup, group, report, store)
     except BaseException:
         group.close()
         raise
+    stages = setup.args.pipeline_parallel_size
+    if stages == 1:
+        return executor
+    from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
+
+    return MicroBatchExecutor(executor, stages, setup.spec.vocab_size)
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:
@@ -223,11 +229,12 @@ def open_rank(
         filtered = is_filtered(advised, setup.spec.vocab_size)
         likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
         return TorchExecutor(
-            config,
+            attrs.evolve(config, depth=config.depth * setup.args.pipeline_parallel_size),
             setup.spec if place == WHOLE else setup.spec.for_rank(place),
             weights,
             setup.device.kind,
-            graphs=not setup.args.enforce_eager,
+            # Stages would have to capture their sends: they run kernel by kernel.
+            graphs=not setup.args.enforce_eager and place.parallel.pipeline == 1,
             checked=setup.args.check_steps,
             readiness=Readiness(
                 report,

@@ -73,6 +73,12 @@ class ThreadRanks:
     def send(self, hidden: Tensor) -> None:
         self.leaving.put(hidden.clone())
 
+    def send_tokens(self, tokens: Tensor) -> None:
+        raise NotImplementedError
+
+    def receive_tokens(self, lines: int) -> Tensor:
+        raise NotImplementedError
+
 
 def on_ranks(
     parallel: Parallel, work: Callable[[ThreadRanks], Result]

@@ -50,6 +50,9 @@ SETTINGS: Final[list[Any]] = [
             {"tensor_parallel_size": 2, "num_gpu_blocks_override": 41},  # preempts
             {"tensor_parallel_size": 2, "kv_host_memory": 64 << 20},
             {"tensor_parallel_size": 4},
+            {"pipeline_parallel_size": 2},
+            {"pipeline_parallel_size": 3, "num_gpu_blocks_override": 41},
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
         ]
     ),
 ]
