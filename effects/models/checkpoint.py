@@ -30,7 +30,7 @@ from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
 from minfer.effects.models.progress import disabled
 from minfer.effects.models.quantization import Files
-from minfer.effects.models.rank_parts import RankPart, rank_parts
+from minfer.effects.models.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.refusals import quantized_objection
 from minfer.effects.models.shapes import weight_bytes
@@ -191,14 +191,14 @@ def _filled(
     del weights
     ends = checkpoint_parts(evolve(spec, layers=()), rest, files)
     for one in rank_parts(spec, ends, whole):
-        one.fill(where[one.part.name].tensor(one.index))
+        one.fill(where[one.part.name].tensor(one.cut))
     hidden = disabled(weight_bytes(spec, cuda=False))
     for i in tqdm(range(len(layers)), desc="Layers", disable=hidden):
         prefix = layer_prefix(spec.first_layer + i)
         found = layer_parts(spec.layers[i], layers[i], files)
         for one in rank_parts(spec, (part.under(prefix) for part in found), whole):
             if (place := where.get(one.part.name)) is not None:  # else it is optional
-                one.fill(place.tensor(one.index))
+                one.fill(place.tensor(one.cut))
         layers[i] = finish_layer(layers[i], dtype)
     return evolve(rest, layers=tuple(layers))
 
@@ -220,8 +220,9 @@ def _check_copy(spec: ModelSpec, stored: TensorPlace, embed: "Tensor") -> None:
     """Check that an output head stored beside tied embeddings is a copy; else the config
     is wrong.
     """
-    rows = slice(spec.vocab_rows.start, spec.vocab_rows.stop)
-    head = stored.tensor((rows,)).to(embed.dtype)
+    rows = spec.vocab_rows
+    cut = Cut(0, min(rows.start, spec.vocab_size), min(rows.stop, spec.vocab_size))
+    head = stored.tensor(cut).to(embed.dtype)
     if not head.equal(embed[: len(head)].cpu()):
         raise TensorMismatchError(
             f"{stored.path}: tensor {LM_HEAD} differs from {EMBED} although config.json "

@@ -330,16 +330,19 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]
     """Yields the tensors of all experts."""
     keys = sizes.keys
     alternate = _gates_first if keys.turned else None
-    for name, by, of_first, order in (
-        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate),
-        ("down_proj", experts.down, sizes.down, None),
+    pair = 1 if keys.turned else 2  # alternating gates and ups are divided as one matrix
+    for name, by, of_first, order, fused in (
+        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate, pair),
+        ("down_proj", experts.down, sizes.down, None, 1),
     ):
         matrix = f"{keys.experts}.{name}"
         for part in _stack_parts(matrix, by, files, turned=keys.turned):
-            yield evolve(part, matrix=of_first.names[0]).then(order)
+            matrix_name = of_first.names[0]
+            yield evolve(part, matrix=matrix_name, fused=fused).then(order)
         if by.bias is not None:
             summed = name == "down_proj" and sizes.own is None
-            yield Part(f"{matrix}_bias", by.bias, once=summed).then(order)
+            bias = Part(f"{matrix}_bias", by.bias, fused=fused, once=summed)
+            yield bias.then(order)
 
 
 def _stack_parts(

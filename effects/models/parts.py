@@ -29,7 +29,10 @@ class Part:
     # quantized as it is read.
     take: "Callable[[Tensor], None] | None" = None
     optional: bool = False  # a checkpoint may lack it
+    # How ranks divide it, if they do (rank_parts.py):
+    fused: int = 1  # matrices of an expert, one below the other: divided one by one
     once: bool = False  # the bias of a sum over ranks, which one of them adds
+    undivided: bool = False  # every rank reads all of it
     scales: bool = False  # of a quantized matrix, which have to be finite
     by_output: bool = True  # a matrix's outputs are its first dimension, once arranged
 

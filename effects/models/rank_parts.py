@@ -9,7 +9,7 @@ embedding and head are zeros then.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
@@ -21,28 +21,46 @@ from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+OUTPUTS: Final = 1  # the dimension of them in matrices of all experts
+
 
 @frozen
 class Cut:
-    """Which part of a stored tensor is read."""
+    """Which part of a stored tensor is read: in one dimension a range of each of its
+    equal pieces, one of which is all of it unless matrices are stored as one.
+    """
 
     dim: int
     start: int
     stop: int
+    pieces: int = 1
+
+    @property
+    def size(self) -> int:
+        """The size of the part in that dimension."""
+        return self.pieces * (self.stop - self.start)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the part."""
         return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
 
-    @property
-    def size(self) -> int:
-        """The size of the part in that dimension."""
-        return self.stop - self.start
+    def ranges(self, size: int) -> list[range]:
+        """Returns the ranges of a dimension of so many."""
+        each = size // self.pieces
+        firsts = range(0, self.pieces * each, each) if each else ()
+        return [range(at + self.start, at + self.stop) for at in firsts]
 
-    @property
-    def index(self) -> tuple[slice, ...]:
-        """What selects the part."""
-        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+    def of(self, stored: Any, size: int) -> "Tensor":
+        """Returns the part of a tensor, or of one in an open file, of which no more is
+        read; `size` is that of the dimension.
+        """
+        import torch
+
+        before = (slice(None),) * self.dim
+        found: list[Tensor] = [
+            stored[(*before, slice(one.start, one.stop))] for one in self.ranges(size)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, self.dim)
 
 
 @frozen(eq=False)
@@ -53,11 +71,6 @@ class RankPart:
     cut: Cut | None = None  # None: all of it
     # Biases of sums over ranks are added by one rank: they are zero here.
     is_zero: bool = False
-
-    @property
-    def index(self) -> tuple[slice, ...]:
-        """What is read of the stored tensor; empty: all of it."""
-        return () if self.cut is None else self.cut.index
 
     def fill(self, stored: "Tensor") -> None:
         """Put what was read in its place."""
@@ -106,7 +119,7 @@ def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
         first = min(rows.start, spec.vocab_size)
         return Cut(0, first, min(rows.stop, spec.vocab_size))
     own = part.shape
-    if own == whole:
+    if own == whole or part.undivided:
         return None
     differing = [dim for dim, size in enumerate(whole) if own[dim] != size]
     dim, ranks = differing[0], spec.place.parallel.tensor
@@ -115,6 +128,8 @@ def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
             f"tensor {part.name} of shape {list(whole)} cannot be divided into parts of "
             f"shape {list(own)} for {ranks} ranks; use fewer (tensor_parallel_size)"
         )
+    pieces = part.fused if dim == OUTPUTS else 1
+    size = own[dim] // pieces
     slices = whole[dim] // own[dim]
-    start = spec.place.part * slices // ranks * own[dim]
-    return Cut(dim, start, start + own[dim])
+    start = spec.place.part * slices // ranks * size
+    return Cut(dim, start, start + size, pieces)

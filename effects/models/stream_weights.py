@@ -6,7 +6,7 @@ are copied to the GPU. No file is mapped into memory, and only the buffers take 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -98,9 +98,8 @@ def _fill(
             if kind is not target.dtype or not direct:
                 read = torch.empty(shape, dtype=kind, device=target.device)
             start = header.base + about["data_offsets"][0]
-            read_runs(
-                job.path, runs_of(start, about["shape"], cut, kind), read, buffer, bar
-            )
+            ranges = byte_ranges(start, about["shape"], cut, kind)
+            read_ranges(job.path, ranges, read, buffer, bar)
             if read is target:
                 part.check()
             else:
@@ -109,44 +108,37 @@ def _fill(
     stream.synchronize()
 
 
-@frozen
-class Runs:
-    """Equal runs of a file's bytes, at equal distances."""
-
-    first: int  # where the first begins
-    size: int
-    distance: int
-    count: int
-
-
-def runs_of(start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype) -> Runs:
-    """Returns the bytes of a tensor that begins at `start`, or of a part of it."""
-    size = math.prod(shape) * kind.itemsize
+def byte_ranges(
+    start: int, shape: Sequence[int], cut: Cut | None, kind: torch.dtype
+) -> Iterator[range]:
+    """Yields the bytes of a tensor that begins at `start`, or of its part, in order."""
     if cut is None:
-        return Runs(start, size, size, 1)
+        yield range(start, start + math.prod(shape) * kind.itemsize)
+        return
     inner = math.prod(shape[cut.dim + 1 :]) * kind.itemsize
-    distance = shape[cut.dim] * inner
-    count = math.prod(shape[: cut.dim])
-    return Runs(start + cut.start * inner, cut.size * inner, distance, count)
+    for outer in range(math.prod(shape[: cut.dim])):
+        for one in cut.ranges(shape[cut.dim]):
+            first = start + (outer * shape[cut.dim] + one.start) * inner
+            yield range(first, first + len(one) * inner)
 
 
-def read_runs(path: Path, runs: Runs, target: Tensor, buffer: Tensor, bar: Any) -> None:
-    """Fill `target` with runs of a file's bytes, a buffer at a time."""
+def read_ranges(
+    path: Path, ranges: Iterator[range], target: Tensor, buffer: Tensor, bar: Any
+) -> None:
+    """Fill `target` with ranges of a file's bytes, a buffer at a time."""
     raw: Any = buffer.numpy()  # its type does not declare the buffer interface
-    places = (runs.first + i * runs.distance for i in range(runs.count))
     pieces = (
-        (place + at, min(BUFFER, runs.size - at))
-        for place in places
-        for at in range(0, runs.size, BUFFER)
+        one[at : at + BUFFER] for one in ranges for at in range(0, len(one), BUFFER)
     )
     left = target.view(-1).view(torch.uint8)
     filled = 0
     with path.open("rb") as file:
-        for place, size in pieces:
+        for piece in pieces:
+            size = len(piece)
             if filled + size > BUFFER:
                 left[:filled].copy_(buffer[:filled])  # waits: the buffer is free again
                 left, filled = left[filled:], 0
-            file.seek(place)
+            file.seek(piece.start)
             if file.readinto(raw[filled : filled + size]) < size:
                 raise EOFError("the file ends early")
             filled += size

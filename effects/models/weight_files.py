@@ -19,6 +19,7 @@ from minfer.effects.models.config_reader import CheckpointError, UnsupportedMode
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
 from minfer.effects.models.gguf.tensors import GgufTensors, opened
 from minfer.effects.models.json_files import damaged, read_optional
+from minfer.effects.models.rank_parts import Cut
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -37,13 +38,15 @@ class TensorPlace:
     file: Any  # open; safetensors ships no types
     name: str  # in the file
 
-    def tensor(self, index: tuple[slice, ...] = ()) -> Any:
-        """Returns the tensor, or the part of it at an index, read from the file."""
-        if index and isinstance(self.file, GgufTensors):  # dequantizes all of it
-            return self.file.get_tensor(self.name)[index]
-        if index:
-            return self.file.get_slice(self.name)[index]
-        return self.file.get_tensor(self.name)
+    def tensor(self, cut: Cut | None = None) -> Any:
+        """Returns the tensor, or a part of it, read from the file."""
+        if cut is None:
+            return self.file.get_tensor(self.name)
+        stored = self.file.get_slice(self.name)
+        size = stored.get_shape()[cut.dim]
+        if isinstance(self.file, GgufTensors):  # which dequantizes all of it
+            stored = self.file.get_tensor(self.name)
+        return cut.of(stored, size)
 
 
 @frozen(eq=False)

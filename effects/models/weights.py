@@ -125,7 +125,9 @@ def random_weights(
         drawn = _room(one, part, pool)
         at = _draw(pool, at, part.shape, drawn)
         if one is not None and drawn is not None and drawn is not one.part.place:
-            one.fill(drawn[one.index])
+            one.fill(
+                drawn if one.cut is None else one.cut.of(drawn, part.shape[one.cut.dim])
+            )
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))
 

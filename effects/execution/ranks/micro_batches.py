@@ -2,8 +2,8 @@
 
 Theory. A row's next token is its next input, so the first stage can begin a row's next
 step only after the last one has ended this step: of one batch, all stages but one wait.
-So rows are in as many *micro-batches* as there are stages (Huang et al. 2019), by the number
-of their device row, always in the same one. While the second stage computes one
+So rows are in as many *micro-batches* as there are stages (Huang et al. 2019), by the
+number of their device row, always in the same one. While the second stage computes one
 micro-batch, the first computes the next.
 
     stage 0   a0 b0 a1 b1 a2 b2     steps 0, 1, 2 of the micro-batches a and b

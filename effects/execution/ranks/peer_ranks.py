@@ -22,6 +22,8 @@ ONE_SHOT: Final = 512 << 10  # bytes read of other ranks, at most
 TWO_SHOT: Final = 8 << 20  # bytes of a part, at most
 # Each rank calls its own GPU the first one, which torch takes for one GPU.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+# A program that uses NVLink's multicast can put GPUs out of service that others share.
+MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 _log = logging.getLogger("minfer.executor")
 
 
@@ -40,6 +42,7 @@ class PeerRanks(TorchRanks):
         import torch.distributed._symmetric_memory as symmetric
 
         os.environ.setdefault(OVERLAPPING, "1")
+        os.environ[MULTICAST] = "1"
         count, device = ranks.place.parallel.tensor, ranks.device
         group = ranks.tensor.group_name
         size = 2 * TWO_SHOT // ranks.dtype.itemsize
@@ -100,7 +103,8 @@ class PeerRanks(TorchRanks):
             rows *= 4
 
     def _is_small(self, part: Tensor) -> bool:
-        return part.nbytes <= TWO_SHOT and part.is_contiguous() and len(part) > 0
+        alike = part.is_contiguous() and part.dtype is self.dtype
+        return part.nbytes <= TWO_SHOT and alike and len(part) > 0
 
     def _reads_less(self, part: Tensor) -> bool:
         """Whether a two-shot sum is the faster one."""

@@ -1,8 +1,8 @@
 """Samplers of pipeline stages: those before the last take its tokens.
 
 Their forwards end without logits. What would be sampled is noted, and the tokens are
-taken before the next forward of the same micro-batch, which needs them: meanwhile this stage
-computes others.
+taken before the next forward of the same micro-batch, which needs them: meanwhile this
+stage computes others.
 """
 
 from collections import deque

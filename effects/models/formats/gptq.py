@@ -68,6 +68,7 @@ class Gptq(OneByOne):
             take=check,
             optional=True,
             by_output=False,
+            undivided=True,
         )
 
 

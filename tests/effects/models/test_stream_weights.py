@@ -64,11 +64,11 @@ def test_parts_of_a_tensor_are_read_run_by_run(
     monkeypatch.setattr(sw, "BUFFER", buffer)
     stored, path = torch.randn(6, 10, 8), tmp_path / "some"
     path.write_bytes(b"before" + stored.numpy().tobytes())
-    for cut in (None, Cut(0, 2, 4), Cut(1, 5, 10), Cut(2, 4, 8)):
-        wanted = stored if cut is None else stored[cut.index]
+    for cut in (None, Cut(0, 2, 4), Cut(1, 5, 10), Cut(2, 4, 8), Cut(1, 3, 5, 2)):
+        wanted = stored if cut is None else cut.of(stored, stored.shape[cut.dim])
         read = torch.empty(wanted.shape)
-        runs = sw.runs_of(len("before"), stored.shape, cut, torch.float32)
-        sw.read_runs(path, runs, read, torch.empty(buffer, dtype=torch.uint8), Bar())
+        ranges = sw.byte_ranges(len("before"), stored.shape, cut, torch.float32)
+        sw.read_ranges(path, ranges, read, torch.empty(buffer, dtype=torch.uint8), Bar())
         assert read.equal(wanted)
 
 
