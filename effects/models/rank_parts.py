@@ -11,7 +11,7 @@ embedding and head are zeros then.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.parts import Part
@@ -92,7 +92,11 @@ def rank_parts(
         if spec.place == WHOLE:
             yield RankPart(part)
             continue
-        cut = _cut(spec, part, whole[part.name].shape)
+        its = whole[part.name]
+        if part.undivided:
+            yield RankPart(evolve(its, place=part.place))
+            continue
+        cut = _cut(spec, part, its.shape)
         yield RankPart(part, cut, is_zero=part.once and spec.place.part > 0)
 
 
@@ -119,7 +123,7 @@ def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
         first = min(rows.start, spec.vocab_size)
         return Cut(0, first, min(rows.stop, spec.vocab_size))
     own = part.shape
-    if own == whole or part.undivided:
+    if own == whole:
         return None
     differing = [dim for dim, size in enumerate(whole) if own[dim] != size]
     dim, ranks = differing[0], spec.place.parallel.tensor
