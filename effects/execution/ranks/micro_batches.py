@@ -16,6 +16,7 @@ micro-batch i of m has the number n * m + i.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -25,7 +26,7 @@ from minfer.effects.execution.contract import Executor
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Copy, Mask, Plan, SampleDeferred
 
-WORD: "int" = 32  # tokens in a word of a mask
+WORD: Final = 32  # tokens in a word of a mask
 
 
 @frozen
