@@ -9,15 +9,18 @@ copy has here, and the sums over ranks alone, as many and as large, in a CUDA gr
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from bench import layers_gpu
 from bench.gpu_workloads import Lab, figure, greedy, rate, steady
 from bench.ranks_gpu_sums import events
 from bench.results import run, show
@@ -31,6 +34,13 @@ CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192
 REPEATS: Final = 3
 COPIED: Final = 1 << 30  # bytes
+
+
+def config_of(shape: str) -> dict[str, Any]:
+    """What config.json says of a shape."""
+    if shape in layers_gpu.SHAPES:
+        return {**layers_gpu.SHAPES[shape], **layers_gpu.COMMON}
+    return qwen(shape)
 
 
 def bandwidth() -> float:
@@ -49,7 +59,7 @@ def bandwidth() -> float:
 
 
 def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
-    """us of a sum over so many ranks of [rows, hidden], in a graph, by NCCL."""
+    """us of a sum over so many ranks of [rows, hidden], in a graph."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "bench.ranks_gpu_sums"]
     sizes = ",".join(map(str, rows))
@@ -60,19 +70,21 @@ def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).stdout
-    lines = (line.split() for line in text.splitlines() if line.startswith("sum "))
-    return {size: float(us) for _, size, us in lines}
+    lines = (line.split() for line in text.splitlines())
+    found = [(words[0], words[1], float(words[2])) for words in lines if len(words) == 3]
+    return {f"{name} {rows}": us for name, rows, us in found}
 
 
 def floor_ms(
     args: argparse.Namespace, ranks: int, rows: int, rate: float, us: dict[str, float]
 ) -> float:
     """ms of the bytes of a step, and its sums."""
-    spec = parse_spec(qwen(args.shape))
-    own = spec.for_rank(Place(0, Parallel(tensor=ranks)))
+    spec = parse_spec(config_of(args.shape))
+    place = Place(0, Parallel(ranks, by_expert=args.by_expert))
+    own = spec if ranks == 1 else spec.for_rank(place)
     read = weight_bytes(own, cuda=True) - own.embed_rows * own.hidden_size * 2
     read += rows * CONTEXT * kv_bytes_per_token(own)
-    total = (2 * len(own.layers) + 1) * us[str(rows)] if ranks > 1 else 0.0
+    total = (2 * len(own.layers) + 1) * us[f"sum {rows}"] if ranks > 1 else 0.0
     return 1e3 * read / rate + total / 1e3
 
 
@@ -90,10 +102,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     base = dict[int, float]()
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab.for_shape(folder, args.shape)
+        if args.shape in layers_gpu.SHAPES:
+            model = Path(folder) / args.shape
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(config_of(args.shape)))
         for ranks in map(int, args.ranks.split(",")):
-            hidden = qwen(args.shape)["hidden_size"]
+            hidden = config_of(args.shape)["hidden_size"]
             us = sums(ranks, hidden, rows) if ranks > 1 else {}
-            llm = lab.engine(args.shape, tensor_parallel_size=ranks, max_model_len=16_384)
+            llm = lab.engine(
+                args.shape,
+                tensor_parallel_size=ranks,
+                enable_expert_parallel=args.by_expert,
+                skip_tokenizer_init=args.shape in layers_gpu.SHAPES,
+                max_model_len=16_384,
+            )
             part: dict[str, Any] = {"sums, us": us}
             for count in rows:
                 ms = steps(lab, llm, count)
@@ -123,8 +145,9 @@ if __name__ == "__main__":
         "ranks_gpu",
         measure,
         {
-            "--shape": {"choices": [*SHAPES, *TINY], "default": "7B"},
+            "--shape": {"choices": [*SHAPES, *TINY, *layers_gpu.SHAPES], "default": "7B"},
             "--ranks": "1,2",
             "--rows": "1,8,64,256",
+            "--by-expert": {"action": "store_true"},
         },
     )

@@ -4,10 +4,15 @@ starts this with torchrun.
 
 import os
 import sys
+from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+
+from minfer.effects.execution.ranks.peer_ranks import through_memory
+from minfer.effects.execution.ranks.torch_ranks import TorchRanks
+from minfer.effects.models.ranks import Parallel, Place
 
 CALLS: Final = 50  # of a graph
 REPLAYS: Final = 20
@@ -41,15 +46,21 @@ def microseconds(tensor: torch.Tensor, call: Any) -> float:
 
 def main() -> None:
     """Measure each number of rows."""
-    rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device, kind = torch.device("cuda", rank), torch.bfloat16
+    torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     hidden = int(sys.argv[1])
+    place = Place(rank, Parallel(tensor=ranks))
+    nccl = TorchRanks(place, device, hidden, kind, dist.group.WORLD)
+    made = through_memory(nccl)
     for rows in map(int, sys.argv[2].split(",")):
-        tensor = torch.zeros(rows, hidden, dtype=torch.bfloat16, device="cuda")
-        us = microseconds(tensor, dist.all_reduce)
-        if rank == 0:
-            print("sum", rows, f"{us:.2f}", flush=True)
+        part = torch.zeros(rows, hidden, dtype=kind, device=device)
+        residual = part.clone()
+        for name, one in (("nccl", nccl), ("sum", made)):
+            us = microseconds(part, partial(one.add_sum, residual))
+            if rank == 0:
+                print(name, rows, f"{us:.2f}", flush=True)
     dist.destroy_process_group()
 
 
