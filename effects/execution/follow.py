@@ -55,7 +55,7 @@ class Leader:
         host, _, port = store.get(ADDRESS).decode().rpartition(":")
         key = bytes.fromhex(store.get(KEY).decode())
         leader = cls(Client((host, int(port)), authkey=key))
-        leader.say(JOINED, rank=rank, about=dict(about))
+        leader.say(JOINED, rank=rank, process=os.getpid(), about=dict(about))
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
 

@@ -92,6 +92,7 @@ class Follower:
 
     rank: int
     process: "subprocess.Popen[bytes] | None"  # None: torchrun's
+    number: int = 0  # torchrun's process id, once it has joined
     link: Connection | None = None
     ready: threading.Event = field(factory=threading.Event)
     lock: threading.Lock = field(factory=threading.Lock)  # held while sending
@@ -103,9 +104,14 @@ class Follower:
                 self.link.send_bytes(data)
 
     def kill(self) -> None:
-        """End its process at once."""
+        """End its process at once. torchrun, which sees no more than ends, starts all
+        ranks again then.
+        """
         if self.process is not None:
             self.process.kill()
+        elif self.number:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.number, signal.SIGKILL)
 
 
 @define(eq=False)
@@ -237,7 +243,7 @@ class Crew:
                     f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
                     f"{value}; start all ranks with the same"
                 )
-        one.link = link
+        one.link, one.number = link, int(message["process"])
         return rank
 
     # --- running ------------------------------------------------------------------------
