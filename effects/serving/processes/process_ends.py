@@ -2,6 +2,7 @@
 
     watching -- an engine ended --> it is restarted, after a pause
              -- an engine hangs --> it is killed
+             -- an engine of torchrun's ended --> stopping: torchrun starts all again
              -- a front ended --> it is restarted; its connections are lost
              -- one that was never ready ended, or one several times --> stopping
              -- SIGTERM --> draining: fronts take no new requests
@@ -69,6 +70,7 @@ class Processes:
 
     fronts: int
     replicas: int = 1  # engines
+    by_torchrun: bool = False  # which starts all again, when one of them has ended
     alive: set[str] = field(factory=set)
     ready: set[str] = field(factory=set)  # those that have reported it
     phase: str = "watching"  # then "draining", then "stopping"
@@ -116,8 +118,9 @@ class Processes:
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count
         never = not self.served and not was_ready
+        ends = never or (self.by_torchrun and name in self._engines())
         others = name in self._engines() and self.ready.intersection(self._engines())
-        if never or (count >= MOST_FAILURES and not others):
+        if ends or (count >= MOST_FAILURES and not others):
             self.code = code or FAILED
             return self._stop()
         return [Start(name, min(FIRST_PAUSE * 2**count, LONGEST_PAUSE))]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import evolve
 
+from minfer.effects.execution.ranks.started_by import is_by_torchrun
 from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.live.engine_process import Outside, run_engine
 from minfer.effects.models.checkpoint import read_config
@@ -107,7 +108,7 @@ def serve_in_processes(
             announced[0] = 1
 
         patience = options.shutdown_timeout
-        table = Processes(len(listeners), replicas)
+        table = Processes(len(listeners), replicas, by_torchrun=is_by_torchrun())
         return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
 
 

@@ -39,6 +39,17 @@ def served(fronts: int = 2) -> Processes:
     return made
 
 
+def test_torchrun_starts_all_again_when_an_engine_ends() -> None:
+    made = Processes(1, by_torchrun=True)
+    for action in made.begin():
+        made.note_started(action.name)
+        made.note_ready(action.name)
+    assert made.note_ended(ENGINE, 137) == [Signal(ONE, "stop")]
+    assert made.note_ended(ONE, 0) == []
+    assert made.over
+    assert made.code == 137
+
+
 def test_all_are_started_and_ready_is_reported_once() -> None:
     made = Processes(2)
     assert made.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
