@@ -190,7 +190,13 @@ def _engine_args(options: argparse.Namespace) -> EngineArgs:
         if options.model is not None:
             raise ConfigError("the model is given twice: as MODEL and as --model")
         options.model = options.checkpoint
-    return engine_args(options, executor="torch")
+    args = engine_args(options, executor="torch")
+    if args.parallel.ranks > 1:
+        raise ConfigError(
+            "minfer compare runs models in one process; leave --tensor-parallel-size and "
+            "--pipeline-parallel-size out"
+        )
+    return args
 
 
 def _check_load(load: "Load", levels: Sequence[Level], setups: "Sequence[Setup]") -> None:

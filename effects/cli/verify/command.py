@@ -75,6 +75,11 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.models.fallback import quiet
 
     args = engine_args(options, executor="torch")
+    if args.parallel.ranks > 1:
+        raise ConfigError(
+            "minfer verify runs the model in one process; leave --tensor-parallel-size "
+            "and --pipeline-parallel-size out"
+        )
     if args.attention_window is not None:
         raise ConfigError(
             "minfer verify compares with transformers, which reads all tokens; leave "
