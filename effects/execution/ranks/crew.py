@@ -13,6 +13,7 @@ The key of the connections is in the store, which only processes of this machine
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -43,6 +44,8 @@ RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 ADDRESS, KEY, SETTINGS = "minfer/address", "minfer/key", "minfer/settings"
 # Kinds of messages of ranks, which are JSON.
 JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
+
+_log = logging.getLogger("minfer.executor")
 
 
 class RankError(ExecutorError):
@@ -143,16 +146,16 @@ class Transfers:
 
 @define(eq=False)
 class Crew:
-    """The other ranks of an engine. `lose` is called once, from any thread, with the
-    reason if one of them is lost.
+    """The other ranks of an engine. `lose` is called once, from any thread, if one of
+    them is lost: it ends what waits for that.
     """
 
     store: Any
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
-    lose: "Callable[[str], None]"
     followers: list[Follower]
     transfers: Transfers
     listener: Listener
+    lose: "Callable[[], None]" = lambda: None
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
@@ -164,7 +167,6 @@ class Crew:
         settings: Mapping[str, Any],
         about: Mapping[str, str],
         environments: list[Mapping[str, str]],
-        lose: "Callable[[str], None]",
     ) -> "Crew":
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises RankStartError.
@@ -187,7 +189,7 @@ class Crew:
                     stdin=subprocess.DEVNULL,
                 )
             followers.append(Follower(rank, process))
-        crew = cls(store, about, lose, followers, Transfers(ranks), listener)
+        crew = cls(store, about, followers, Transfers(ranks), listener)
         try:
             crew._await_all()
         except BaseException:
@@ -303,7 +305,8 @@ class Crew:
                 return
             self.lost = f"rank {one.rank} of {len(self.followers) + 1} is lost: {why}"
         self.kill()
-        self.lose(self.lost)
+        _log.error("%s", self.lost)
+        self.lose()
 
     def kill(self) -> None:
         """End all other ranks at once."""

@@ -15,11 +15,13 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
+from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.kernels.peer_sum import PROGRAMS, PeerBuffer, flag_bytes, peer_sum
 
 ONE_SHOT: Final = 512 << 10  # bytes read of other ranks, at most
 TWO_SHOT: Final = 8 << 20  # bytes of a part, at most
+RELEASED: Final = 1 << 62  # more than any number of calls
 # Each rank calls its own GPU the first one, which torch takes for one GPU.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # A program that uses NVLink's multicast can put GPUs out of service that others share.
@@ -32,6 +34,7 @@ class PeerRanks(TorchRanks):
     """What this rank exchanges with others; see `minfer.effects.models.ranks.Ranks`."""
 
     buffer: PeerBuffer = field(kw_only=True)
+    flags: Tensor = field(kw_only=True)  # this rank's
     memory: list[Any] = field(kw_only=True)  # keeps the buffer's memory
 
     @classmethod
@@ -68,7 +71,8 @@ class PeerRanks(TorchRanks):
             ranks.tensor,
             ranks.tokens,
             buffer=buffer,
-            memory=[data, flags, *shared],
+            flags=flags,
+            memory=[data, *shared],
         )
 
     def sum(self, part: Tensor) -> Tensor:
@@ -85,6 +89,12 @@ class PeerRanks(TorchRanks):
             super().add_sum(residual, part)
         elif not self.is_silent:
             peer_sum(part, self.buffer, residual, self._reads_less(part))
+
+    def release(self) -> None:
+        """See `TorchRanks.release`. Kernels wait until their rank's flags are large."""
+        with on(new_stream(self.device)):
+            self.flags.fill_(RELEASED)
+        super().release()
 
     def warm(self) -> None:
         """Have all kernels compiled and loaded, and try them with small integers, whose

@@ -63,6 +63,13 @@ class TorchRanks:
         """See `Ranks.leave`."""
         leave()
 
+    def release(self) -> None:
+        """End what waits for a rank that is lost, from any thread: on a GPU; on the CPU
+        the end of a connection does.
+        """
+        if dist.is_initialized() and self.device.type == "cuda":
+            dist.distributed_c10d._abort_process_group()
+
     def sum(self, part: Tensor) -> Tensor:
         """See `Ranks.sum`."""
         if not self.is_silent and not self.place.has_whole_matrices:
@@ -179,15 +186,6 @@ def _connect_stages(ranks: TorchRanks) -> None:
         ranks.receive_tokens(1)
     else:
         ranks.send_tokens(torch.zeros(1, dtype=torch.int32, device=ranks.device))
-
-
-def abort(why: str) -> None:
-    """End what waits for another rank on a GPU, as that is lost; on the CPU, a closed
-    connection does.
-    """
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        _log.error("%s", why)
-        dist.distributed_c10d._abort_process_group()
 
 
 def leave() -> None:

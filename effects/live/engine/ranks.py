@@ -7,7 +7,7 @@ prepares the same engine and loads its part of the model.
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen
 
@@ -17,6 +17,9 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
 from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
 from minfer.version import __version__
+
+if TYPE_CHECKING:
+    from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
 OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_peers", "kv_disk_secret")
@@ -44,21 +47,19 @@ def start_ranks(setup: Setup) -> RankGroup:
     """Starts the other ranks of an engine, of which this process is rank 0. Raises
     RankStartError for those that do not come, or are not of the same engine.
     """
-    from minfer.effects.execution.ranks.torch_ranks import abort
-
     count = setup.args.parallel.ranks
-    crew = Crew.start(
-        count, settings_to(setup), about(setup), environments(setup, count), abort
-    )
+    crew = Crew.start(count, settings_to(setup), about(setup), environments(setup, count))
     try:
-        return RankGroup(join(setup, Place(0, setup.args.parallel), crew.store), crew)
+        ranks = join(setup, Place(0, setup.args.parallel), crew.store)
     except BaseException:
         crew.kill()
         crew.close()
         raise
+    crew.lose = ranks.release
+    return RankGroup(ranks, crew)
 
 
-def join(setup: Setup, place: Place, store: Any) -> Ranks:
+def join(setup: Setup, place: Place, store: Any) -> "TorchRanks":
     """Joins the other ranks, which do the same. Raises RankStartError."""
     import torch
 

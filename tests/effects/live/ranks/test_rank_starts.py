@@ -21,6 +21,7 @@ from minfer.effects.setup.device import DeviceError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from minfer.values.checks import ConfigError
+from tests.circles import long
 
 from .test_ranks import engine
 
@@ -79,11 +80,11 @@ def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "says"),
     [
         (other_weights, "rank 1 has another model or weights"),
-        (late, "rank 1 has not joined within 0 s"),
-        pytest.param(
-            without_its_model,
-            "rank 1 ended with 2 before it joined",
-            marks=pytest.mark.long,
+        *long(
+            [
+                (late, "rank 1 has not joined within 0 s"),
+                (without_its_model, "rank 1 ended with 2 before it joined"),
+            ]
         ),
     ],
 )
@@ -98,16 +99,17 @@ def test_ranks_that_cannot_start_are_named_and_none_is_left(
     assert not children()
 
 
+@pytest.mark.long
 def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "SILENCE", 2.0)
-    long = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    endless = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     for how in (signal.SIGKILL, signal.SIGSTOP):
         llm = engine(tensor_parallel_size=2)
         try:
             with pytest.raises(ConfigError, match="already has an engine of several"):
                 engine(tensor_parallel_size=2)
             [rank] = children()
-            stream = llm.stream(["x = 1"], long)
+            stream = llm.stream(["x = 1"], endless)
             next(stream)
             os.kill(rank, how)
             began = time.monotonic()
