@@ -25,7 +25,6 @@ from minfer.effects.live.engine.host_drafts import (
     HostDraftSource,
     NoHostDrafts,
 )
-from minfer.effects.live.engine.ranks import RankGroup, start_ranks
 from minfer.effects.live.journal.journal_writer import JournalWriter
 from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.spec import ModelSpec
@@ -40,6 +39,7 @@ from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
     from minfer.effects.execution.torch_executor import TorchExecutor
+    from minfer.effects.live.engine.ranks import RankGroup
     from minfer.effects.models.model import Model
     from minfer.effects.models.weights import Weights
 
@@ -100,6 +100,9 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     """Returns the model's own executor; of several ranks, rank 0's, with the others'
     processes.
     """
+    # Imports torch.
+    from minfer.effects.live.engine.ranks import RankGroup, start_ranks
+
     if setup.args.parallel.ranks == 1:
         return open_rank(setup, RankGroup(), report, store)
     group = start_ranks(setup)
@@ -194,7 +197,7 @@ def host_drafts(setup: Setup) -> HostDraftSource:
 
 def open_rank(
     setup: Setup,
-    group: RankGroup,
+    group: "RankGroup",
     report: Report = ignore_progress,
     store: KeyedStore | None = None,
 ) -> "TorchExecutor":

@@ -87,7 +87,9 @@ def test_it_changes_nothing_but_what_is_ready(
 ) -> None:
     compiling(monkeypatch)
     reports = list[StartProgress]()
-    warm_up(run, reports).before_ready()
+    work = warm_up(run, reports)
+    work.prepare()
+    work.before_ready()
     assert [one for one in reports if one.stage == KERNELS] == [
         StartProgress(KERNELS, done, 0) for done in range(3)
     ]
