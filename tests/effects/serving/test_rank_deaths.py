@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
@@ -65,6 +66,9 @@ async def are_gone(processes: list[int], limit: float) -> None:
 )
 def test_lost_ranks_lose_no_request(losses: list[tuple[int, signal.Signals]]) -> None:
     with server(*OPTIONS) as served:
+        # Each death is described there: a pipe that nobody reads would fill.
+        assert served.process.stderr is not None
+        Thread(target=served.process.stderr.read, daemon=True).start()
         load = Load(served.url, bodies(1, 150))
 
         async def run() -> None:
