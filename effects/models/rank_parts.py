@@ -102,17 +102,12 @@ def rank_parts(
 
 def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
     """Returns a tensor with zeros behind it in a dimension, up to this shape."""
+    import torch
+
     missing = shape[dim] - stored.shape[dim]
     if not missing:
         return stored
-    return _joined(
-        stored, stored.new_zeros((*shape[:dim], missing, *shape[dim + 1 :])), dim
-    )
-
-
-def _joined(stored: "Tensor", zeros: "Tensor", dim: int) -> "Tensor":
-    import torch
-
+    zeros = stored.new_zeros((*shape[:dim], missing, *shape[dim + 1 :]))
     return torch.cat((stored, zeros), dim)
 
 

@@ -193,8 +193,7 @@ class Crew:
         try:
             crew._await_all()
         except BaseException:
-            crew.kill()
-            crew.close()
+            crew.abandon()
             raise
         for one in followers:
             name = f"minfer-rank-{one.rank}"
@@ -312,6 +311,11 @@ class Crew:
         """End all other ranks at once."""
         for one in self.followers:
             one.kill()
+
+    def abandon(self) -> None:
+        """End all other ranks at once, and wait for their ends."""
+        self.kill()
+        self.close()
 
     def close(self) -> None:
         """Wait until the other ranks, which were told to, have ended."""

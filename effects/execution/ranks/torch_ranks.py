@@ -4,7 +4,6 @@ All are launched on the current stream, and NCCL's can be captured in CUDA graph
 a reduction followed by a distribution of its result, so all ranks get the same bits.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,11 +20,8 @@ from minfer.effects.models.ranks import Place
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
 # one that is silent is killed before that (crew.py).
 LIMIT: Final = 60.0
-
-
 # torch 2.13 renamed it.
 GATHER: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_log = logging.getLogger("minfer.executor")
 
 
 class RankGroupError(RuntimeError):

@@ -38,8 +38,7 @@ class RankGroup:
         if self.crew is not None:
             from minfer.effects.execution.ranks.torch_ranks import leave
 
-            self.crew.kill()
-            self.crew.close()
+            self.crew.abandon()
             leave()
 
 
@@ -52,8 +51,7 @@ def start_ranks(setup: Setup) -> RankGroup:
     try:
         ranks = join(setup, Place(0, setup.args.parallel), crew.store)
     except BaseException:
-        crew.kill()
-        crew.close()
+        crew.abandon()
         raise
     crew.lose = ranks.release
     return RankGroup(ranks, crew)
