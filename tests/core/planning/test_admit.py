@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.planning.admit import current_load
+from minfer.planning.admit import current_load, shortage
 from minfer.planning.prefix_hit import pages_needed
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
@@ -149,6 +149,19 @@ def test_who_ends_a_block_with_more_to_come_needs_one_more_beside_others() -> No
     bench = Bench(evolve(CONFIG, num_blocks=2))
     bench.give(Submit(ask("bb", 8, 1)))
     assert not bench.reasons_of(QueueBlocked)
+
+
+def test_it_needs_that_one_also_where_only_those_of_earlier_plans_run() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=4))
+    bench.give(Submit(ask("a", 6, 2)))
+    waiting = Bench(evolve(CONFIG, num_blocks=4))
+    waiting.give(Submit(ask("bb", 8, 2)))
+    (seq,) = waiting.state.running.seqs
+    blocked = QueueBlocked("bb", 0, "blocks", 3, 2)
+    assert shortage(bench.config, bench.state, seq, []) == blocked
+    assert shortage(bench.config, evolve(bench.state, free_rows=()), seq, []) == (
+        QueueBlocked("bb", 0, "rows")
+    )
 
 
 def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> None:
