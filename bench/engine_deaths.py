@@ -9,12 +9,16 @@ In bfloat16 numbers are so coarse that who else is in a batch decides between to
 are nearly as likely, so answers need not be equal. There all requests ask for
 log-probabilities too, and an answer is right if it has exactly as many tokens as it
 should, none lost and none twice, and if its text is theirs, one after the other.
+
+With `--ranks` the engine is a model that is divided over several processes, and each kill
+is of one of these, drawn at random.
 """
 
 import argparse
 import asyncio
 import os
 import time
+from collections import Counter
 from random import Random
 from statistics import median
 from typing import Any
@@ -24,7 +28,6 @@ from attrs import define, field
 
 from bench.results import run, show
 from tests.effects.serving.process_deaths import (
-    ENGINE,
     ClientAnswer,
     Load,
     Server,
@@ -32,16 +35,16 @@ from tests.effects.serving.process_deaths import (
     server,
 )
 
-LONGEST = 1.0  # seconds at most from when streams go on to the next kill
-
 
 @define(eq=False)
 class Death:
     """An engine that was killed, and the streams that it had."""
 
+    rank: int
     time: float
     streams: list[ClientAnswer]
     born: float = 0.0  # when the next one's process was there
+    flows: float = 0.0  # when some stream went on
 
     def pauses(self) -> list[float]:
         """For each stream that went on: seconds from the kill to its next event."""
@@ -62,25 +65,24 @@ class Trial:
     exact: bool  # answers must be equal
     deaths: list[Death] = field(factory=list)
 
-    async def run(self, kills: int, clients: int, seed: int) -> None:
+    async def run(self, args: argparse.Namespace) -> None:
         """Put load on the server, and kill its engines."""
-        rng = Random(seed)
+        rng = Random(args.seed)
         await self.server.until_ready()
         await self.load.learn()
-        tasks = [asyncio.create_task(self.load.client(i, 1)) for i in range(clients)]
-        await self.load.flows(time.monotonic())
-        for number in range(kills):
-            await asyncio.sleep(rng.uniform(0, LONGEST))
-            death = Death(time.monotonic(), list(self.load.live))
-            before = self.server.kill()
-            await self.server.successor(ENGINE, before)
-            death.born = time.monotonic()
-            self.deaths.append(death)
-            await self.load.flows(death.born)
-            if number % 10 == 9:
-                show({"kills": number + 1, **self.figures()})
-        self.load.stopping = True
-        await asyncio.gather(*tasks)
+        async with self.load.clients(args.clients):
+            await self.load.flows(time.monotonic())
+            for number in range(args.kills):
+                await asyncio.sleep(rng.uniform(0, args.pause))
+                rank = rng.randrange(args.ranks)
+                death = Death(rank, time.monotonic(), list(self.load.live))
+                await self.server.lose(rank)
+                death.born = time.monotonic()
+                self.deaths.append(death)
+                await self.load.flows(death.born)
+                death.flows = time.monotonic()
+                if number % 10 == 9:
+                    show({"kills": number + 1, **self.figures()})
 
     def figures(self) -> dict[str, Any]:
         pauses = [pause for death in self.deaths for pause in death.pauses()]
@@ -92,7 +94,10 @@ class Trial:
         }
         done = {id(stream) for _, stream in self.load.ended if stream.done}
         high = float(numpy.percentile(pauses, 99)) if pauses else 0.0
+        gaps = [death.flows - death.time for death in self.deaths]
+        ranks = Counter(death.rank for death in self.deaths)
         return {
+            "kills_by_rank": [ranks[rank] for rank in sorted(ranks)],
             "requests": len(self.load.ended),
             "lost": len(self.load.lost()),
             **({"different": len(self.load.different())} if self.exact else {}),
@@ -104,6 +109,11 @@ class Trial:
                 "p99": high,
                 "max": max(pauses, default=0.0),
             },
+            "seconds_until_tokens_flow": {
+                "p50": median(gaps),
+                "p90": float(numpy.percentile(gaps, 90)),
+                "max": max(gaps),
+            },
         }
 
 
@@ -113,9 +123,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if not exact:
         requests = [{"logprobs": 0, **body} for body in requests]
     options = [f"--dtype={args.dtype}", f"--device={args.device}"]
+    options.append(f"--tensor-parallel-size={args.ranks}")
     with server(*options, "--num-gpu-blocks-override=256") as made:
+        made.drain()
         trial = Trial(made, Load(made.url, requests), exact)
-        asyncio.run(trial.run(args.kills, args.clients, args.seed))
+        asyncio.run(trial.run(args))
         for why in trial.load.lost():
             print("lost:", why)
         for body, stream in trial.load.different() if exact else ():
@@ -125,7 +137,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "dtype": args.dtype,
         "device": args.device,
+        "ranks": args.ranks,
         "kills": args.kills,
+        "longest_pause": args.pause,
         "clients": args.clients,
         **trial.figures(),
         "load_average_at_the_end": os.getloadavg()[0],  # of the whole machine
@@ -133,12 +147,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    pause = "seconds at most from when streams go on to the next kill"
     tokens = {"type": int, "default": 300, "help": "of each sample, at most"}
     run(
         "engine_deaths",
         measure,
         {
+            "--ranks": 1,
             "--kills": 100,
+            "--pause": {"type": float, "default": 1.0, "help": pause},
             "--clients": 8,
             "--tokens": tokens,
             "--seed": 0,

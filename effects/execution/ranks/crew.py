@@ -288,14 +288,14 @@ class Crew:
         self._lose(one, why)
 
     def _read(self, one: Follower, message: Mapping[str, Any]) -> None:
-        match message["kind"]:
-            case "ready":
-                one.ready.set()
-            case "ended":
-                why, number = message["lost"], message["number"]
-                self.transfers.note(Moved(number) if why is None else Lost(number, why))
-            case "failed":
-                self._lose(one, message["why"])
+        kind = message["kind"]
+        if kind == READY:
+            one.ready.set()
+        elif kind == ENDED:
+            why, number = message["lost"], message["number"]
+            self.transfers.note(Moved(number) if why is None else Lost(number, why))
+        elif kind == FAILED:
+            self._lose(one, message["why"])
 
     def _lose(self, one: Follower, why: str) -> None:
         """End the engine, as one rank is lost."""

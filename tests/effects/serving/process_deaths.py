@@ -20,19 +20,41 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import accumulate
 from math import isclose
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
-from attrs import define, field
+from attrs import define, field, frozen
 
 ENGINE = "minfer engine"
 FRONTS = ("minfer front 0", "minfer front 1")
 SOON = 60.0  # seconds for what takes a few
+DETECTED = 15.0  # seconds until a stopped rank is gone: 10, and for its end
 CLOSE = 1e-3  # of log-probabilities
 REPLACEMENT = "\ufffd"
 SPECIAL = re.compile(r"<\|\w+\|>")  # a token that is not part of a text
 SERVE = ["serve", "--port=0", "--api-processes=2"]
 BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
+
+
+@frozen
+class Process:
+    """A process of this machine that has not ended."""
+
+    name: str
+    parent: int
+
+
+def processes() -> dict[int, Process]:
+    """All that have not ended, by their ids."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
+            state, parent = rest.split()[:2]
+            if state != "Z":
+                found[int(path.parent.name)] = Process(name, int(parent))
+    return found
 
 
 @define(eq=False)
@@ -46,14 +68,18 @@ class Server:
 
     def children(self) -> dict[str, int]:
         """Process ids by name."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
-                state, parent = rest.split()[:2]
-                if int(parent) == self.process.pid and state != "Z":
-                    found[name] = int(path.parent.name)
-        return found
+        own = self.process.pid
+        return {one.name: i for i, one in processes().items() if one.parent == own}
+
+    def ranks(self) -> list[int]:
+        """The processes of the engine's ranks, rank 0 first."""
+        engine = self.children()[ENGINE]
+        return [engine, *(i for i, one in processes().items() if one.parent == engine)]
+
+    def drain(self) -> None:
+        """Read and forget what it says of deaths: a pipe that nobody reads would fill."""
+        assert self.process.stderr is not None
+        Thread(target=self.process.stderr.read, daemon=True).start()
 
     def kill(self, name: str = ENGINE, how: int = signal.SIGKILL) -> int:
         """Kill a process, or send it another signal; returns its id."""
@@ -67,6 +93,17 @@ class Server:
             while (now := self.children().get(name, before)) == before:
                 await asyncio.sleep(0.005)
         return now
+
+    async def lose(self, rank: int, how: int = signal.SIGKILL) -> None:
+        """Kill a rank, or send it another signal; wait until all have ended, and for the
+        engine that takes their place.
+        """
+        before = self.ranks()
+        os.kill(before[rank], how)
+        async with asyncio.timeout(DETECTED):
+            while processes().keys() & before:
+                await asyncio.sleep(0.005)
+        await self.successor(ENGINE, before[0])
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=SOON)
@@ -253,7 +290,18 @@ class Load:
         self.ended.append((number % len(self.bodies), answer))
         return answer
 
-    async def client(self, number: int, step: int) -> None:
+    @contextlib.asynccontextmanager
+    async def clients(self, count: int | None = None) -> AsyncIterator[None]:
+        """Clients, as many as bodies if it is not said, that ask one request after the
+        other; those that are under way at the end of this are waited for.
+        """
+        count = count or len(self.bodies)
+        tasks = [asyncio.create_task(self._client(i, count)) for i in range(count)]
+        yield
+        self.stopping = True
+        await asyncio.wait_for(asyncio.gather(*tasks), SOON)
+
+    async def _client(self, number: int, step: int) -> None:
         """Ask until the load ends."""
         while not self.stopping:
             await self.once(number)

@@ -95,17 +95,14 @@ def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int)
     async def run() -> None:
         await served.until_ready()
         await load.learn()
-        count = len(load.bodies)
-        clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
-        for _ in range(kills):
-            await load.flows(time.monotonic())
-            await asyncio.sleep(rng.uniform(0, 0.3))
-            interrupted.extend(load.live)
-            before = served.kill()
-            await served.successor(ENGINE, before)
-            await load.flows(time.monotonic())
-        load.stopping = True
-        await asyncio.wait_for(asyncio.gather(*clients), SOON)
+        async with load.clients():
+            for _ in range(kills):
+                await load.flows(time.monotonic())
+                await asyncio.sleep(rng.uniform(0, 0.3))
+                interrupted.extend(load.live)
+                before = served.kill()
+                await served.successor(ENGINE, before)
+                await load.flows(time.monotonic())
 
     asyncio.run(run())
     assert load.lost() == []
@@ -183,14 +180,11 @@ def test_a_request_that_kills_engines_fails_after_few_deaths(
         async def run() -> httpx.Response:
             await served.until_ready()
             await load.learn()
-            count = len(load.bodies)
-            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
-            await load.flows(time.monotonic())
-            async with httpx.AsyncClient(timeout=SOON) as client:
-                url = f"{served.url}/v1/{path}"
-                answer = await client.post(url, json={**body, **more})
-            load.stopping = True
-            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            async with load.clients():
+                await load.flows(time.monotonic())
+                async with httpx.AsyncClient(timeout=SOON) as client:
+                    url = f"{served.url}/v1/{path}"
+                    answer = await client.post(url, json={**body, **more})
             return answer
 
         answer = asyncio.run(run())
@@ -220,31 +214,30 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
         async def run() -> None:
             await served.until_ready()
             await load.learn()
-            count = len(load.bodies)
-            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
-            await load.flows(time.monotonic())
-            body = {"prompt": "x", "max_tokens": 2}
-            answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=SOON)
-            name = answer.json()["id"]
-            (prompt,) = served.get(f"/v1/requests/{name}").json()["prompts"]
-            (placed,) = prompt["replicas"]
-            assert (placed["replica"] in "01", placed["why"]) == (True, "load")
-            before = served.kill("minfer engine 1")
-            await served.successor("minfer engine 1", before)
-            health = served.get("/health")
-            assert (health.status_code, health.json()["ready"]) == (
-                200,
-                "1 of 2 replicas",
-            )
-            await load.flows(time.monotonic())
-            async with asyncio.timeout(SOON):
-                while served.get("/health").json()["ready"] != "2 of 2 replicas":
-                    await asyncio.sleep(0.05)
-                others = routed()["1"]
-                while routed()["1"] < others + count:
-                    await asyncio.sleep(0.1)
-            load.stopping = True
-            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            async with load.clients():
+                await load.flows(time.monotonic())
+                body = {"prompt": "x", "max_tokens": 2}
+                answer = httpx.post(
+                    f"{served.url}/v1/completions", json=body, timeout=SOON
+                )
+                name = answer.json()["id"]
+                (prompt,) = served.get(f"/v1/requests/{name}").json()["prompts"]
+                (placed,) = prompt["replicas"]
+                assert (placed["replica"] in "01", placed["why"]) == (True, "load")
+                before = served.kill("minfer engine 1")
+                await served.successor("minfer engine 1", before)
+                health = served.get("/health")
+                assert (health.status_code, health.json()["ready"]) == (
+                    200,
+                    "1 of 2 replicas",
+                )
+                await load.flows(time.monotonic())
+                async with asyncio.timeout(SOON):
+                    while served.get("/health").json()["ready"] != "2 of 2 replicas":
+                        await asyncio.sleep(0.05)
+                    others = routed()["1"]
+                    while routed()["1"] < others + len(load.bodies):
+                        await asyncio.sleep(0.1)
 
         asyncio.run(run())
         served.process.terminate()
@@ -281,22 +274,19 @@ def test_engines_that_prefill_and_decode_lose_no_request(kills: int) -> None:
 
         async def run() -> None:
             await served.until_ready()
-            count = len(load.bodies)
-            clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
-            async with asyncio.timeout(SOON):
-                while not sent():
-                    await asyncio.sleep(0.1)
-            for number in range(kills):
-                await load.flows(time.monotonic())
+            async with load.clients():
                 async with asyncio.timeout(SOON):
-                    while served.get("/health").json()["ready"] != "2 of 2 replicas":
-                        await asyncio.sleep(0.05)
-                await asyncio.sleep(rng.uniform(0, 0.3))
-                name = f"minfer engine {number % 2}"
-                await served.successor(name, served.kill(name))
-            await load.flows(time.monotonic())
-            load.stopping = True
-            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+                    while not sent():
+                        await asyncio.sleep(0.1)
+                for number in range(kills):
+                    await load.flows(time.monotonic())
+                    async with asyncio.timeout(SOON):
+                        while served.get("/health").json()["ready"] != "2 of 2 replicas":
+                            await asyncio.sleep(0.05)
+                    await asyncio.sleep(rng.uniform(0, 0.3))
+                    name = f"minfer engine {number % 2}"
+                    await served.successor(name, served.kill(name))
+                await load.flows(time.monotonic())
 
         asyncio.run(run())
     assert load.lost() == []
