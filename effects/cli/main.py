@@ -15,7 +15,8 @@ import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.execution.ranks.started_by import is_other_rank
+from minfer.effects.execution.parent_death import die_with_parent
+from minfer.effects.execution.ranks.started_by import is_other_rank, is_rank
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
 
     def run() -> int:
+        if is_rank():
+            die_with_parent()
         if is_other_rank():  # whatever the command: rank 0 says what to do
             from minfer.effects.live.engine.rank_process import main as follow
 

@@ -16,13 +16,11 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.execution.ranks.crew import (
-    ADDRESS,
     ALIVE,
     BEAT,
     ENDED,
     FAILED,
     JOINED,
-    KEY,
     READY,
 )
 from minfer.effects.execution.ranks.items import (
@@ -38,6 +36,7 @@ from minfer.effects.execution.ranks.items import (
     Transfer,
     item_from,
 )
+from minfer.effects.execution.ranks.rank_store import ADDRESS, KEY
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Failed, Lost, Moved
 

@@ -22,26 +22,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from attrs import define, field
 
 from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.parent_death import in_lasting_thread
 from minfer.effects.execution.ranks.items import Item, item_to
+from minfer.effects.execution.ranks.joining import SILENCE, Door, Joined
+from minfer.effects.execution.ranks.rank_store import (
+    ADDRESS,
+    HERE,
+    KEY,
+    SETTINGS,
+    RankStartError,
+    make_store,
+)
 from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.messages import Lost, Moved
-from minfer.values.checks import ConfigError
 
-HERE: Final = "127.0.0.1"
 LATE: Final = 120.0  # seconds in which all ranks must have joined
-SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 BEAT: Final = 1.0  # seconds between two words of a rank
-RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
-# Keys of the store.
-ADDRESS, KEY, SETTINGS = "minfer/address", "minfer/key", "minfer/settings"
 # Kinds of messages of ranks, which are JSON.
 JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
 
@@ -52,49 +55,12 @@ class RankError(ExecutorError):
     """A rank is lost, so the engine cannot go on."""
 
 
-class RankStartError(ConfigError):
-    """The ranks of an engine cannot be started together."""
-
-
-def make_store(ranks: int) -> Any:
-    """Returns the store of an engine's ranks: torchrun's, or one at a free port. Raises
-    RankStartError.
-    """
-    if is_by_torchrun():
-        leads = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        port = int(os.environ["MASTER_PORT"])
-        return _store(os.environ["MASTER_ADDR"], port, ranks, leads=leads)
-    return _store(HERE, 0, ranks, leads=True)
-
-
-def find_store() -> Any:
-    """Returns the store that rank 0 made, in another rank. Raises RankStartError."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return _store(host, port, int(os.environ["WORLD_SIZE"]), leads=False)
-
-
-def _store(host: str, port: int, ranks: int, *, leads: bool) -> Any:
-    """Returns a store, apart from those of earlier starts by the same torchrun."""
-    from torch import distributed as torch_ranks
-
-    made: Any = torch_ranks  # its stores are public, but not said to be
-    try:
-        store = made.TCPStore(host, port, ranks, is_master=leads, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise RankStartError(
-            f"the store of the ranks at {host}:{port} cannot be "
-            f"{'made' if leads else 'reached'}: {line}"
-        ) from error
-    return made.PrefixStore(f"minfer {os.environ.get(RESTARTS, 0)}", store)
-
-
 @define(eq=False)
 class Follower:
     """Another rank's process."""
 
     rank: int
-    process: "subprocess.Popen[bytes] | None"  # None: torchrun's
+    process: "subprocess.Popen[bytes] | None" = None  # None: torchrun's
     number: int = 0  # torchrun's process id, once it has joined
     link: Connection | None = None
     ready: threading.Event = field(factory=threading.Event)
@@ -154,11 +120,12 @@ class Crew:
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
     followers: list[Follower]
     transfers: Transfers
-    listener: Listener
+    door: Door
     lose: "Callable[[], None]" = lambda: None
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
+    over: threading.Event = field(factory=threading.Event)  # all have ended
 
     @classmethod
     def start(
@@ -171,26 +138,15 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises RankStartError.
         """
-        store, key = make_store(ranks), secrets.token_bytes(32)
-        listener = Listener((HERE, 0), backlog=ranks, authkey=key)
-        host, port = listener.address
-        store.set(KEY, key.hex())
+        store, door = make_store(ranks), Door(secrets.token_bytes(32))
+        store.set(KEY, door.key.hex())
         store.set(SETTINGS, json.dumps(dict(settings)))
-        store.set(ADDRESS, f"{host}:{port}")
-        followers = list[Follower]()
-        for rank, more in enumerate(environments, 1):
-            process = None
-            if not is_by_torchrun():
-                own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": HERE}
-                own |= {"MASTER_PORT": str(store.underlying_store.port), FOLLOWS: "1"}
-                process = subprocess.Popen(  # our own module
-                    [sys.executable, "-m", "minfer"],
-                    env={**os.environ, **own, **more},
-                    stdin=subprocess.DEVNULL,
-                )
-            followers.append(Follower(rank, process))
-        crew = cls(store, about, followers, Transfers(ranks), listener)
+        store.set(ADDRESS, "{}:{}".format(*door.address))
+        followers = [Follower(rank) for rank in range(1, ranks)]
+        crew = cls(store, about, followers, Transfers(ranks), door)
         try:
+            if not is_by_torchrun():
+                in_lasting_thread(lambda: crew._start_all(environments), crew.over)
             crew._await_all()
         except BaseException:
             crew.abandon()
@@ -202,6 +158,18 @@ class Crew:
             ).start()
         return crew
 
+    def _start_all(self, environments: list[Mapping[str, str]]) -> None:
+        port = str(self.store.underlying_store.port)
+        ranks = str(len(self.followers) + 1)
+        for one, more in zip(self.followers, environments, strict=True):
+            own = {"RANK": str(one.rank), "WORLD_SIZE": ranks, FOLLOWS: "1"}
+            own |= {"MASTER_ADDR": HERE, "MASTER_PORT": port}
+            one.process = subprocess.Popen(  # our own module
+                [sys.executable, "-m", "minfer"],
+                env={**os.environ, **own, **more},
+                stdin=subprocess.DEVNULL,
+            )
+
     # --- joining ------------------------------------------------------------------------
 
     def _await_all(self) -> None:
@@ -210,11 +178,10 @@ class Crew:
         """
         end = time.monotonic() + LATE
         waiting = {one.rank for one in self.followers}
-        socket: Any = self.listener._listener  # type: ignore[attr-defined]  # no timeout else
-        socket._socket.settimeout(0.5)
         while waiting:
-            with contextlib.suppress(TimeoutError, AuthenticationError, EOFError):
-                waiting.discard(self._accept())
+            for joined in self.door.joined():
+                self._accept(joined)
+                waiting.discard(int(joined.message["rank"]))
             for one in self.followers:
                 if one.process is not None and one.process.poll() is not None:
                     raise RankStartError(
@@ -227,25 +194,20 @@ class Crew:
                     f"its error, and start it again"
                 )
 
-    def _accept(self) -> int:
-        """Accept a connection; returns the rank that it is from."""
-        link = self.listener.accept()
-        if not link.poll(SILENCE):
-            raise TimeoutError
-        message = json.loads(link.recv_bytes())
-        rank, about = int(message["rank"]), message["about"]
+    def _accept(self, joined: Joined) -> None:
+        """Take a rank that has joined. Raises RankStartError for another engine's."""
+        rank, about = int(joined.message["rank"]), joined.message["about"]
         one = next((f for f in self.followers if f.rank == rank), None)
         if one is None or one.link is not None:
-            link.close()
-            raise EOFError
+            joined.link.close()
+            return
         for name, value in self.about.items():
             if about.get(name) != value:
                 raise RankStartError(
                     f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
                     f"{value}; start all ranks with the same"
                 )
-        one.link, one.number = link, int(message["process"])
-        return rank
+        one.link, one.number = joined.link, int(joined.message["process"])
 
     # --- running ------------------------------------------------------------------------
 
@@ -330,7 +292,8 @@ class Crew:
                     one.process.wait()
             if one.link is not None:
                 one.link.close()
-        self.listener.close()
+        self.door.close()
+        self.over.set()
 
 
 def _how(code: int) -> str:

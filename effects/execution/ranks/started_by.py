@@ -12,7 +12,12 @@ def is_by_torchrun() -> bool:
     return TORCHRUN in os.environ
 
 
+def is_rank() -> bool:
+    """Whether this process was started as a rank, by torchrun or rank 0."""
+    return FOLLOWS in os.environ or is_by_torchrun()
+
+
 def is_other_rank() -> bool:
     """Whether this process is to be a rank other than 0."""
     other = os.environ.get("RANK", "0") != "0"
-    return other and (FOLLOWS in os.environ or is_by_torchrun())
+    return other and is_rank()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen
 
-from minfer.effects.execution.ranks.crew import Crew, RankStartError
+from minfer.effects.execution.ranks.crew import Crew
+from minfer.effects.execution.ranks.rank_store import RankStartError
 from minfer.effects.models.ranks import ALONE, Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere

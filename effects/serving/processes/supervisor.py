@@ -6,7 +6,6 @@ system where that supports it.
 """
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from minfer.effects.execution.parent_death import die_with_parent
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.serving.processes.front_process import DRAIN, announce
 from minfer.effects.serving.processes.heartbeat import Heartbeat
@@ -188,7 +188,7 @@ class Supervisor:
                 signal.signal(one, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._lifeline_end)
-            _die_with_parent()
+            die_with_parent()
             with contextlib.suppress(OSError):  # where there is no such file
                 Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
             threading.Thread(target=self._end_with_parent, daemon=True).start()
@@ -208,15 +208,6 @@ class Supervisor:
         os._exit(1)
 
 
-def _die_with_parent() -> None:
-    """Have the system kill this process when its parent has died: a stopped process, or
-    one in a call that does not return, would not notice that.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-_PR_SET_PDEATHSIG: Final = 1  # Linux's <sys/prctl.h>
 _WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 # By action. None of them is one that a terminal or a service manager may send to all
 # processes at once: those are for the parent, and children ignore them.

@@ -3,17 +3,22 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minfer import LLM, SamplingParams
-from minfer.effects.execution.ranks import crew
+from minfer import SamplingParams
+from minfer.effects.execution.ranks import crew, rank_store
+from minfer.effects.execution.ranks.joining import Door
+from minfer.effects.execution.ranks.rank_store import RankStartError, make_store
 from minfer.effects.live.engine import ranks
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup import device
@@ -121,9 +126,49 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
         assert not children()
 
 
-def test_closing_ends_all_ranks(tmp_path: Path) -> None:
-    with closing(engine(tensor_parallel_size=2, journal=tmp_path / "runs")) as llm:
+@pytest.mark.parametrize("agent", ["True", "False"])
+def test_a_port_of_another_program_is_named(
+    agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether torchrun has made the store, or leaves that to rank 0."""
+    monkeypatch.setattr(rank_store, "FOUND", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:  # which says nothing
+        port = other.getsockname()[1]
+        for name, value in (
+            ("TORCHELASTIC_RUN_ID", "none"),
+            ("TORCHELASTIC_USE_AGENT_STORE", agent),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", str(port)),
+        ):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(RankStartError, match=f"at 127.0.0.1:{port} cannot be"):
+            make_store(2)
+
+
+def test_a_silent_stranger_does_not_keep_ranks_from_joining() -> None:
+    with (
+        closing(Door(b"key")) as door,
+        closing(socket.create_connection(door.address)),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert not door.joined()  # the stranger is let in, and says nothing
+        link = pool.submit(Client, door.address, authkey=b"key")
+        end = time.monotonic() + 5
+        while not link.done() and time.monotonic() < end:
+            assert not door.joined()
+        link.result(0).send_bytes(b'{"rank": 1}')
+        while not (joined := door.joined()) and time.monotonic() < end:
+            pass
+        assert [one.message for one in joined] == [{"rank": 1}]
+
+
+def test_ranks_end_with_the_engine_and_not_with_a_thread(tmp_path: Path) -> None:
+    """Linux takes the thread that started a process for its parent."""
+    with ThreadPoolExecutor(1) as pool:
+        journal = tmp_path / "runs"
+        llm = pool.submit(engine, tensor_parallel_size=2, journal=journal).result()
+    with closing(llm):
         assert len(children()) == 1
-        llm.generate(["x = 1"], SamplingParams(max_tokens=2), use_tqdm=False)
+        [answer] = llm.generate(["x = 1"], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert answer.outputs
     assert not children()
-    assert isinstance(llm, LLM)
