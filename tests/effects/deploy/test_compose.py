@@ -76,6 +76,16 @@ def test_the_second_file_adds_a_gpu() -> None:
     service = read_yaml("compose.gpu.yaml")["services"]["minfer"]
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert device["count"] == "${MINFER_GPUS:-1}"
+
+
+def test_it_says_how_to_use_several_gpus() -> None:
+    text = (ROOM / "compose.gpu.yaml").read_text("utf-8")
+    said = re.search(r'MINFER_GPUS=(\d+) MINFER_ARGS="(.*)"', text)
+    assert said
+    options = parser().parse_args([*COMMAND, *shlex.split(said[2])])
+    assert options.tensor_parallel_size == int(said[1]) > 1
+    assert read_yaml("compose.gpu.yaml")["services"]["minfer"]["shm_size"] == "8gb"
 
 
 def test_prometheus_asks_the_server_and_grafana_prometheus() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 import minfer
 from minfer.effects.cli.main import parser
 from minfer.effects.serving.processes.supervisor import LAST_MOMENTS
 from tests.effects.deploy.room import (
     PORT,
+    ROOM,
     USER,
     option,
     read_all_yaml,
@@ -60,7 +62,7 @@ def test_it_may_do_little() -> None:
     assert here["capabilities"] == {"drop": ["ALL"]}
     # What is written goes where a volume is.
     paths = {each["mountPath"] for each in CONTAINER["volumeMounts"]}
-    assert paths == {"/models", "/tmp"}  # noqa: S108  # a volume of its own
+    assert paths == {"/models", "/tmp", "/dev/shm"}  # noqa: S108  # volumes of its own
     settings = " ".join(whole("gpu").of("ENV"))
     assert {"HF_HOME=/models", "TRITON_CACHE_DIR=/models/triton"} <= set(settings.split())
 
@@ -71,6 +73,17 @@ def test_it_has_a_gpu_and_an_image_with_a_version() -> None:
     assert {"cpu", "memory"} <= resources["requests"].keys()
     assert re.fullmatch(r"(\S+/)?minfer:(\S+)-gpu", CONTAINER["image"])
     assert f":{minfer.__version__}-" in CONTAINER["image"]
+
+
+def test_several_gpus_need_more_arguments_and_shared_memory() -> None:
+    text = (ROOM / "kubernetes.yaml").read_text("utf-8")
+    more = yaml.safe_load("\n".join(re.findall(r"^#   (- .*)$", text, re.MULTILINE)))
+    options = parser().parse_args([*CONTAINER["args"], *more])
+    assert options.tensor_parallel_size > 1
+    mounts = {each["mountPath"]: each["name"] for each in CONTAINER["volumeMounts"]}
+    volumes = {each["name"]: each for each in SPEC["volumes"]}
+    shared = volumes[mounts["/dev/shm"]]["emptyDir"]  # noqa: S108  # a volume of its own
+    assert shared == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
 def test_probes_ask_what_they_mean() -> None:
