@@ -49,7 +49,7 @@ def norm_linear(x: Tensor, norm: Norm, by: Linear, tune: Tune | None = None) -> 
 
 def linear(x: Tensor, by: Linear, tune: Tune | None = None) -> Tensor:
     """x @ weight.T + bias; else as above."""
-    tune = tune or tune_of("linear_add", x, by.weight)
+    tune = tune or tune_of("linear", x, by.weight)
     if tune is not None and fits(x, by):
         return launch(x, by, tune)
     return plain.linear(x, by)

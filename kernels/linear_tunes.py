@@ -6,6 +6,11 @@ activation, a step's products take at 1 token 0.58, 0.69 and 0.86 of the time, a
 tokens 0.95, 0.98 and 0.96. The best isolated choice for 2 tokens and the 7B's products
 made a whole step slower, 5.60 ms instead of 4.55 with that for 3 and 4 (2026-11-23), and
 is left out.
+
+Rows for more than 2,048 inputs, and for products whose result is not added (a rank's part
+of a sum), are of candidates at the shapes of 2 and 4 ranks of the 7B, 32B and 72B on an
+H100 (2026-11-28). There cuBLAS is faster than the kernel from 2 tokens on if nothing is
+added; gate and up took up to 1.55 times as long with the rows for fewer inputs.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -13,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Product = Literal["norm_linear", "linear_add", "norm_gated"]
+Product = Literal["norm_linear", "linear", "linear_add", "norm_gated"]
 
 
 class Tune(NamedTuple):
@@ -31,11 +36,12 @@ class Tune(NamedTuple):
 
 
 class TuneEntry(NamedTuple):
-    """A row of the table: its upper limits, and the tune."""
+    """A row of the table: its limits, and the tune."""
 
-    tokens: int
-    millions: float  # of weights
+    tokens: int  # at most
+    millions: float  # of weights, at most
     tune: Tune | None  # None: cuBLAS is faster
+    above: int = 0  # it is for more inputs than this
 
 
 MOST_TOKENS: Final = 16  # of any row of the table
@@ -44,8 +50,14 @@ TABLE: Final[dict[Product, list[TuneEntry]]] = {
     # tokens, millions of weights; rows, columns, depth, splits, warps, stages
     "norm_linear": [
         TuneEntry(4, 2, Tune(1, 2, 512, 1, 2, 1)),
+        TuneEntry(1, 8.5, Tune(1, 1, 512, 1, 1, 1), above=2048),
         TuneEntry(4, 8, Tune(1, 4, 256, 1, 1, 4)),
         TuneEntry(1, 99, Tune(1, 4, 256, 1, 1, 4)),
+    ],
+    "linear": [
+        TuneEntry(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
+        TuneEntry(4, 1.5, Tune(1, 4, 512, 1, 2, 1)),
+        TuneEntry(1, 999, Tune(1, 2, 2048, 1, 8, 1)),
     ],
     "linear_add": [
         TuneEntry(2, 1.5, Tune(1, 2, 1024, 1, 4, 1)),
@@ -68,9 +80,13 @@ TABLE: Final[dict[Product, list[TuneEntry]]] = {
     ],
     "norm_gated": [
         TuneEntry(2, 12, Tune(1, 2, 1024, 1, 1, 1)),
+        TuneEntry(1, 999, Tune(1, 2, 1024, 1, 4, 4), above=4096),
+        TuneEntry(1, 60, Tune(1, 2, 4096, 1, 8, 1), above=2048),
         TuneEntry(2, 60, Tune(1, 1, 2048, 1, 1, 1)),
         TuneEntry(1, 999, Tune(1, 2, 4096, 1, 8, 1)),
         TuneEntry(16, 60, None),
+        TuneEntry(16, 999, Tune(16, 32, 128, 1, 2, 5), above=4096),
+        TuneEntry(16, 80, Tune(16, 32, 128, 1, 2, 3), above=2048),
         TuneEntry(16, 999, Tune(16, 64, 128, 1, 2, 3)),
     ],
 }
@@ -78,11 +94,12 @@ TABLE: Final[dict[Product, list[TuneEntry]]] = {
 
 def tune_of(product: Product, x: Tensor, weight: Tensor) -> Tune | None:
     """The table's constants for x [tokens, in] and its weight; None: cuBLAS is faster."""
-    tokens = x.shape[0]
+    tokens, inputs = x.shape
     if tokens > MOST_TOKENS:
         return None
     for choice in TABLE[product]:
-        if tokens <= choice.tokens and weight.numel() <= choice.millions * 1e6:
+        small = tokens <= choice.tokens and weight.numel() <= choice.millions * 1e6
+        if small and inputs > choice.above:
             tune = choice.tune
             return tune if tune is None or _holds(product, x, tune) else None
     return None
@@ -97,5 +114,5 @@ def _holds(product: Product, x: Tensor, tune: Tune) -> bool:
     if tune.rows == 1:
         return True
     if x.dtype is torch.float16:
-        return product == "linear_add"
+        return product in ("linear", "linear_add")
     return x.dtype is not torch.float32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.kernels import fused_linear
-from minfer.kernels.fused_linear import linear_add, norm_gated, norm_linear
+from minfer.kernels.fused_linear import linear, linear_add, norm_gated, norm_linear
 from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.linear_tunes import TABLE, Product, Tune, TuneEntry
 from minfer.kernels.pdl import arrivals
@@ -94,6 +94,9 @@ class Case:
             self.expected(True, bias),
         )
         assert torch.equal(self.x, x)
+
+    def linear(self, tune: Tune | None, bias: bool = True) -> None:
+        close(linear(self.x, self.leaf(bias), tune), self.expected(False, bias))
 
     def linear_add(self, tune: Tune | None, bias: bool = True) -> None:
         expected = self.residual.double() + self.expected(False, bias)
@@ -241,6 +244,7 @@ def real_shapes() -> list[tuple[Product, int, int]]:
         for shape in (
             ("norm_linear", hidden, qkv),
             ("linear_add", hidden, hidden),
+            ("linear", inter // 2, hidden),
             ("norm_gated", hidden, 2 * inter),
             ("linear_add", inter, hidden),
         )

@@ -13,13 +13,21 @@ def weights(millions: float) -> torch.Tensor:
 @pytest.mark.parametrize("product", TABLE)
 def test_the_first_row_that_fits_serves(product: Product) -> None:
     for row in TABLE[product]:
-        x = torch.empty(row.tokens, 64, dtype=torch.bfloat16)
+        x = torch.empty(row.tokens, row.above + 64, dtype=torch.bfloat16)
         fitting = (
             one.tune
             for one in TABLE[product]
-            if one.tokens >= row.tokens and one.millions >= row.millions
+            if one.tokens >= row.tokens
+            and one.millions >= row.millions
+            and one.above <= row.above
         )
         assert tune_of(product, x, weights(row.millions)) == next(fitting)
+
+
+def test_wide_inputs_have_rows_of_their_own() -> None:
+    narrow, wide = (torch.empty(1, n, dtype=torch.bfloat16) for n in (4096, 4097))
+    found = [tune_of("norm_gated", x, weights(140)) for x in (narrow, wide)]
+    assert found == [Tune(1, 2, 4096, 1, 8, 1), Tune(1, 2, 1024, 1, 4, 4)]
 
 
 def test_no_row_is_for_more_tokens() -> None:
