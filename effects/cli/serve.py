@@ -140,6 +140,13 @@ def _process_options(add: Callable[..., Any]) -> None:
             metavar="N",
             help=f"engines that {what}, as --replicas that do both (default: none)",
         )
+    add(
+        "--prefill-tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help="ranks of each engine that computes prompts (default: "
+        "--tensor-parallel-size, which is that of engines that decode)",
+    )
     for name, what in (
         ("listen", "only compute prompts, for servers on other machines that dial it"),
         ("at", "an engine there computes prompts; may be given several times"),

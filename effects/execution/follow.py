@@ -34,6 +34,7 @@ from minfer.effects.execution.ranks.items import (
     Replay,
     Sample,
     Transfer,
+    Want,
     item_from,
 )
 from minfer.effects.execution.ranks.rank_store import ADDRESS, KEY
@@ -124,6 +125,8 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
                 failed = result if isinstance(result, Failed) else None
             case Transfer(command):
                 executor.move(command, report)
+            case Want(keys, engine):
+                executor.want(keys, engine)
             case Launch() | Sample() | Discard():
                 _follow_plan(executor, item)
             case DummyStep() | Capture() | Replay():

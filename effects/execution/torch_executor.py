@@ -22,6 +22,7 @@ from typing import Final
 import torch
 from attrs import define, field, frozen
 
+from minfer.blocks.keys import Keys
 from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend, describe_products
 from minfer.effects.execution.device.backend import Backend, Cache
@@ -60,7 +61,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Lost, Move, TransferCommand
+from minfer.records.messages import Executed, Failed, Lost, TransferCommand
 from minfer.records.plan import MEAN, POOLINGS, Mask, Plan, SampleDeferred
 from minfer.records.speculation import Speculation
 
@@ -253,7 +254,7 @@ class TorchExecutor:
         if self.copiers is None:
             report(Lost(command.number, "there is no tier for KV pages"))
             return
-        if self.crew is not None and isinstance(command, Move):
+        if self.crew is not None:
             report = self.crew.transfers.begin(command.number, report)
             with self.lock:
                 self._tell(Transfer(command))
@@ -310,10 +311,15 @@ class TorchExecutor:
         with self.between_steps():
             return step_costs(self.runner, how)
 
-    def _parts(self, pages: int) -> list[Part]:
-        """Returns the tensors of the cache, with so many pages in host memory."""
+    def _parts(self, pages: int, slices: int) -> list[Part]:
+        """Returns the tensors of the cache, with so many pages in host memory; in equal
+        slices of key heads, one after the other.
+        """
         cache = self.runner.cache
         tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
+        if slices > 1 and cache.head_dim is not None:
+            split = [tensor.chunk(slices, cache.head_dim) for tensor in tensors]
+            tensors = [one for each in zip(*split, strict=True) for one in each]
         return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
     def tier_costs(self, config: EngineConfig) -> EngineConfig:
@@ -327,6 +333,11 @@ class TorchExecutor:
         return self.copiers.with_costs(config, token)
 
     # --- several ranks ------------------------------------------------------------------
+
+    def want(self, keys: Keys, engine: str) -> None:
+        """Have this rank's part of a prompt's blocks sent to another engine."""
+        if self.copiers is not None and self.copiers.keyed is not None:
+            self.copiers.keyed.store.want(keys, engine)
 
     def capture(self, shape: StepShape) -> None:
         """Capture a shape's graph because rank 0 does; steps run without it if that

@@ -133,6 +133,14 @@ class ModelSpec:
         )
 
     @property
+    def cached_heads(self) -> int:
+        """The key heads that the cache keeps of a token; of latents, which are of all
+        heads, 1.
+        """
+        _, heads, *_ = (*self.groups[0].attention.kv_shape, 1)
+        return heads
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """For each layer, how many keys up to its own a query attends to; None: all of
         them.

@@ -240,13 +240,23 @@ def _check_ranks(
     ranks = "an engine of several ranks (tensor_parallel_size, pipeline_parallel_size)"
     if args.executor != "torch":
         raise ConfigError(f"{ranks} needs the torch executor, not {args.executor!r}")
-    if args.kv_disk is not None or args.kv_peers is not None:
+    if args.kv_disk is not None:
         raise ConfigError(
-            f"{ranks} cannot keep KV blocks on disk (kv_disk), or exchange them with "
-            f"other engines (--prefill, --decode) yet; leave these out"
+            f"{ranks} cannot keep KV blocks on disk (kv_disk) yet; leave that out"
+        )
+    plan = args.kv_peers
+    if plan is not None and not plan.is_local:
+        raise ConfigError(
+            f"{ranks} cannot exchange KV blocks with engines of other machines "
+            f"(--prefill-listen, --prefill-at) yet; leave these out"
         )
     if args.pipeline_parallel_size == 1:
         return
+    if plan is not None:
+        raise ConfigError(
+            "prefill and decode apart (--prefill, --decode) are not supported with "
+            "stages; use one (pipeline_parallel_size)"
+        )
     if speculative is not None:
         raise ConfigError(
             "speculative decoding is not supported with stages; use one "

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from attrs import asdict, frozen
 
+from minfer.blocks.keys import Keys
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.records.messages import Move
+from minfer.records.messages import FetchBlocks, Move, StoreBlocks, TransferCommand
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.runs.wire import deferred_from, deferred_to, plan_from, plan_to
 
@@ -49,9 +50,17 @@ class Discard:
 
 @frozen
 class Transfer:
-    """Begin to move pages between device and host memory; each rank has its own."""
+    """Begin to move pages between the device and a tier; each rank has its own part."""
 
-    command: Move
+    command: TransferCommand
+
+
+@frozen
+class Want:
+    """Send the blocks of a prompt to another engine, once they are computed."""
+
+    keys: Keys
+    engine: str
 
 
 @frozen
@@ -81,7 +90,16 @@ class Close:
 
 
 Item = (
-    Launch | Sample | Collect | Discard | Transfer | DummyStep | Capture | Replay | Close
+    Launch
+    | Sample
+    | Collect
+    | Discard
+    | Transfer
+    | Want
+    | DummyStep
+    | Capture
+    | Replay
+    | Close
 )
 KINDS: Final[tuple[type[Item], ...]] = (
     Launch,
@@ -89,6 +107,7 @@ KINDS: Final[tuple[type[Item], ...]] = (
     Collect,
     Discard,
     Transfer,
+    Want,
     DummyStep,
     Capture,
     Replay,
@@ -104,8 +123,10 @@ def item_to(item: Item) -> bytes:
             return kind + plan_to(plan)
         case Sample(command):
             return kind + deferred_to(command)
-        case Transfer(move):
-            return kind + json.dumps(asdict(move)).encode()
+        case Transfer(command):
+            return kind + _transfer_to(command)
+        case Want(keys, engine):
+            return kind + json.dumps([_texts(keys), engine]).encode()
         case DummyStep(shape) | Capture(shape) | Replay(shape):
             return kind + json.dumps(asdict(shape)).encode()
     return kind
@@ -119,10 +140,37 @@ def item_from(data: bytes) -> Item:
     if kind is Sample:
         return Sample(deferred_from(rest))
     if kind is Transfer:
-        return Transfer(Move(**_tuples(json.loads(rest))))
+        return Transfer(_transfer_from(rest))
+    if kind is Want:
+        keys, engine = json.loads(rest)
+        return Want(_keys(keys), engine)
     if kind is DummyStep or kind is Capture or kind is Replay:
         return kind(StepShape(**_tuples(json.loads(rest))))
     return kind()  # type: ignore[call-arg]  # those that are left have no fields
+
+
+def _transfer_to(command: TransferCommand) -> bytes:
+    fields = asdict(command)
+    if not isinstance(command, Move):
+        fields["keys"] = _texts(command.keys)
+    return json.dumps([type(command).__name__, fields]).encode()
+
+
+def _transfer_from(data: bytes) -> TransferCommand:
+    name, fields = json.loads(data)
+    if name == Move.__name__:
+        return Move(**_tuples(fields))
+    made = FetchBlocks if name == FetchBlocks.__name__ else StoreBlocks
+    keys, pages = _keys(fields["keys"]), _tuple(fields["pages"])
+    return made(number=fields["number"], keys=keys, pages=pages)
+
+
+def _texts(keys: Keys) -> list[str]:
+    return [key.hex() for key in keys]
+
+
+def _keys(texts: list[str]) -> Keys:
+    return tuple(map(bytes.fromhex, texts))
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ keyed_copier     copies blocks between the device and a keyed store
 transfer_thread  performs the transfers of one direction, in order
 page_parts       the tensors of a cache, and how their pages cross the bus
 host_pages       the pages in host memory
+head_slices      how a block is divided between ranks of engines that exchange it
 keyed_store      what a keyed store does (a protocol): a folder, or other engines
 block_folder     a keyed store: files, shared by the engines of a machine
 block_files      the file of one block

@@ -41,6 +41,7 @@ from minfer.effects.execution.tiers.block_files import (
     read_block,
     write_block,
 )
+from minfer.effects.execution.tiers.head_slices import WHOLE_BLOCK, HeadSlices
 from minfer.effects.execution.tiers.keyed_store import Contents, NotStoredError
 
 # Of its size, this part (1/20) is written between two scans of the folder, and freed at
@@ -89,6 +90,7 @@ class BlockFolder:
     signature: Signature = field(factory=Signature)
     groups: int = 1  # of layers, with keys of their own
     probed: int = 0  # the group that is asked for, to find out what there is
+    slices: HeadSlices = field(init=False, default=WHOLE_BLOCK)
     counts: dict[str, float] = field(
         init=False, factory=lambda: dict.fromkeys(COUNTS, 0.0)
     )

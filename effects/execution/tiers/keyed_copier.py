@@ -78,10 +78,10 @@ class _Slot:
         for track in self.tracks:
             track.wait()
 
-    def contents(self, first: int, last: int) -> list[memoryview]:
-        """The bytes of pages first .. last - 1 here, part by part."""
+    def contents(self, first: int, last: int, parts: slice) -> list[memoryview]:
+        """The bytes of pages first .. last - 1 here, of some parts."""
         found = list[memoryview]()
-        for part in self.parts:
+        for part in self.parts[parts]:
             for low, high in (
                 (a, b) for _, a, b in part.host.runs((*range(first, last),))
             ):
@@ -169,10 +169,14 @@ class _Lane:
     def _submit(
         self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
-        first = 0
+        first, slices = 0, self.store.slices
+        each = len(piece.slot.parts) // len(slices.own)  # parts of a slice
         for key, pages in piece.blocks:
-            contents = piece.slot.contents(first, first + len(pages))
-            piece.work.append(self.pool.submit(work, key, self.layout, contents))
+            for place, number in enumerate(slices.own):
+                parts = slice(place * each, (place + 1) * each)
+                contents = piece.slot.contents(first, first + len(pages), parts)
+                name = slices.key(key, number)
+                piece.work.append(self.pool.submit(work, name, self.layout, contents))
             first += len(pages)
 
     def _end_piece(self, pending: deque[_Piece]) -> None:
@@ -200,23 +204,26 @@ class KeyedCopier:
 
     def __init__(
         self,
-        make_parts: Callable[[int], Sequence[Part]],
+        make_parts: Callable[[int, int], Sequence[Part]],
         store: KeyedStore,
         bundle: int,
     ) -> None:
-        """`make_parts` returns the parts of the caches, with so many pages in host
-        memory; a block has up to `bundle` pages. Raises NoHostMemoryError.
+        """`make_parts` returns the parts of the caches, slice by slice, with so many
+        pages in host memory and so many slices; a block has up to `bundle` pages. Raises
+        NoHostMemoryError.
         """
         self.store, self.bundle = store, bundle
-        parts = make_parts(1)
-        layout = layout_of(parts)
-        store.open(layout, bundle * sum(part.page_bytes for part in parts))
+        slices = len(store.slices.own)
+        parts = make_parts(1, slices)
+        of_one = parts[: len(parts) // slices]
+        layout = layout_of(of_one)
+        store.open(layout, bundle * sum(part.page_bytes for part in of_one))
         room = max(bundle, pages_a_piece(parts))
         self.lanes = {
             loads: _Lane(
                 store,
                 layout,
-                [_Slot.of(make_parts(room), room) for _ in range(SLOTS)],
+                [_Slot.of(make_parts(room, slices), room) for _ in range(SLOTS)],
                 room,
                 loads,
             )
@@ -274,7 +281,7 @@ class KeyedCopier:
 
 
 def layout_of(parts: Sequence[Part]) -> bytes:
-    """A digest of how a page is stored."""
+    """A digest of how a page of these parts is stored."""
     said = repr(
         [
             (part.device.device.type, tuple(part.device.shape[1:]), part.device.dtype)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from minfer.blocks.keys import Key, Keys
+from minfer.effects.execution.tiers.head_slices import HeadSlices
 
 Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
@@ -27,6 +28,13 @@ class KeyedStore(Protocol):
     """Stores blocks by their content keys, and fetches them. Methods may be called from
     any thread.
     """
+
+    @property
+    def slices(self) -> HeadSlices:
+        """The slices of a block that this engine's rank stores and fetches, each under a
+        key of its own.
+        """
+        ...
 
     def open(self, layout: bytes, block_bytes: int) -> None:
         """Prepare to take blocks of up to so many bytes; `layout` is a digest of how

@@ -30,11 +30,12 @@ class TierCopiers:
     def __init__(
         self,
         config: EngineConfig,
-        make_parts: Callable[[int], Sequence[Part]],
+        make_parts: Callable[[int, int], Sequence[Part]],
         store: KeyedStore | None,
     ) -> None:
         """`make_parts` returns the tensors of the cache, with so many pages in host
-        memory; `store` has the blocks of the keyed tier. Raises NoHostMemoryError.
+        memory, in so many slices; `store` has the blocks of the keyed tier. Raises
+        NoHostMemoryError.
         """
         self.bundle = max(group.pages for group in config.groups)  # pages of a block
         self.host: PageCopier | None = None
@@ -42,7 +43,7 @@ class TierCopiers:
         if store is not None:
             self.keyed = KeyedCopier(make_parts, store, self.bundle)
         if config.host is not None:
-            self.host = PageCopier(make_parts(config.host.pages))
+            self.host = PageCopier(make_parts(config.host.pages, 1))
 
     def move(self, command: TransferCommand, report: ReportEnd) -> None:
         """Begin a transfer; `report` is called at its end, from any thread."""

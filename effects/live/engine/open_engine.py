@@ -2,15 +2,21 @@
 
 import logging
 import platform
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from minfer.blocks.keys import Keys
 from minfer.effects.execution.contract import Executor, ExecutorError
+from minfer.effects.execution.ranks.crew import Crew, RankError
+from minfer.effects.execution.ranks.items import Want
 from minfer.effects.execution.tiers.block_files import Signature
 from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.head_slices import HeadSlices
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.warming.start_progress import (
@@ -49,13 +55,15 @@ _log = logging.getLogger("minfer.executor")
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
 
 
-def open_store(setup: Setup) -> KeyedStore | None:
-    """Returns where the blocks of the keyed tier are: other engines, or a folder, which
-    is there; None: there is no such tier.
+def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
+    """Returns where a rank's part of the blocks of the keyed tier is: other engines, or a
+    folder, which is there; None: there is no such tier.
     """
     args, groups = setup.args, setup.config.groups
-    if args.kv_peers is not None:
-        return Peers(args.kv_peers, len(groups))
+    if (plan := args.kv_peers) is not None:
+        sizes, place = (plan.prefill_ranks, plan.decode_ranks), Place(rank, args.parallel)
+        slices = HeadSlices.of(place, setup.spec.cached_heads, sizes)
+        return Peers(plan, len(groups), slices, rank)
     if args.kv_disk is None:
         return None
     whole = [number for number, group in enumerate(groups) if not group.window]
@@ -106,6 +114,8 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     if setup.args.parallel.ranks == 1:
         return open_rank(setup, RankGroup(), report, store)
     group = start_ranks(setup)
+    if isinstance(store, Peers) and group.crew is not None:
+        store.tell = partial(_have_want, group.crew)
     try:
         executor = open_rank(setup, group, report, store)
     except BaseException:
@@ -117,6 +127,12 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 
     return MicroBatchExecutor(executor, stages, setup.spec.vocab_size)
+
+
+def _have_want(crew: Crew, keys: Keys, engine: str) -> None:
+    """Have the other ranks send their part of blocks, too."""
+    with suppress(RankError):  # the engine ends
+        crew.tell(Want(keys, engine))
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:

@@ -11,7 +11,7 @@ import sys
 
 from minfer.effects.execution.follow import Leader, fail, follow
 from minfer.effects.execution.ranks.rank_store import SETTINGS, find_store
-from minfer.effects.live.engine.open_engine import open_rank
+from minfer.effects.live.engine.open_engine import open_rank, open_store
 from minfer.effects.live.engine.ranks import (
     RankGroup,
     about,
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         place = Place(rank, setup.args.parallel)
         group = RankGroup(join(setup, place, store))
-        executor = open_rank(setup, group)
+        executor = open_rank(setup, group, store=open_store(setup, rank))
         follow(executor, leader)
         executor.close()
     except Exception as error:

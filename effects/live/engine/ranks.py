@@ -13,6 +13,7 @@ from attrs import evolve, fields, frozen
 
 from minfer.effects.execution.ranks.crew import Crew
 from minfer.effects.execution.ranks.rank_store import RankStartError
+from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.models.ranks import ALONE, Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
-OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_peers", "kv_disk_secret")
+OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
 
 
@@ -92,6 +93,8 @@ def settings_to(setup: Setup) -> Mapping[str, Any]:
         how = setup.speculative
         known = {one.name: getattr(how, one.name) for one in fields(type(how))}
         found["speculative_config"] = known
+    if args.kv_peers is not None:
+        found["kv_peers"] = plan_to(args.kv_peers)
     return {**found, DEVICE: setup.device.kind, BLOCKS: setup.config.num_blocks}
 
 
@@ -100,6 +103,8 @@ def settings_from(found: Mapping[str, Any]) -> Setup:
     `prepare`.
     """
     rest = {k: v for k, v in found.items() if k not in (BLOCKS, DEVICE)}
+    if rest["kv_peers"] is not None:
+        rest["kv_peers"] = plan_from(rest["kv_peers"])
     return prepare_elsewhere(EngineArgs(**rest), found[DEVICE], found[BLOCKS])
 
 

@@ -12,9 +12,10 @@ import argparse
 import contextlib
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from minfer.effects.execution.tiers.peers.addresses import (
     Address,
@@ -26,6 +27,7 @@ from minfer.effects.execution.tiers.peers.addresses import (
 from minfer.effects.execution.tiers.peers.handshake import secret_key
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PREFILL, PeerPlan
 from minfer.effects.execution.tiers.peers.remote_memory import PACKAGE, is_installed
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
@@ -36,6 +38,7 @@ class Deployment:
 
     replicas: int = 1  # engines on this machine
     prefillers: int = 0  # of these, the first compute prompts for the others
+    prefill_ranks: int | None = None  # tensor parallel size of these; None: of all
     routing: str = "prefix"  # the policy by which fronts choose among several
     # Engines on other machines that compute prompts, too.
     prefill_at: tuple[Port, ...] = ()
@@ -65,9 +68,18 @@ class Deployment:
         """Where an engine that decodes receives KV from other machines, if it does."""
         return _after(self.kv_listen, number - self.prefillers)
 
-    def peer_plans(self, paths: Sequence[Path]) -> list[PeerPlan | None]:
+    def settings(self, args: EngineArgs) -> list[EngineArgs]:
+        """The settings of each engine, by number, but for its part in sending KV."""
+        prefill = evolve(
+            args, tensor_parallel_size=self.prefill_ranks or args.tensor_parallel_size
+        )
+        decode = self.replicas - self.prefillers
+        return [prefill] * self.prefillers + [args] * decode
+
+    def peer_plans(self, paths: Sequence[Path], ranks: int) -> list[PeerPlan | None]:
         """The part of each engine, by number, in sending KV; `paths` are their sockets,
-        beside which those for KV are.
+        beside which those for KV are, and `ranks` the tensor parallel size of those that
+        decode.
         """
         if self.serves_others:
             name = socket.gethostname()
@@ -80,17 +92,22 @@ class Deployment:
             for number, path in enumerate(paths)
             if number >= self.prefillers
         }
+        of = partial(
+            PeerPlan,
+            secret=self.secret,
+            prefill_ranks=self.prefill_ranks or ranks,
+            decode_ranks=ranks,
+        )
         senders = [
-            PeerPlan(name=str(number), role=PREFILL, sends=local, secret=self.secret)
+            of(name=str(number), role=PREFILL, sends=local)
             for number in range(self.prefillers)
         ]
         receivers = [
-            PeerPlan(
+            of(
                 name=name,
                 role=DECODE,
                 listens=self._receives(int(name), path),
                 nixl=self.nixl,
-                secret=self.secret,
             )
             for name, path in local.items()
         ]
@@ -152,6 +169,12 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         not (others or listen) and (prefill > 0) is not (decode > 0)
     ):
         raise ConfigError("--prefill and --decode need each other, with at least 1 each")
+    ranks = options.prefill_tensor_parallel_size
+    if ranks is not None and (ranks < 1 or others or not prefill):
+        raise ConfigError(
+            f"--prefill-tensor-parallel-size {ranks} must be at least 1, and is for "
+            "--prefill and --decode of one machine"
+        )
     if listen:
         decode, prefill = 0, max(prefill, 1)
     elif others:
@@ -159,6 +182,7 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
     return Deployment(
         replicas=prefill + decode if apart else options.replicas,
         prefillers=prefill,
+        prefill_ranks=ranks,
         routing=options.routing,
         prefill_at=others,
         kv_listen=kv_listen,

@@ -1,6 +1,8 @@
 """What each of several engines gets of the machine: a GPU, or its share of a CPU."""
 
 import os
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -39,28 +41,28 @@ class ReplicaDevice:
         return evolve(args, journal=Path(args.journal) / f"replica-{self.number}")
 
 
-def replica_devices(args: EngineArgs, count: int) -> list[ReplicaDevice]:
-    """The devices of so many engines: the GPUs that are visible, one for each of their
-    ranks, or else the CPU. Raises ConfigError for fewer GPUs.
+def replica_devices(engines: Sequence[EngineArgs]) -> list[ReplicaDevice]:
+    """The devices of engines with these settings: the GPUs that are visible, one for each
+    of their ranks, or else the CPU. Raises ConfigError for fewer GPUs.
     """
+    args, count = engines[0], len(engines)
     if count == 1:
         return [ReplicaDevice()]
     gpus = [] if args.device == "cpu" or args.executor != "torch" else visible_gpus()
-    each = args.parallel.ranks
-    if len(gpus) < count * each and (gpus or args.device == "cuda"):
-        needs = "a GPU" if each == 1 else f"{each} GPUs"
+    ends = [*accumulate(one.parallel.ranks for one in engines)]
+    if len(gpus) < ends[-1] and (gpus or args.device == "cuda"):
         raise ConfigError(
-            f"each of {count} engines needs {needs}, and {len(gpus)} can be seen; use "
+            f"{count} engines need {ends[-1]} GPUs, and {len(gpus)} can be seen; use "
             "fewer (--replicas, or --prefill and --decode), or --device cpu"
         )
     return [
         ReplicaDevice(
             number=number,
-            gpus=",".join(gpus[number * each : (number + 1) * each]),
+            gpus=",".join(gpus[end - engines[number].parallel.ranks : end]),
             threads=max(1, _cores() // count),
             memory=CPU_SHARE / count,
         )
-        for number in range(count)
+        for number, end in enumerate(ends)
     ]
 
 

@@ -55,7 +55,8 @@ def serve_in_processes(
     """
     _check_options(options, fronts)
     replicas = deployment.replicas
-    devices = replica_devices(args, replicas)
+    settings = deployment.settings(args)
+    devices = replica_devices(settings)
     alone = deployment.serves_others
     with contextlib.ExitStack() as stack:
         listeners = [] if alone else listen_at(host, port, fronts)
@@ -69,13 +70,13 @@ def serve_in_processes(
         shared = SharedCounts.of(max(1, len(listeners)))
         runs: dict[str, Run] = {}
         heartbeats: dict[str, Heartbeat] = {}
-        plans = deployment.peer_plans(paths)
+        plans = deployment.peer_plans(paths, args.tensor_parallel_size)
         for number, name in enumerate(engine_names(replicas)):
             beats = heartbeats[name] = Heartbeat(options.engine_timeout)
             runs[name] = partial(
                 _run_engine,
                 name,
-                evolve(args, kv_peers=plans[number]),
+                evolve(settings[number], kv_peers=plans[number]),
                 devices[number],
                 paths[number],
                 beats,

@@ -42,7 +42,8 @@ class Caches:
         self.folder = BlockFolder(path, 1 << 20, DEVICE)
         self.copier = KeyedCopier(self.parts, self.folder, 2)
 
-    def parts(self, pages: int) -> list[Part]:
+    def parts(self, pages: int, slices: int = 1) -> list[Part]:
+        assert slices == 1
         return [Part.of(self.one, 1, pages), Part.of(self.two, 2, pages)]
 
     def page(self, number: int) -> tuple[Tensor, Tensor]:

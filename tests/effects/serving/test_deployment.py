@@ -13,6 +13,7 @@ from minfer.effects.cli.serve import add_options
 from minfer.effects.execution.tiers.peers import remote_memory
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PREFILL
 from minfer.effects.serving.processes.deployment import Deployment, read_deployment
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 
 SAID = "--cache-secret=s"
@@ -59,6 +60,10 @@ def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
     ("said", "why"),
     [
         (["--replicas=0"], "--replicas must be at least 1"),
+        (
+            ["--prefill-tensor-parallel-size=2"],
+            "2 must be at least 1, and is for --prefill and --decode",
+        ),
         (["--prefill=1"], "--prefill and --decode need each other"),
         (["--decode=1"], "--prefill and --decode need each other"),
         (["--prefill=-1", "--decode=2"], "--prefill and --decode need each other"),
@@ -91,7 +96,7 @@ def test_what_engines_are_to_each_other() -> None:
     found = deployment(
         SAID, "--prefill-at=h:1", "--kv-listen=k:7", "--prefill=1", "--decode=2"
     )
-    first, second, third = found.peer_plans(PATHS)
+    first, second, third = found.peer_plans(PATHS, 1)
     assert first is not None
     assert second is not None
     assert third is not None
@@ -101,10 +106,25 @@ def test_what_engines_are_to_each_other() -> None:
     assert (third.role, third.listens) == (DECODE, (local["2"], ("k", 8)))
     assert first.secret == second.secret != b""
     assert not first.dials, "its engines are named"
-    [alone] = deployment(SAID, "--prefill-listen=h:1").peer_plans(PATHS[:1])
+    [alone] = deployment(SAID, "--prefill-listen=h:1").peer_plans(PATHS[:1], 1)
     assert alone is not None
     assert (alone.role, alone.dials, alone.secret) == (PREFILL, True, first.secret)
-    assert deployment().peer_plans(PATHS[:1]) == [None]
+    assert deployment().peer_plans(PATHS[:1], 1) == [None]
+
+
+def test_engines_that_prefill_may_have_other_ranks() -> None:
+    found = deployment("--prefill=1", "--decode=2", "--prefill-tensor-parallel-size=2")
+    sizes = [one.tensor_parallel_size for one in found.settings(EngineArgs())]
+    assert sizes == [2, 1, 1]
+    plans = found.peer_plans(PATHS, 1)
+    assert {(one.prefill_ranks, one.decode_ranks) for one in plans if one} == {(2, 1)}
+    sizes = [
+        one.tensor_parallel_size
+        for one in deployment("--prefill=1", "--decode=1").settings(
+            EngineArgs(tensor_parallel_size=4)
+        )
+    ]
+    assert sizes == [4, 4]
 
 
 @pytest.mark.parametrize("option", ["--prefill-listen", "--kv-listen"])

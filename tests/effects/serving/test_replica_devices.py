@@ -35,12 +35,15 @@ def test_gpus_are_those_that_cuda_would_see(
 def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "5,3,4")
     monkeypatch.setenv(devices.THREADS, "7")
-    first, second = replica_devices(EngineArgs(), 2)
+    first, second = replica_devices([EngineArgs(), EngineArgs()])
     assert (first.gpus, second.gpus) == ("5", "3")
-    with pytest.raises(ConfigError, match="engines needs a GPU, and 3 can be seen"):
-        replica_devices(EngineArgs(), 4)
+    with pytest.raises(ConfigError, match="4 engines need 4 GPUs, and 3 can be seen"):
+        replica_devices([EngineArgs()] * 4)
+    wide = EngineArgs(tensor_parallel_size=2)
+    first, second = replica_devices([wide, EngineArgs()])
+    assert (first.gpus, second.gpus) == ("5,3", "4")
     args = second.take(EngineArgs(journal="runs"))
-    assert os.environ[VISIBLE] == "3"
+    assert os.environ[VISIBLE] == "4"
     assert os.environ[devices.THREADS] == "7", "as it was given"
     assert (args.journal, args.gpu_memory_utilization) == (Path("runs/replica-1"), None)
 
@@ -49,7 +52,7 @@ def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(VISIBLE, "0")
     monkeypatch.delenv(devices.THREADS, raising=False)
     monkeypatch.setattr(devices, "_cores", lambda: 7)
-    first, *_ = replica_devices(EngineArgs(device="cpu"), 3)
+    first, *_ = replica_devices([EngineArgs(device="cpu")] * 3)
     args = first.take(EngineArgs())
     assert os.environ[devices.THREADS] == "2"
     assert os.environ[VISIBLE] == "0"
@@ -58,12 +61,12 @@ def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -
     assert first.take(given) == given
     monkeypatch.setenv(VISIBLE, "")
     with pytest.raises(ConfigError, match="and 0 can be seen"):
-        replica_devices(EngineArgs(device="cuda"), 2)
+        replica_devices([EngineArgs(device="cuda")] * 2)
 
 
 def test_the_only_engine_takes_all_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "")
-    (only,) = replica_devices(EngineArgs(device="cuda"), 1)
+    (only,) = replica_devices([EngineArgs(device="cuda")])
     args = EngineArgs(journal="runs")
     before = dict(os.environ)
     assert (only, only.take(args), dict(os.environ)) == (ReplicaDevice(), args, before)

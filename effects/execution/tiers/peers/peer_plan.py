@@ -1,9 +1,10 @@
 """Which other engines an engine sends KV blocks to, and where it receives them."""
 
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from minfer.effects.execution.tiers.peers.addresses import Address
 
@@ -18,10 +19,49 @@ class PeerPlan:
 
     name: str  # of this engine
     role: str  # PREFILL or DECODE
-    listens: tuple[Address, ...] = ()  # where it receives blocks
-    sends: Mapping[str, Address] = field(factory=dict)  # to these engines, by name
+    listens: tuple[Address, ...] = ()  # where its rank 0 receives blocks
+    # To these engines, by name: where their rank 0 receives.
+    sends: Mapping[str, Address] = field(factory=dict)
+    prefill_ranks: int = 1  # tensor parallel size of engines that compute prompts
+    decode_ranks: int = 1  # and of those that decode
     # Whether it also sends to addresses that requests name: only where all requests come
     # from fronts that have proven that they know the secret.
     dials: bool = False
     nixl: bool = False  # other machines write to this one's memory through NIXL
     secret: bytes = field(default=b"", repr=False)  # of the deployment
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all engines that exchange blocks are on this machine."""
+        every = (*self.listens, *self.sends.values())
+        return not self.dials and all(isinstance(one, Path) for one in every)
+
+
+def of_rank(address: Address, rank: int) -> Address:
+    """Returns where a rank of an engine receives, whose rank 0 does at `address`, a local
+    socket if there are several.
+    """
+    if rank == 0 or not isinstance(address, Path):
+        return address
+    return address.with_name(f"{address.name}{rank}")
+
+
+def plan_to(plan: PeerPlan) -> dict[str, Any]:
+    """Returns a plan, whose addresses are local sockets, as JSON has it."""
+    sends = {name: str(address) for name, address in plan.sends.items()}
+    listens = [str(address) for address in plan.listens]
+    return asdict(plan) | {
+        "secret": plan.secret.hex(),
+        "sends": sends,
+        "listens": listens,
+    }
+
+
+def plan_from(found: Mapping[str, Any]) -> PeerPlan:
+    """Returns the plan that `plan_to` wrote."""
+    read = {
+        "secret": bytes.fromhex(found["secret"]),
+        "sends": {name: Path(path) for name, path in found["sends"].items()},
+        "listens": tuple(map(Path, found["listens"])),
+    }
+    return PeerPlan(**{**found, **read})

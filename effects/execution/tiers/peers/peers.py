@@ -6,24 +6,27 @@ write: a block is computed ---- connection ---> inbox
                                                 read: a request waits for it
 
 A request says which engine its blocks are for: by a name that the plan has an address of,
-or, if that engine is on another machine, by its address.
+or, if that engine is on another machine, by its address. Of an engine of several ranks,
+each sends and receives its own slices of a block (head_slices.py).
 """
 
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
 from attrs import define, field
 
 from minfer.blocks.keys import Key, Keys, group_keys
+from minfer.effects.execution.tiers.head_slices import WHOLE_BLOCK, HeadSlices, holders
 from minfer.effects.execution.tiers.keyed_store import Contents
 from minfer.effects.execution.tiers.peers.addresses import listen_at, read_port
 from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.inbox import Inbox
 from minfer.effects.execution.tiers.peers.listener import Listener
-from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan, of_rank
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteInbox, WriteError
 from minfer.effects.execution.tiers.peers.sender import Sender
 
@@ -47,12 +50,15 @@ class Peers:
 
     plan: PeerPlan
     groups: int  # of layers, with keys of their own
+    slices: HeadSlices = WHOLE_BLOCK
+    rank: int = 0
+    tell: Callable[[Keys, str], None] | None = None  # has other ranks want the same
     inbox: Inbox | None = field(init=False, default=None)
     _remote: RemoteInbox | None = field(init=False, default=None)
     _layout: bytes = field(init=False, default=b"")
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _senders: dict[str, Sender] = field(init=False, factory=dict)
+    _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
     _listeners: list[Listener] = field(init=False, factory=list)
     _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
@@ -65,8 +71,9 @@ class Peers:
         """
         plan, self._layout = self.plan, layout
         self._senders = {
-            name: Sender(address, layout, plan.secret, plan.name)
+            (name, rank): Sender(of_rank(address, rank), layout, plan.secret, plan.name)
             for name, address in plan.sends.items()
+            for rank in range(plan.decode_ranks)
         }
         if plan.listens:
             slots = max(FEWEST, min(INBOX // block_bytes, MOST))
@@ -78,7 +85,7 @@ class Peers:
                     _log.warning("KV blocks come over TCP alone: %s", error)
             remote = None if self._remote is None else self._remote.remote
             for address in plan.listens:
-                sock = listen_at(address)
+                sock = listen_at(of_rank(address, self.rank))
                 one = Listener(inbox, layout, plan.secret, sock, remote)
                 one.start()
                 self._listeners.append(one)
@@ -93,13 +100,21 @@ class Peers:
 
     def want(self, keys: Keys, engine: str) -> None:
         """As `KeyedStore` says."""
+        if self.tell is not None:
+            self.tell(keys, engine)
         with self._lock:
-            for group in range(self.groups):
-                for key in group_keys(keys, group):
-                    self._wanted[key] = self._wanted.get(key, frozenset()) | {engine}
-                    self._wanted.move_to_end(key)
+            for name in self._names(keys):
+                self._wanted[name] = self._wanted.get(name, frozenset()) | {engine}
+                self._wanted.move_to_end(name)
             while len(self._wanted) > MOST_WANTED:
                 self._wanted.popitem(last=False)
+
+    def _names(self, keys: Keys) -> Iterator[Key]:
+        """The keys of what this rank sends of blocks."""
+        for group in range(self.groups):
+            for key in group_keys(keys, group):
+                for number in self.slices.sent:
+                    yield self.slices.key(key, number)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Send a block to all engines that want it. Its sender counts one that cannot be
@@ -109,15 +124,17 @@ class Peers:
         del layout
         with self._lock:
             engines = self._wanted.pop(key, frozenset())
+        number, ranks = self.slices.number(key), self.plan.decode_ranks
         for engine in sorted(engines):
-            sender = self._sender(engine)
-            with suppress(PeerError):  # it has counted and logged that
-                sender.send(key, contents)
+            for rank in holders(number, self.slices.count, ranks):
+                sender = self._sender(engine, rank)
+                with suppress(PeerError):  # it has counted and logged that
+                    sender.send(key, contents)
 
-    def _sender(self, engine: str) -> Sender:
-        """Returns what sends to an engine. Raises PeerError."""
+    def _sender(self, engine: str, rank: int) -> Sender:
+        """Returns what sends to a rank of an engine. Raises PeerError."""
         with self._lock:
-            if (sender := self._senders.get(engine)) is not None:
+            if (sender := self._senders.get((engine, rank))) is not None:
                 return sender
             plan = self.plan
             if not plan.dials:
@@ -127,7 +144,7 @@ class Peers:
             except ValueError as error:
                 raise PeerError(f"blocks cannot be sent: {error}") from None
             sender = Sender(address, self._layout, plan.secret, plan.name)
-            self._senders[engine] = sender
+            self._senders[engine, rank] = sender
             return sender
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:

@@ -1,0 +1,59 @@
+"""How a KV block is divided between the ranks of engines that exchange it.
+
+Theory. A tensor parallel rank has a block's keys and values of its own key heads. Engines
+of different sizes have different heads on a rank, so a block is exchanged in *slices* of
+as few heads as any rank has, each under a key of its own. With 8 key heads, an engine of
+2 ranks that computes prompts, and one of 4 that decodes:
+
+    sends      rank 0: slices 0, 1           rank 1: slices 2, 3
+    receives   rank 0: 0     rank 1: 1       rank 2: 2     rank 3: 3
+
+Where there are more ranks than key heads, several have the same slice: the first of them
+sends it, and all of them receive it. Latents (MLA) are whole on all ranks: one slice.
+"""
+
+from collections.abc import Iterable
+from math import gcd, lcm
+from typing import Final
+
+from attrs import frozen
+
+from minfer.blocks.keys import Key
+from minfer.effects.models.ranks import Place
+
+
+@frozen
+class HeadSlices:
+    """The slices of a block, and those of one rank."""
+
+    count: int = 1  # of a block
+    own: tuple[int, ...] = (0,)  # that this rank has
+    sent: tuple[int, ...] = (0,)  # of these, those that it sends
+
+    @classmethod
+    def of(cls, place: Place, heads: int, sizes: Iterable[int]) -> "HeadSlices":
+        """Returns the slices of a rank; `heads` are the key heads of the whole model, or
+        1 with latents, and `sizes` the tensor parallel sizes of all engines.
+        """
+        # A size that is less than the heads divides them, and they divide a larger one.
+        count, ranks = gcd(heads, lcm(*sizes)), place.parallel.tensor
+        own = [n for n in range(count) if place.part in holders(n, count, ranks)]
+        first = [n for n in own if holders(n, count, ranks)[0] == place.part]
+        return cls(count, tuple(own), tuple(first))
+
+    def key(self, key: Key, number: int) -> Key:
+        """Returns the key of a block's slice."""
+        return bytes((number,)) + key if self.count > 1 else key
+
+    def number(self, key: Key) -> int:
+        """Returns which slice such a key is of."""
+        return key[0] if self.count > 1 else 0
+
+
+def holders(number: int, count: int, ranks: int) -> range:
+    """Returns the ranks, of so many, that have a slice."""
+    first = number * ranks // count
+    return range(first, max(first + 1, (number + 1) * ranks // count))
+
+
+WHOLE_BLOCK: Final = HeadSlices()

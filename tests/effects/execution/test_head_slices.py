@@ -1,0 +1,55 @@
+"""Which slices of a KV block the ranks of engines exchange."""
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+
+from minfer.effects.execution.tiers.head_slices import HeadSlices, holders
+from minfer.effects.models.ranks import Parallel, Place
+
+SIZES = (1, 2, 3, 4, 6, 8)
+
+
+def heads_of(rank: int, ranks: int, heads: int) -> set[int]:
+    """The key heads of a rank, as models are divided."""
+    if ranks > heads:
+        return {rank * heads // ranks}
+    return {*range(rank * heads // ranks, (rank + 1) * heads // ranks)}
+
+
+@pytest.mark.parametrize(
+    ("heads", "sizes"),
+    [
+        (heads, (a, b))
+        for heads in (1, 2, 4, 6, 8)
+        for a, b in product(SIZES, SIZES)
+        if all(heads % size == 0 or size % heads == 0 for size in (a, b))
+    ],
+)
+def test_each_rank_gets_its_heads_and_each_slice_is_sent_once(
+    heads: int, sizes: tuple[int, int]
+) -> None:
+    prefill, decode = (
+        [HeadSlices.of(Place(r, Parallel(n)), heads, sizes) for r in range(n)]
+        for n in sizes
+    )
+    count = prefill[0].count
+    assert sorted(n for one in prefill for n in one.sent) == [*range(count)]
+    edges = [n * heads // count for n in range(count + 1)]
+    every = [{*range(a, b)} for a, b in pairwise(edges)]
+    for engine, size in ((prefill, sizes[0]), (decode, sizes[1])):
+        for rank, one in enumerate(engine):
+            found = set[int]().union(*(every[n] for n in one.own))
+            assert found == heads_of(rank, size, heads)
+            assert all(rank in holders(n, count, size) for n in one.own)
+
+
+def test_a_slice_has_a_key_of_its_own_unless_it_is_the_block() -> None:
+    one = HeadSlices.of(Place(1, Parallel(2)), 8, (2, 4))
+    assert one == HeadSlices(4, (2, 3), (2, 3))
+    assert one.number(one.key(b"key", 3)) == 3
+    whole = HeadSlices.of(Place(1, Parallel(2)), 1, (1, 2))  # latents
+    assert whole == HeadSlices(1, (0,), ())
+    assert whole.key(b"key", 0) == b"key"
+    assert torch.arange(8).chunk(4)[2].tolist() == [4, 5], "as caches are cut"
