@@ -177,7 +177,7 @@ class Supervisor:
         self._names[process] = name
         self._processes.note_started(name)
         if name in self._heartbeats:
-            self._heartbeats[name].begin()
+            self._heartbeats[name].begin(process)
 
     def _run_child(self, name: str) -> NoReturn:
         """Run as the named process, from here on."""

@@ -1,8 +1,12 @@
 """When a process counts as hung: a matter of what was seen, and of nothing else."""
 
+import os
+import signal
+import subprocess
+
 import pytest
 
-from minfer.effects.serving.processes.heartbeat import LOADING, Heartbeat
+from minfer.effects.serving.processes.heartbeat import LOADING, STOPPED, Heartbeat
 
 LIMIT = 10.0
 LOOK = 0.5  # seconds from one look to the next
@@ -56,6 +60,20 @@ def test_a_successor_begins_anew() -> None:
     heartbeat.begin()
     assert not heartbeat.hangs(100.0 + LIMIT, ready=True)
     assert watched(heartbeat, 100.0 + LIMIT, 2 * LIMIT) == LIMIT
+
+
+def test_a_stopped_process_hangs_sooner() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        heartbeat = begun(60.0)
+        heartbeat.begin(process.pid)
+        running = watched(heartbeat, 100.0, 50.0)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        heartbeat.begin(process.pid)
+        stopped = watched(heartbeat, 200.0, 50.0)
+        process.kill()
+    assert running == float("inf"), "it may be in a long step"
+    assert stopped == STOPPED + LOOK
 
 
 @pytest.mark.parametrize("ready", [True, False])

@@ -17,7 +17,6 @@ OPTIONS: Final = (
     "--dtype=float32",
     "--num-gpu-blocks-override=128",
     "--tensor-parallel-size=2",
-    "--engine-timeout=8",
 )
 KILLS: Final = [(0, signal.SIGKILL), (1, signal.SIGKILL)]
 STOPS: Final = [(1, signal.SIGSTOP), (0, signal.SIGSTOP)]

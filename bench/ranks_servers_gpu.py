@@ -1,0 +1,185 @@
+"""Servers whose engines have several GPUs.
+
+python -m bench.ranks_servers_gpu --parts replicas apart losses
+
+replicas   two replicas of two ranks beside one: output tokens a second over HTTP, of
+           random weights, 512 tokens in and 128 out, so many clients for each replica
+apart      engines that compute prompts and engines that decode, of other parallel
+           sizes, and one engine that does both: the bundled model in float32, greedy
+           and seeded, must say the same
+losses     a rank of two is killed, or stopped, under load: seconds until tokens flow,
+           and whether answers are those of before
+"""
+
+import argparse
+import asyncio
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from bench.clients import put
+from bench.results import run, show
+from bench.server_clients import write_model
+from bench.server_gpu import BODY, serving
+from bench.shapes import SHAPES, TINY, qwen
+from minfer.effects.runs.load.load_client import LoadPlan
+from minfer.effects.runs.load.load_metrics import metrics_of
+from minfer.effects.runs.load.load_prompts import RandomPrompts
+from minfer.effects.runs.load.target_server import first_model
+from tests.effects.serving.process_deaths import Load, Server, bodies, server
+
+PROMPT, OUTPUT = 512, 128  # tokens
+PROCESSES: Final = 8  # of clients
+SETTLES: Final = 15.0  # seconds in which idle engines capture graphs
+RUNS: Final = 3
+EXACT: Final = ("--dtype=float32", "--num-gpu-blocks-override=256")
+SIZES: Final = [(2, 1), (1, 2)]  # ranks of an engine for prompts, and of one that decodes
+LOSSES: Final = [
+    (1, signal.SIGKILL),
+    (0, signal.SIGKILL),
+    (1, signal.SIGSTOP),
+    (0, signal.SIGSTOP),
+]
+
+
+def throughput(url: str, args: argparse.Namespace, replicas: int) -> list[float]:
+    """Output tokens a second of some runs, after one that does not count."""
+    found = list[float]()
+    clients = args.clients * replicas
+    for seed in range(RUNS + 1):
+        wanted = LoadPlan(
+            url=f"{url}/v1/completions",
+            model=first_model(url, ""),
+            prompts=RandomPrompts(
+                PROMPT,
+                OUTPUT,
+                vocab_size=qwen(args.shape)["vocab_size"],
+                seed=f"{replicas} {seed}",
+            ),
+            count=clients * args.each,
+            max_concurrency=clients,
+            body=BODY,
+        )
+        figures = metrics_of(put(wanted, PROCESSES))
+        if figures["completed"] != wanted.count:
+            raise RuntimeError(f"{figures['completed']} of {wanted.count} were answered")
+        found.append(figures["output_throughput"])
+        show({"replicas": replicas, "tokens/s": round(found[-1])})
+        if seed == 0:
+            time.sleep(SETTLES)
+    return sorted(found[1:])
+
+
+def replicas(args: argparse.Namespace) -> dict[str, Any]:
+    """One replica of so many ranks, and two."""
+    found = dict[int, list[float]]()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), qwen(args.shape))
+        for count in (1, 2):
+            options = ["--model", folder, "--device", args.device, "--load-format=dummy"]
+            options += ["--max-model-len=1024", "--no-enable-prefix-caching"]
+            options += [f"--tensor-parallel-size={args.ranks}", f"--replicas={count}"]
+            with serving([*options, f"--api-processes={args.fronts}"]) as (url, *_):
+                found[count] = throughput(url, args, count)
+    middle = {count: runs[RUNS // 2] for count, runs in found.items()}
+    return {"tokens/s": found, "times": middle[2] / middle[1]}
+
+
+def learnt(served: Server, asked: list[dict[str, Any]]) -> Load:
+    """What a server answers to all, one after the other."""
+    served.drain()
+    load = Load(served.url, asked)
+    asyncio.run(load.learn())
+    return load
+
+
+def apart(args: argparse.Namespace) -> dict[str, Any]:
+    """Engines of other parallel sizes for prompts and for decoding."""
+    code = "".join(f"x{i} = {i}\n" for i in range(60))
+    asked = [
+        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
+        for number, one in enumerate(bodies(2, 100))
+    ]
+    device = f"--device={args.device}"
+    with server(*EXACT, device) as one:
+        alone = learnt(one, asked)
+    found = dict[str, Any]()
+    for prefill, decode in SIZES:
+        sizes = f"--prefill-tensor-parallel-size={prefill}"
+        options = ("--prefill=1", "--decode=1", sizes, f"--tensor-parallel-size={decode}")
+        with server(*EXACT, device, *options) as served:
+            load = learnt(served, asked)
+            lines = served.get("/metrics").text.splitlines()
+        counts = {
+            line.partition("{")[0]: float(line.split()[-1])
+            for line in lines
+            if line.startswith("minfer_kv_keyed_l")
+        }
+        pairs = zip(load.right, alone.right, strict=True)
+        equal = sum(mine.equals(other) for mine, other in pairs)
+        result = {"requests": len(asked), "equal": equal, **counts}
+        show({f"prefill {prefill}, decode {decode}": result})
+        found[f"prefill {prefill}, decode {decode}"] = result
+    return found
+
+
+def losses(args: argparse.Namespace) -> dict[str, Any]:
+    """Each rank of two is killed and stopped."""
+    found = dict[str, Any]()
+    ranks = f"--tensor-parallel-size={args.ranks}"
+    with server(*EXACT, f"--device={args.device}", ranks) as served:
+        served.drain()
+        load = Load(served.url, bodies(2, 100))
+
+        async def all_of_them() -> None:
+            await served.until_ready()
+            await load.learn()
+            async with load.clients():
+                for rank, how in LOSSES:
+                    await load.flows(time.monotonic())
+                    await asyncio.sleep(2)
+                    begin = time.monotonic()
+                    await served.lose(rank, how)
+                    gone = time.monotonic()
+                    await load.flows(gone)
+                    name = f"rank {rank}, {how.name}"
+                    found[name] = {
+                        "gone": gone - begin,
+                        "flows": time.monotonic() - begin,
+                    }
+                    show({name: found[name]})
+
+        asyncio.run(all_of_them())
+    ends = {"requests": len(load.ended), "lost": len(load.lost())}
+    return {"seconds": found, **ends, "different": len(load.different())}
+
+
+PARTS: Final = {"replicas": replicas, "apart": apart, "losses": losses}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts that are asked for."""
+    return {
+        "shape": args.shape,
+        "ranks": args.ranks,
+        "device": args.device,
+        **{part: PARTS[part](args) for part in args.parts},
+    }
+
+
+if __name__ == "__main__":
+    run(
+        "ranks_servers_gpu",
+        measure,
+        {
+            "--parts": {"nargs": "+", "choices": [*PARTS], "default": [*PARTS]},
+            "--shape": {"choices": [*SHAPES, *TINY], "default": "7B"},
+            "--ranks": 2,
+            "--clients": {"type": int, "default": 128, "help": "for each replica"},
+            "--each": {"type": int, "default": 6, "help": "requests of a client"},
+            "--fronts": 4,
+            "--device": {"default": "cuda", "choices": ["cpu", "cuda"]},
+        },
+    )
