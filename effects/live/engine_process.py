@@ -21,6 +21,7 @@ from typing import Final
 import attrs
 from attrs import field, frozen
 
+from minfer.effects.execution.contract import Executor
 from minfer.effects.execution.tiers.peers.door import Door
 from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
@@ -44,6 +45,8 @@ class Outside:
 
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
+# Seconds that an engine has to end in after one of its ranks is lost.
+LAST: Final = 2.0
 STOP: Final = signal.SIGUSR2  # the parent's signal to end now
 log = logging.getLogger("minfer.engine")
 
@@ -87,6 +90,7 @@ def run_engine(
 
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(contextlib.closing(ServedModel.opened(args, report)))
+        _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
@@ -108,6 +112,24 @@ def run_engine(
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
     return BROKEN if causes else 0
+
+
+def _end_with_ranks(executor: Executor) -> None:
+    """Have this process end once one of its ranks is lost, also if its GPU waits for that
+    rank's part of a sum, and will forever.
+    """
+    crew = getattr(executor, "crew", None)
+    if crew is None:
+        return
+    release = crew.lose
+
+    def end() -> None:
+        last = threading.Timer(LAST, os._exit, (BROKEN,))
+        last.daemon = True
+        last.start()
+        release()
+
+    crew.lose = end
 
 
 def _as_before(args: EngineArgs, path: Path) -> EngineArgs:

@@ -132,6 +132,11 @@ class MicroBatchExecutor:
     vocab: int
     launched: deque[Launched] = field(factory=deque)
 
+    @property
+    def crew(self) -> object:
+        """The other ranks, as the other executor has them."""
+        return getattr(self.inner, "crew", None)
+
     def launch(self, plan: Plan) -> None:
         """See `Executor.launch`."""
         parts = micro_batches(plan, self.count)

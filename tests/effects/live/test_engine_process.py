@@ -8,10 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import define
 
+from minfer.effects.live import engine_process
 from minfer.effects.live.engine_process import BROKEN, STOP
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.live.link import link_messages as wire
@@ -182,3 +187,17 @@ def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
                         isinstance(one, wire.EngineReady) and one.num_blocks == 64
                     ),
                 )
+
+
+def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes, over = SimpleQueue[int](), Event()
+    monkeypatch.setattr(engine_process, "LAST", 0.05)
+    monkeypatch.setattr("os._exit", codes.put)
+    crew = SimpleNamespace(lose=over.wait)  # what releases the device waits, too
+    executor: Any = SimpleNamespace(crew=crew)
+    engine_process._end_with_ranks(executor)
+    Thread(target=crew.lose, daemon=True).start()
+    assert codes.get(timeout=10) == BROKEN
+    over.set()
