@@ -107,7 +107,8 @@ def run_engine(
         trim = Trim()
         while not over.wait(EVERY):
             trim.look()
-        host.end()
+        if not causes:  # else a request may be why it broke
+            host.end()
         server.close()
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
