@@ -27,6 +27,15 @@ class Plain:
         data = self.socket.recv(2**16)
         return [wire.read_to_front(one) for one in self.reader.feed(data)]
 
+    def rest(self) -> list[wire.ToFront]:
+        """What is still sent until the other end closes."""
+        self.socket.settimeout(10)
+        found = list[wire.ToFront]()
+        with contextlib.suppress(ConnectionError):
+            while data := self.socket.recv(2**16):
+                found += [wire.read_to_front(one) for one in self.reader.feed(data)]
+        return found
+
     def is_cut(self) -> bool:
         """Whether the other end has closed, once all was read that was sent."""
         self.socket.settimeout(5)
