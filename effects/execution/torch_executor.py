@@ -462,7 +462,6 @@ class TorchExecutor:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         sampler, stages = self.runner.sampler, self.ranks.place.parallel.pipeline
         sampler.receive(plan.step - stages)  # of the same micro-batch
-        sampler.begin()
         self.runner.take(plan)
         if self.catch_up is not None and (due := self.catch_up.start(plan)):
             self.runner.catch_up(due, self.ring.next())
@@ -496,17 +495,22 @@ class TorchExecutor:
                 f"{launched.plan.step} are sampled"
             )
         if self.at_once:  # all that is sent has to be received
-            self.runner.sampler.receive(launched.plan.step)
+            self._receive(launched.plan.step)
         vocab = self.runner.spec.vocab_size
         found = results(launched.plan, launched.slots, vocab, launched.reassigned)
         if self.catch_up is not None:
             self.catch_up.note_results(launched.plan, found.yields)
         return found
 
+    def _receive(self, step: int) -> None:
+        """Take the tokens of a step, in order with the steps before and after it."""
+        with torch.inference_mode(), on(self.runner.stream):
+            self.runner.sampler.receive(step)
+
     def discard(self) -> None:
         """Clear all after a failed plan; waits until no launched work uses the cache."""
         if self.launched_plans:
-            self.runner.sampler.receive(self.launched_plans[-1].plan.step)
+            self._receive(self.launched_plans[-1].plan.step)
         self.launched_plans.clear()
         self.packer.forget()
         if self.catch_up is not None:

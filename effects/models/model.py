@@ -19,7 +19,7 @@ from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.layers import attend, feed
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.products import norm_linear
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import ALONE, Ends, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.leaves import Norm
@@ -35,6 +35,7 @@ def forward(
     batch: Batch,
     cache: PagedCache,
     ranks: Ranks = ALONE,
+    ends: Ends | None = None,
 ) -> Tensor:
     """Run one packed step and write its keys and values into `cache`.
 
@@ -44,11 +45,13 @@ def forward(
     ids must be inside the vocabulary, positions inside the cache's rotary table (on the
     CPU, IndexError otherwise). `ranks` run this at once, each with the weights that
     `spec.for_rank` describes; those of a stage before the last send the states of all
-    tokens to the next, and return no rows.
+    tokens to the next, and return no rows. `ends` are the stage's; None: the ranks
+    themselves.
     """
+    ends = ranks if ends is None else ends
     last, picked = len(spec.layers) - 1, _picked(batch)
     with torch.inference_mode():
-        hidden = _entered(spec, weights, batch.tokens, ranks)  # [tokens, hidden]
+        hidden = _entered(spec, weights, batch.tokens, ranks, ends)  # [tokens, hidden]
         step = ModelStep(batch, cache, ranks, batch.real)
         for index, (layer, its) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
@@ -60,7 +63,7 @@ def forward(
                 step = evolve(step, real=step.real.index_select(0, keep))
             feed(layer, its, hidden, step)
         if not spec.place.is_last_stage:
-            ranks.send(hidden)
+            ends.send(hidden)
             return hidden[:0]
         if batch.scored is not None:
             hidden = _scored(spec, batch.scored, hidden, weights, ranks)
@@ -69,12 +72,14 @@ def forward(
         return _logits(spec, hidden, weights, ranks)
 
 
-def _entered(spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Ranks) -> Tensor:
+def _entered(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Ranks, ends: Ends
+) -> Tensor:
     """Returns what the first of this rank's layers gets: the embeddings of tokens, or
     what the stage before sent.
     """
     if not spec.place.is_first_stage:
-        return ranks.receive(len(tokens))
+        return ends.receive(len(tokens))
     if spec.place.has_whole_matrices:
         return _scaled(spec, F.embedding(tokens, weights.embed))
     # Of tokens whose embeddings other ranks have, the part of the sum is zero.

@@ -105,6 +105,18 @@ class Place:
 WHOLE: Final = Place()  # has the whole model
 
 
+class Ends(Protocol):
+    """Where the residual stream [tokens, hidden] enters and leaves a stage."""
+
+    def receive(self, tokens: int) -> "Tensor":
+        """Returns that of the stage before."""
+        ...
+
+    def send(self, hidden: "Tensor") -> None:
+        """Send it to the next stage."""
+        ...
+
+
 class Ranks(Protocol):
     """What this rank exchanges with the others. All ranks of a stage call the same
     operations in the same order; the results are bit-equal on all of them.
@@ -139,8 +151,10 @@ class Ranks(Protocol):
         """
         ...
 
-    def receive(self, tokens: int) -> "Tensor":
-        """Returns the residual stream [tokens, hidden] of the stage before."""
+    def receive(self, tokens: int, into: "Tensor | None" = None) -> "Tensor":
+        """Returns the residual stream [tokens, hidden] of the stage before, which is
+        written to `into`, if given.
+        """
         ...
 
     def send(self, hidden: "Tensor") -> None:
@@ -181,8 +195,9 @@ class Alone:
         """Returns the only part."""
         return part
 
-    def receive(self, tokens: int) -> "Tensor":
+    def receive(self, tokens: int, into: "Tensor | None" = None) -> "Tensor":
         """There is no stage before."""
+        del into
         raise AssertionError(f"{tokens} tokens of a stage before the first")
 
     def send(self, hidden: "Tensor") -> None:

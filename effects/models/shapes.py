@@ -102,7 +102,10 @@ def most_drafts(sizes: EngineConfig) -> int:
 
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
-    """Returns the prefill tokens of the largest step that is captured as a CUDA graph."""
+    """Returns the prefill tokens of the largest step that is captured as a CUDA graph: as
+    many for all stages, which have to pad steps alike.
+    """
+    spec = spec.all_stages or spec
     active = sum(layer.active_parameters for layer in spec.layers)
     embeddings = parameter_count(spec) - sum(layer.parameters for layer in spec.layers)
     most = int(CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))

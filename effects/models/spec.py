@@ -52,6 +52,7 @@ class ModelSpec:
     # a multimodal one, layers that predict further tokens.
     skipped: tuple[str, ...] = ()
     place: Place = WHOLE  # the rank whose sizes these are
+    all_stages: "ModelSpec | None" = None  # of a stage: the layers of all, as one
     # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
 
@@ -74,7 +75,11 @@ class ModelSpec:
         layers = tuple(
             layer.for_rank(place) for layer in self.layers[held.start : held.stop]
         )
-        return evolve(self, layers=layers, first_layer=held.start, place=place)
+        own = evolve(self, layers=layers, first_layer=held.start, place=place)
+        if place.parallel.pipeline == 1:
+            return own
+        one = Place(place.part, evolve(place.parallel, pipeline=1))
+        return evolve(own, all_stages=self.for_rank(one))
 
     @property
     def vocab_rows(self) -> range:

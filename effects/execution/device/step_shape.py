@@ -75,6 +75,11 @@ class StepShape:
         return self.decode_rows + self.verified * self.drafts
 
     @property
+    def inputs(self) -> int:
+        """All inputs."""
+        return self.decode_inputs + self.tokens
+
+    @property
     def lines(self) -> int:
         """Lines of the sampler's output: one for each of `draws`, then those of
         `verified.DraftOutputs`.

@@ -86,14 +86,15 @@ class TorchRanks:
             GATHER(found.view(-1, columns), part.contiguous(), group=self.tensor)
         return found.transpose(0, 1).reshape(rows, count * columns)
 
-    def receive(self, tokens: int) -> Tensor:
+    def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         """See `Ranks.receive`."""
         shape = (tokens, self.hidden)
         if self.is_silent:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
-        dist.recv(hidden, src=self.place.rank + self.place.parallel.tensor)
-        return hidden
+        if into is None:
+            into = torch.empty(shape, dtype=self.dtype, device=self.device)
+        dist.recv(into, src=self.place.rank + self.place.parallel.tensor)
+        return into
 
     def send(self, hidden: Tensor) -> None:
         """See `Ranks.send`."""

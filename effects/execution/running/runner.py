@@ -57,13 +57,14 @@ from minfer.effects.execution.running.prefill_chunks import prefill_chunks, uses
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.speculative_step import speculative_step
+from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.execution.running.stage_sampler import make_sampler
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.cache_layout import layout_for
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
-from minfer.effects.models.ranks import ALONE, Ranks
+from minfer.effects.models.ranks import ALONE, Ends, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.packages import QUACK
@@ -81,10 +82,11 @@ class OwnModel:
     spec: ModelSpec
     weights: Weights
     ranks: Ranks = ALONE  # that run it together
+    ends: Ends | None = None  # of its stage; None: the ranks
 
     def __call__(self, batch: Batch, cache: Cache) -> Tensor:
         """Returns logits [sampled, vocab] of a packed step."""
-        return forward(self.spec, self.weights, batch, cache, self.ranks)
+        return forward(self.spec, self.weights, batch, cache, self.ranks, self.ends)
 
     def with_few_layers(self) -> "OwnModel":
         """Returns the model with its first layers only: up to the first layer of each
@@ -97,12 +99,20 @@ class OwnModel:
             evolve(self.spec, layers=layers[:count]),
             evolve(self.weights, layers=self.weights.layers[:count]),
             self.ranks,
+            self.ends,
         )
 
 
-def model_of(spec: ModelSpec, weights: Weights | Model, ranks: Ranks = ALONE) -> Model:
+def model_of(
+    spec: ModelSpec,
+    weights: Weights | Model,
+    ranks: Ranks = ALONE,
+    ends: Ends | None = None,
+) -> Model:
     """Returns the function of a batch and a cache that runs the model."""
-    return OwnModel(spec, weights, ranks) if isinstance(weights, Weights) else weights
+    if not isinstance(weights, Weights):
+        return weights
+    return OwnModel(spec, weights, ranks, ends)
 
 
 class ModelRunner:
@@ -134,7 +144,12 @@ class ModelRunner:
         self.backend = backend
         self.spec = spec
         self.config = config
-        self.model = model_of(spec, weights, ranks)
+        # prefill tokens of a step with a graph, at most
+        self.captured = backend.routes.captured
+        draws = most_draws(config.max_num_seqs)
+        inputs = self.captured + draws if graphs else 0  # of a graph, at most
+        self.ends = StageEnds.of(ranks, spec, inputs, device)
+        self.model = model_of(spec, weights, ranks, self.ends)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
         self.several = ranks.place.parallel.ranks > 1
@@ -160,7 +175,7 @@ class ModelRunner:
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
-        draws, self.drafts = most_draws(config.max_num_seqs), shapes.most_drafts(config)
+        self.drafts = shapes.most_drafts(config)
         self.lines = most_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, draws, self.drafts)
@@ -176,8 +191,6 @@ class ModelRunner:
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
         self.stream = new_stream(device)
-        # prefill tokens of a step with a graph, at most
-        self.captured = backend.routes.captured
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         most = shapes.cuda_activation_bytes(
             spec, config, self.captured + config.max_num_seqs
@@ -235,10 +248,11 @@ class ModelRunner:
         loads what its launches need, which a capture must not do.
         """
         self._announce(Capture(shape))
-        with self.few_layers():
-            self._dummy_step(shape)
-        self.shortcuts.capture()
-        self.captures.capture(shape, self._step)
+        with self.ends.held():
+            with self.few_layers():
+                self._dummy_step(shape)
+            self.shortcuts.capture()
+            self.captures.capture(shape, self._step)
 
     def rehearsal(self, shape: StepShape) -> Callable[[], object]:
         """Returns a function that runs a dummy step of a shape, by a graph where such
@@ -260,7 +274,7 @@ class ModelRunner:
         if (graph := self.captures.made.get(shape)) is None:  # on this rank
             self._dummy_step(shape)
         else:
-            graph.replay()
+            self.ends.replay(graph, shape.inputs)
 
     @property
     def parts_drafts(self) -> bool:
@@ -352,7 +366,7 @@ class ModelRunner:
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.cache, self.model, self.rows, self.staging, self.sampler
-        del self.feeder, self.draft
+        del self.feeder, self.draft, self.ends
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
@@ -402,7 +416,7 @@ class ModelRunner:
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(shape, self._step)
-        graph.replay()
+        self.ends.replay(graph, shape.inputs)
 
     def _step(
         self, shape: StepShape, dummy: bool = False, extra: ExtraOutputs | None = None
@@ -487,8 +501,7 @@ class ModelRunner:
         return rows
 
     def _fuses(self, shape: StepShape) -> bool:
-        tokens = shape.decode_inputs + shape.tokens
-        fuses = self.shortcuts.fused and self.backend.routes.fuses(tokens)
+        fuses = self.shortcuts.fused and self.backend.routes.fuses(shape.inputs)
         return fuses and self.shortcuts.may_take(QUACK)
 
     def _chunks(

@@ -62,9 +62,6 @@ class Sampler:
 
     # --- pipeline stages: see stage_sampler.py ------------------------------------------
 
-    def begin(self) -> None:
-        """A step of a plan begins."""
-
     def finish(self, step: int, lines: int) -> None:
         """A forward of a step has been launched, whose tokens are in the first lines."""
 

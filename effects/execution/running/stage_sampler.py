@@ -1,14 +1,15 @@
 """Samplers of pipeline stages: those before the last take its tokens.
 
-Their forwards end without logits. What would be sampled is noted, and the tokens are
-taken before the next forward of the same micro-batch, which needs them: meanwhile this
-stage computes others.
+Their forwards end without logits. Which rows would be sampled is noted, and the tokens
+are taken before the next forward of the same micro-batch, which needs them: meanwhile
+this stage computes others. A graph of a step notes its rows where all graphs do, and what
+it noted is copied after it; tokens are sent and taken outside of graphs.
 """
 
 from collections import deque
 
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend
@@ -19,29 +20,11 @@ from minfer.effects.models.ranks import Ranks
 
 
 @frozen(eq=False)
-class NotedDraws:
-    """Rows to be advanced."""
-
-    rows: Tensor
-    positions: Tensor
-    at: int  # the first line of the tokens
-
-
-@frozen(eq=False)
 class NotedForward:
     """A forward whose tokens have not come yet."""
 
     step: int
-    lines: int
-    draws: list[NotedDraws]
-
-
-@define(eq=False)
-class Noted:
-    """What a stage has noted."""
-
-    draws: list[NotedDraws] = field(factory=list)  # of the forward that is being run
-    forwards: deque[NotedForward] = field(factory=deque)
+    draws: Tensor  # [2, lines]: rows to be advanced, and their positions
 
 
 class LastStageSampler(Sampler):
@@ -60,7 +43,8 @@ class EarlierStageSampler(Sampler):
     """Takes tokens instead of sampling."""
 
     ranks: Ranks
-    noted: Noted
+    draws: Tensor  # [2, lines]: rows and positions of the forward that ran last
+    forwards: deque[NotedForward]
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """There are no logits here."""
@@ -76,36 +60,32 @@ class EarlierStageSampler(Sampler):
         rows: Tensor,
         positions: Tensor,
         wants: Wants,  # noqa: ARG002  # the last stage does all that
-        at: int = 0,
+        at: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
         drafts: PlaceDrafts | None = None,  # noqa: ARG002  # refused with stages
     ) -> None:
-        self.noted.draws.append(NotedDraws(rows.clone(), positions.clone(), at))
-
-    def begin(self) -> None:
-        """See `Sampler.begin`."""
-        self.noted.draws = []
+        self.draws[0, : len(rows)].copy_(rows)
+        self.draws[1, : len(rows)].copy_(positions)
 
     def finish(self, step: int, lines: int) -> None:
         """See `Sampler.finish`."""
         if lines:
-            self.noted.forwards.append(NotedForward(step, lines, self.noted.draws))
-        self.noted.draws = []
+            self.forwards.append(NotedForward(step, self.draws[:, :lines].clone()))
 
     def receive(self, step: int) -> None:
         """See `Sampler.receive`."""
-        while self.noted.forwards and self.noted.forwards[0].step <= step:
-            one = self.noted.forwards.popleft()
-            tokens = self.ranks.receive_tokens(one.lines)
-            for draws in one.draws:
-                own = tokens[draws.at : draws.at + len(draws.rows)]
-                self.backend.advance(
-                    rows=draws.rows,
-                    positions=draws.positions,
-                    drawn=own.clamp(min=0),
-                    broken=(own < 0).to(torch.int32),
-                    state=self.rows.state,
-                    out=self.out[draws.at :],
-                )
+        while self.forwards and self.forwards[0].step <= step:
+            rows, positions = self.forwards.popleft().draws.unbind(0)
+            tokens = self.ranks.receive_tokens(len(rows))
+            self.backend.advance(
+                rows=rows,
+                positions=positions,
+                drawn=tokens.clamp(min=0),
+                broken=(tokens < 0).to(torch.int32),
+                state=self.rows.state,
+                # Not `out`, which the next step's results are read from: rank 0 says
+                # that this step has failed.
+                out=tokens,
+            )
 
 
 def make_sampler(
@@ -125,5 +105,8 @@ def make_sampler(
         last.ranks = ranks
         return last
     earlier = EarlierStageSampler(backend, rows, draws, lines)
-    earlier.ranks, earlier.noted = ranks, Noted()
+    earlier.ranks, earlier.forwards = ranks, deque()
+    earlier.draws = torch.zeros(
+        2, len(earlier.out), dtype=torch.int32, device=earlier.out.device
+    )
     return earlier

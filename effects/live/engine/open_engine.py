@@ -252,8 +252,7 @@ def open_rank(
             setup.spec if place == WHOLE else setup.spec.for_rank(place),
             weights,
             setup.device.kind,
-            # Stages would have to capture their sends: they run kernel by kernel.
-            graphs=not setup.args.enforce_eager and place.parallel.pipeline == 1,
+            graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
             readiness=Readiness(
                 report,

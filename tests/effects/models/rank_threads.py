@@ -48,6 +48,7 @@ class ThreadRanks:
     stage: Stage
     entering: SimpleQueue[Tensor]  # from the stage before
     leaving: SimpleQueue[Tensor]  # to the next one
+    tokens: list[SimpleQueue[Tensor]]  # sampled ones, to each rank
 
     def silent(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -65,34 +66,48 @@ class ThreadRanks:
     def gather(self, part: Tensor) -> Tensor:
         return torch.cat(self.stage.all(self.place.part, part), 1)
 
-    def receive(self, tokens: int) -> Tensor:
+    def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         hidden = self.entering.get(timeout=LIMIT)
         assert len(hidden) == tokens
-        return hidden
+        return hidden if into is None else into.copy_(hidden)
 
     def send(self, hidden: Tensor) -> None:
         self.leaving.put(hidden.clone())
 
     def send_tokens(self, tokens: Tensor) -> None:
-        raise NotImplementedError
+        tensor = self.place.parallel.tensor
+        for queue in self.tokens[self.place.rank + tensor :: tensor]:
+            queue.put(tokens.clone())
 
     def receive_tokens(self, lines: int) -> Tensor:
-        raise NotImplementedError
+        tokens = self.tokens[self.place.rank].get(timeout=LIMIT)
+        assert len(tokens) == lines
+        return tokens
+
+
+def thread_ranks(parallel: Parallel) -> tuple[list[ThreadRanks], list[Stage]]:
+    """All ranks, and the stages, the last one first."""
+    stages = [Stage(parallel.tensor) for _ in range(parallel.pipeline)]
+    queues = [SimpleQueue[Tensor]() for _ in range(parallel.ranks + parallel.tensor)]
+    tokens = [SimpleQueue[Tensor]() for _ in range(parallel.ranks)]
+    ranks = [
+        ThreadRanks(
+            Place(rank, parallel),
+            stages[rank // parallel.tensor],
+            # Of rank 2 and above, the next stage is that of 2 ranks before, and so on.
+            queues[rank + parallel.tensor],
+            queues[rank],
+            tokens,
+        )
+        for rank in range(parallel.ranks)
+    ]
+    return ranks, stages
 
 
 def on_ranks(
     parallel: Parallel, work: Callable[[ThreadRanks], Result]
 ) -> tuple[list[Result], list[Stage]]:
     """What each rank's work returns, and the stages, the last one first."""
-    stages = [Stage(parallel.tensor) for _ in range(parallel.pipeline)]
-    queues = [SimpleQueue[Tensor]() for _ in range(parallel.ranks + parallel.tensor)]
-
-    def run(rank: int) -> Result:
-        place = Place(rank, parallel)
-        stage = stages[rank // parallel.tensor]
-        # Of rank 2 and above, the next stage is that of 2 ranks before, and so on.
-        ranks = ThreadRanks(place, stage, queues[rank + parallel.tensor], queues[rank])
-        return work(ranks)
-
+    ranks, stages = thread_ranks(parallel)
     with ThreadPoolExecutor(parallel.ranks) as pool:
-        return list(pool.map(run, range(parallel.ranks))), stages
+        return list(pool.map(work, ranks)), stages

@@ -1,0 +1,82 @@
+"""Where the residual stream enters and leaves a pipeline stage: inside of CUDA graphs and
+outside.
+
+A graph of a stage has its own layers alone. It reads the residual stream from one buffer
+and writes it to another; what the stages exchange is launched before and after it, in the
+order of a step without a graph. So a stage may run a step by a graph while another has
+none, and a capture exchanges nothing with other stages.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.spec import ModelSpec
+
+
+class Graph(Protocol):
+    """A captured step."""
+
+    def replay(self) -> None:
+        """Launch it."""
+        ...
+
+
+@define(eq=False)
+class StageEnds:
+    """The ends of a rank's stage, at which the model receives and sends."""
+
+    ranks: Ranks
+    entering: Tensor  # [tokens, hidden]: graphs read it; no tokens in the first stage
+    leaving: Tensor  # [tokens, hidden]: graphs write it; no tokens in the last stage
+    is_held: bool = False  # whether the buffers are used, and nothing is exchanged
+
+    @classmethod
+    def of(
+        cls, ranks: Ranks, spec: ModelSpec, tokens: int, device: torch.device
+    ) -> "StageEnds":
+        """Returns the ends for graphs of up to so many inputs."""
+        place, dtype = ranks.place, torch_dtype(spec.dtype)
+        entering, leaving = (
+            torch.zeros(
+                0 if ends else tokens, spec.hidden_size, dtype=dtype, device=device
+            )
+            for ends in (place.is_first_stage, place.is_last_stage)
+        )
+        return cls(ranks, entering, leaving)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Exchange nothing with other stages: what is launched can be captured."""
+        self.entering.zero_()  # a broken step may have left what is not finite
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+
+    def receive(self, tokens: int) -> Tensor:
+        """Returns the residual stream [tokens, hidden] of the stage before."""
+        return self.entering[:tokens] if self.is_held else self.ranks.receive(tokens)
+
+    def send(self, hidden: Tensor) -> None:
+        """Send the residual stream [tokens, hidden] to the next stage."""
+        if self.is_held:
+            self.leaving[: len(hidden)].copy_(hidden)
+        else:
+            self.ranks.send(hidden)
+
+    def replay(self, graph: Graph, tokens: int) -> None:
+        """Run a graph with so many inputs, and exchange what a step without one does."""
+        place = self.ranks.place
+        if tokens and not place.is_first_stage:
+            self.ranks.receive(tokens, self.entering[:tokens])
+        graph.replay()
+        if tokens and not place.is_last_stage:
+            self.ranks.send(self.leaving[:tokens])

@@ -1,0 +1,208 @@
+"""Pipeline stages with CUDA graphs, as threads of the CPU, with a stand-in for graphs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import define, evolve, field
+
+from minfer.effects.execution.cuda.graphs import GraphCache
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.follow import follow
+from minfer.effects.execution.ranks.items import Item, item_from, item_to
+from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.shapes import captured_tokens
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.records.config import EngineConfig
+from minfer.records.request import Request
+from tests.effects.execution.tiny_engine import (
+    VOCAB,
+    Model,
+    Run,
+    requests,
+)
+from tests.effects.models.rank_threads import LIMIT, ThreadRanks, thread_ranks
+from tests.effects.tiny_model import CONFIG
+
+STAGES: Final = 2
+CONFIGURED: Final = EngineConfig(
+    num_blocks=64,
+    block_size=8,
+    max_model_len=96,
+    max_num_seqs=16,
+    max_num_batched_tokens=64,
+    vocab_size=VOCAB,
+)
+
+
+@define(eq=False)
+class Follower:
+    """A thread that is the rank of the first stage, and rank 0's side of it."""
+
+    executor: TorchExecutor
+    items: "SimpleQueue[Item]" = field(factory=SimpleQueue)
+    thread: Thread = field(init=False)
+    error: BaseException | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.thread = Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        items = SimpleNamespace(next=self.items.get)
+        leader: Any = SimpleNamespace(items=lambda: items, say=lambda *_: None)
+        try:
+            follow(self.executor, leader)
+        except BaseException as error:
+            self.error = error
+
+    def tell(self, item: Item) -> None:
+        """See `Crew`."""
+        self.items.put(item_from(item_to(item)))
+
+    def close(self) -> None:
+        """See `Crew`."""
+        self.thread.join(LIMIT)
+        if self.error is not None:
+            raise self.error
+
+
+def rank_executor(model: Model, ranks: ThreadRanks, **more: Any) -> TorchExecutor:
+    """One rank's, which does as on a GPU."""
+    place, sizes = ranks.place, evolve(CONFIGURED, depth=CONFIGURED.depth * STAGES)
+    held = place.layers(len(model.spec.layers))
+    layers = model.weights.layers[held.start : held.stop]
+    weights = evolve(model.weights, layers=layers)
+    spec = model.spec.for_rank(place)
+    executor = TorchExecutor(
+        sizes, spec, weights, "cpu", kernels=True, ranks=ranks, **more
+    )
+    executor.at_once = True
+    executor.runner.shortcuts.graphs = executor.runner.keeps_logits = True
+    return executor
+
+
+@define(eq=False)
+class Stages:
+    """An engine of two stages."""
+
+    run: Run
+    executors: list[TorchExecutor]  # by rank
+
+    def capture(self) -> None:
+        """Capture, on all ranks, what was launched without a graph."""
+        executor = self.executors[0]
+        for shape in executor.runner.captures.wanted():
+            executor.capture(shape)
+
+
+@contextmanager
+def stages_of(model: Model) -> Iterator[Stages]:
+    ranks, _ = thread_ranks(Parallel(pipeline=STAGES))
+    first = rank_executor(model, ranks[1])
+    follower = Follower(first)
+    crew = SimpleNamespace(
+        tell=follower.tell, await_ready=lambda: None, close=follower.close
+    )
+    last = rank_executor(model, ranks[0], crew=crew)
+    both = MicroBatchExecutor(last, STAGES, VOCAB)
+    yield Stages(Run(CONFIGURED, Driver(CONFIGURED, both)), [last, first])
+    last.close()
+
+
+@define(eq=False)
+class StandIn:
+    """A graph: a step whose residual stream is in its stage's buffers."""
+
+    runner: ModelRunner
+    shape: StepShape
+
+    def replay(self) -> None:
+        replays.append(self.runner.ranks.place.rank)
+        self.runner.ends.is_held = True
+        self.runner._step(self.shape)
+        self.runner.ends.is_held = False
+
+
+replays: list[int] = []  # ranks
+
+
+@pytest.fixture(params=[None, 0, 1])
+def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """A rank that captures nothing."""
+    rank: int | None = request.param
+
+    def capture(self: Any, shape: StepShape, step: Any) -> None:
+        runner: ModelRunner = step.__self__
+        assert runner.ends.is_held  # else the graph would exchange, and replays, too
+        step(shape)  # as a capture does, but that nothing runs
+        if runner.ranks.place.rank == rank:
+            raise RuntimeError("no graph")
+        self.add(shape, StandIn(runner, shape))
+        self.forget(shape)
+
+    monkeypatch.setattr(GraphCache, "capture", capture)
+    replays.clear()
+    return rank
+
+
+def asked(seed: int) -> list[Request]:
+    """Requests, some with deferred sampling."""
+    return [
+        evolve(one, lockstep=i % 3 == 0) for i, one in enumerate(requests(seed, count=7))
+    ]
+
+
+def test_stages_with_graphs_say_what_one_process_says(
+    model: Model, unable: int | None
+) -> None:
+    wanted = {(one.id, 0): model.expected(one) for one in asked(0)}
+    with stages_of(model) as stages:
+        assert stages.run.serve(asked(0), arrival_gap=1) == wanted
+        assert not replays
+        stages.capture()
+        stages.run.tokens = {}
+        assert stages.run.serve(asked(0), arrival_gap=1) == wanted
+        assert {*replays} == {0, 1} - {unable}
+        if unable is None:
+            assert replays.count(0) == replays.count(1)
+        for executor in stages.executors:
+            shapes = {*executor.runner.captures.made}
+            rank = executor.ranks.place.rank
+            assert any(one.deferred_draws for one in shapes) is (rank != unable)
+
+
+def test_a_step_that_is_not_finite_ends_no_other(model: Model) -> None:
+    good = requests(1, count=1)[0]
+    wanted = model.expected(good)
+    poison = min({*range(VOCAB)} - {*good.prompt, *wanted})
+    embed = model.weights.embed.clone()
+    embed[poison] = torch.nan
+    bad = evolve(good, id="bad", prompt=(poison, *good.prompt))
+    weights = evolve(model.weights, embed=embed)
+    with stages_of(evolve(model, weights=weights)) as stages:
+        stages.run.serve([bad])
+        assert stages.run.ends["bad", 0].reason not in ("stop", "length")
+        for number in range(3):
+            one = evolve(good, id=f"after {number}")
+            assert stages.run.serve([one])[one.id, 0] == wanted
+
+
+@pytest.mark.parametrize("layers", [28, 29])
+def test_all_stages_pad_the_same_steps(layers: int) -> None:
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151_936}
+    spec = parse_spec({**CONFIG, **sizes, "num_hidden_layers": layers})
+    found = {
+        captured_tokens(spec.for_rank(Place(rank, Parallel(2, 2))), 8192)
+        for rank in range(4)
+    }
+    assert len(found) == 1
