@@ -31,6 +31,7 @@ from triton.testing import do_bench_cudagraph
 from bench.results import ROOT, percentiles, spread
 from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.kernels import activation, attention, fused_linear, norm, rope, sample
 from minfer.kernels.leaves import Linear, Norm
@@ -144,24 +145,34 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     stagger = 2 * (rows * context // llm.setup.config.max_num_batched_tokens) + 16
     spans = Spans(list)
     driver = llm.worker.driver
-    executor = cast(TorchExecutor, driver.executor)
+    executor = executor_of(llm)
     runner = executor.runner
+    launcher: Any = driver.executor
+    if launcher is not executor:
+        launcher = type(launcher)  # micro-batches', which has slots
     with (
         watched(spans, driver, "turn"),
         watched(spans, llm.worker.reporter, "outputs_of"),
-        watched(spans, executor, "launch", runner.stream),
+        watched(spans, launcher, "launch", runner.stream),
         watched(spans, executor, "collect"),
         watched(spans, runner, "_replay", runner.stream),
     ):
         rate(llm, lab.prompts(rows, context), [greedy(STEPS + stagger)] * rows)
     torch.cuda.synchronize()
-    decoding = [
-        s for s in spans["launch"] if len(s.of[0].rows) == rows and not s.of[0].fills
-    ]
+    launched = [(s, s.of[-1]) for s in spans["launch"]]
+    decoding = [s for s, plan in launched if len(plan.rows) == rows and not plan.fills]
     first, last = decoding[-STEPS], decoding[-1]
     for name, some in spans.items():
         spans[name] = [span for span in some if first.begin <= span.begin < last.end]
     return first.after.elapsed_time(last.after) / (STEPS - 1), spans
+
+
+def executor_of(llm: LLM) -> TorchExecutor:
+    """The model's own executor; of rank 0, if there are several."""
+    executor = llm.worker.driver.executor
+    if isinstance(executor, MicroBatchExecutor):
+        executor = executor.inner
+    return cast(TorchExecutor, executor)
 
 
 def rate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:

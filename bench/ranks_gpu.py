@@ -1,11 +1,19 @@
 """A model on several GPUs beside one: decode steps and prefill apart, on random weights.
 
-    python -m bench.ranks_gpu --shape 7B --ranks 1,2
+    python -m bench.ranks_gpu --shape 7B --ranks 1,2 --stages 1,2
 
-For each number of tensor parallel ranks an engine is opened: a step of so many rows of
-600 tokens that decode, on the GPU's clock, and the first token of a prompt of 8,192
-tokens. Beside it a floor: the bytes that a rank reads in a step, at the bandwidth that a
-copy has here, and the sums over ranks alone, as many and as large, in a CUDA graph.
+For each number of tensor parallel ranks and of pipeline stages an engine is opened: a
+step of so many rows of 600 tokens that decode, on the GPU's clock, and the first token of
+a prompt of 8,192 tokens. Beside it a floor: the bytes that a rank reads in a step, at the
+bandwidth that a copy has here, and the sums over ranks alone, as many and as large, in a
+CUDA graph. With stages, each rank reads its weights for each micro-batch.
+
+The bubble is the share of the time in which rank 0's GPU does not compute: 1 - computing
+/ all, by events on its stream. It computes a forward from when that begins on its stream,
+or, behind the first stage, from when the residual stream is there, until tokens are
+sampled. Rank 0 is in the last stage; other stages are not timed. Gaps between kernels
+that are launched one by one count as computing, so the bubble of prefill, and of steps
+without a graph, is a lower bound; `by graph` is the share of forwards that had one.
 """
 
 import argparse
@@ -15,17 +23,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+from attrs import define
 
 from bench import layers_gpu
-from bench.gpu_workloads import Lab, figure, greedy, rate, steady
+from bench.gpu_workloads import STEPS, Lab, executor_of, figure, greedy, rate, steady
 from bench.ranks_gpu_sums import events
 from bench.results import run, show
 from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.ranks.torch_ranks import TorchRanks
+from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.models.ranks import Parallel, Place
 from minfer.effects.models.shapes import kv_bytes_per_token, weight_bytes
 from minfer.effects.models.spec_reader import parse_spec
@@ -34,6 +50,7 @@ CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192
 REPEATS: Final = 3
 COPIED: Final = 1 << 30  # bytes
+CAPTURING: Final = 60.0  # seconds in which graphs are captured, at most
 
 
 def config_of(shape: str) -> dict[str, Any]:
@@ -75,22 +92,127 @@ def sums(ranks: int, hidden: int, rows: list[int]) -> dict[str, float]:
     return {f"{name} {rows}": us for name, rows, us in found}
 
 
+def micro_batches(parallel: Parallel, rows: int) -> tuple[int, int]:
+    """How many micro-batches have some of so many rows, and the most rows of one."""
+    count = min(parallel.pipeline, rows)
+    return count, -(-rows // count)
+
+
 def floor_ms(
-    args: argparse.Namespace, ranks: int, rows: int, rate: float, us: dict[str, float]
+    args: argparse.Namespace,
+    parallel: Parallel,
+    rows: int,
+    rate: float,
+    us: dict[str, float],
 ) -> float:
-    """ms of the bytes of a step, and its sums."""
-    spec = parse_spec(config_of(args.shape))
-    place = Place(0, Parallel(ranks, by_expert=args.by_expert))
-    own = spec if ranks == 1 else spec.for_rank(place)
-    read = weight_bytes(own, cuda=True) - own.embed_rows * own.hidden_size * 2
-    read += rows * CONTEXT * kv_bytes_per_token(own)
-    total = (2 * len(own.layers) + 1) * us[f"sum {rows}"] if ranks > 1 else 0.0
-    return 1e3 * read / rate + total / 1e3
+    """ms of the bytes of a step, and its sums: the slowest stage of all micro-batches,
+    or of all stages for one.
+    """
+    spec, (count, most) = parse_spec(config_of(args.shape)), micro_batches(parallel, rows)
+    each = list[float]()  # stage's ms of a micro-batch
+    for rank in range(0, parallel.ranks, parallel.tensor):
+        place = Place(rank, parallel)
+        own = spec if parallel.ranks == 1 else spec.for_rank(place)
+        read = weight_bytes(own, cuda=True)
+        if place.is_first_stage:
+            read -= own.embed_rows * own.hidden_size * 2
+        read += most * CONTEXT * kv_bytes_per_token(own)
+        sums = 2 * len(own.layers) + place.is_first_stage
+        total = sums * us[f"sum {most}"] if parallel.tensor > 1 else 0.0
+        each.append(1e3 * read / rate + total / 1e3)
+    return max(count * max(each), sum(each))
 
 
-def steps(lab: Lab, llm: LLM, rows: int) -> list[float]:
-    """ms of decode steps of so many rows."""
-    return [steady(lab, llm, rows, CONTEXT)[0] for _ in range(1 + REPEATS)][1:]
+@define
+class Forward:
+    """A forward on rank 0."""
+
+    begun: float  # on the host's clock
+    before: Any  # event from which it computes
+    after: Any  # event at its end
+    by_graph: bool = False
+
+    @property
+    def ms(self) -> float:
+        """How long it computed."""
+        ms: float = self.before.elapsed_time(self.after)
+        return ms
+
+
+@contextmanager
+def forwards(llm: LLM) -> Iterator[list[Forward]]:
+    """What rank 0 computes meanwhile."""
+    runner, found = executor_of(llm).runner, list[Forward]()
+    run, receive, replay = runner._replay, TorchRanks.receive, StageEnds.replay
+
+    def timed(shape: StepShape) -> None:
+        found.append(Forward(time.perf_counter(), *events()))
+        found[-1].before.record(runner.stream)
+        run(shape)
+        found[-1].after.record(runner.stream)
+
+    def received(ranks: TorchRanks, tokens: int, into: Any = None) -> torch.Tensor:
+        hidden = receive(ranks, tokens, into)
+        found[-1].before.record(runner.stream)
+        return hidden
+
+    def replayed(ends: StageEnds, graph: Any, tokens: int) -> None:
+        found[-1].by_graph = True
+        replay(ends, graph, tokens)
+
+    with (
+        patch.object(runner, "_replay", timed),
+        patch.object(TorchRanks, "receive", received),
+        patch.object(StageEnds, "replay", replayed),
+    ):
+        yield found
+    torch.cuda.synchronize()
+
+
+def bubble(found: list[Forward], ms: float) -> dict[str, float]:
+    """What share of so many ms rank 0 does not compute."""
+    graphs = sum(one.by_graph for one in found) / max(1, len(found))
+    return {"bubble": 1 - sum(one.ms for one in found) / ms, "by graph": graphs}
+
+
+def steps(lab: Lab, llm: LLM, rows: int) -> tuple[list[float], dict[str, float]]:
+    """ms of decode steps of so many rows, and the bubble."""
+    for_all, idle = list[float](), dict[str, float]()
+    for _ in range(1 + REPEATS):
+        with forwards(llm) as found:
+            ms, spans = steady(lab, llm, rows, CONTEXT)
+        for_all.append(ms)
+        first, last = spans["launch"][0].begin, spans["launch"][-1].end
+        timed = [one for one in found if first <= one.begun < last]
+        idle = bubble(timed, ms * (STEPS - 1))
+    return for_all[1:], idle
+
+
+def await_graphs(llm: LLM) -> None:
+    """Wait until graphs are captured, as they are while a server is idle."""
+    background = executor_of(llm).background
+    if background is not None and background.thread is not None:
+        background.thread.join(CAPTURING)
+
+
+def prefill(lab: Lab, llm: LLM) -> tuple[list[float], dict[str, float]]:
+    """ms to the first token of a prompt, and the bubble."""
+    runs, idle = list[float](), dict[str, float]()
+    for _ in range(2 + REPEATS):
+        with forwards(llm) as found:
+            runs.append(1e3 / rate(llm, lab.prompts(1, PROMPT), [greedy(1)]))
+        idle = bubble(found, runs[-1])
+    return runs[2:], idle
+
+
+def parallels(args: argparse.Namespace) -> list[Parallel]:
+    """The ways that there are GPUs for."""
+    each = [
+        Parallel(ranks, stages, args.by_expert)
+        for stages in map(int, args.stages.split(","))
+        for ranks in map(int, args.ranks.split(","))
+    ]
+    return [one for one in each if one.ranks <= torch.cuda.device_count()]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -106,36 +228,43 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             model = Path(folder) / args.shape
             model.mkdir()
             (model / "config.json").write_text(json.dumps(config_of(args.shape)))
-        for ranks in map(int, args.ranks.split(",")):
+        for parallel in parallels(args):
+            name = f"{parallel.tensor} ranks"
+            if parallel.pipeline > 1:
+                name += f", {parallel.pipeline} stages"
             hidden = config_of(args.shape)["hidden_size"]
-            us = sums(ranks, hidden, rows) if ranks > 1 else {}
+            sizes = sorted({micro_batches(parallel, count)[1] for count in rows})
+            us = sums(parallel.tensor, hidden, sizes) if parallel.tensor > 1 else {}
             llm = lab.engine(
                 args.shape,
-                tensor_parallel_size=ranks,
+                tensor_parallel_size=parallel.tensor,
+                pipeline_parallel_size=parallel.pipeline,
                 enable_expert_parallel=args.by_expert,
                 skip_tokenizer_init=args.shape in layers_gpu.SHAPES,
                 max_model_len=16_384,
             )
+            await_graphs(llm)
             part: dict[str, Any] = {"sums, us": us}
             for count in rows:
-                ms = steps(lab, llm, count)
-                middle, low = (
-                    statistics.median(ms),
-                    floor_ms(args, ranks, count, speed, us),
-                )
+                ms, idle = steps(lab, llm, count)
+                middle = statistics.median(ms)
+                low = floor_ms(args, parallel, count, speed, us)
                 base.setdefault(count, middle)
                 part[f"decode, {count} rows"] = figure(
-                    ms, "ms", floor=low, of_floor=middle / low, times=base[count] / middle
+                    ms,
+                    "ms",
+                    floor=low,
+                    of_floor=middle / low,
+                    times=base[count] / middle,
+                    **idle,
                 )
-                show({f"{ranks} ranks, {count} rows": part[f"decode, {count} rows"]})
-            runs = [
-                1e3 / rate(llm, lab.prompts(1, PROMPT), [greedy(1)]) for _ in range(5)
-            ]
-            first = statistics.median(runs[2:])
+                show({f"{name}, {count} rows": part[f"decode, {count} rows"]})
+            runs, idle = prefill(lab, llm)
+            first = statistics.median(runs)
             base.setdefault(-1, first)
-            part["prefill"] = figure(runs[2:], "ms", times=base[-1] / first)
-            show({f"{ranks} ranks, prefill": part["prefill"]})
-            found[f"{ranks} ranks"] = part
+            part["prefill"] = figure(runs, "ms", times=base[-1] / first, **idle)
+            show({f"{name}, prefill": part["prefill"]})
+            found[name] = part
             lab.close()
     return found
 
@@ -147,6 +276,7 @@ if __name__ == "__main__":
         {
             "--shape": {"choices": [*SHAPES, *TINY, *layers_gpu.SHAPES], "default": "7B"},
             "--ranks": "1,2",
+            "--stages": "1",
             "--rows": "1,8,64,256",
             "--by-expert": {"action": "store_true"},
         },
