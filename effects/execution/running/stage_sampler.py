@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Backend
-from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants, aligned
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.ranks import Ranks
@@ -69,7 +69,8 @@ class EarlierStageSampler(Sampler):
     def finish(self, step: int, lines: int) -> None:
         """See `Sampler.finish`."""
         if lines:
-            self.forwards.append(NotedForward(step, self.draws[:, :lines].clone()))
+            draws = self.draws[:, : aligned(lines)].clone()[:, :lines]
+            self.forwards.append(NotedForward(step, draws))
 
     def receive(self, step: int) -> None:
         """See `Sampler.receive`."""
@@ -106,7 +107,6 @@ def make_sampler(
         return last
     earlier = EarlierStageSampler(backend, rows, draws, lines)
     earlier.ranks, earlier.forwards = ranks, deque()
-    earlier.draws = torch.zeros(
-        2, len(earlier.out), dtype=torch.int32, device=earlier.out.device
-    )
+    size = aligned(len(earlier.out))
+    earlier.draws = torch.zeros(2, size, dtype=torch.int32, device=backend.device)
     return earlier

@@ -191,3 +191,6 @@ def _besides(runner: ModelRunner) -> None:
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
             runner.sampler.sample(logits, rows, positions, wants)
+        # Stages before the last sample nothing, and take tokens.
+        out, state = runner.sampler.out, runner.rows.state
+        runner.backend.advance(rows, positions, positions, positions, state, out)
