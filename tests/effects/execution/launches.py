@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from attrs import evolve, frozen
+from torch import Tensor
 
 from minfer import kernels
 from minfer.effects.execution.device import routes
@@ -26,6 +27,7 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models import products
+from minfer.effects.models.ranks import ALONE, Alone, Parallel, Place, Ranks
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -53,6 +55,16 @@ HOPPER: Final = (9, 0)
 EXPAND_FROM: Final = 64  # and DEQUANTIZE_FROM: as no prompt here is long
 
 
+class FirstStage(Alone):
+    """Of two stages, of which there is no other."""
+
+    def send(self, hidden: Tensor) -> None:
+        pass
+
+    def receive_tokens(self, lines: int) -> Tensor:
+        return torch.zeros(lines, dtype=torch.int32)
+
+
 @frozen
 class Case:
     """A model, an engine, a GPU."""
@@ -66,6 +78,7 @@ class Case:
     draft: ModelSpec | None = None
     drafts: int = 0  # of a row
     rule: str = SAME_NOISE
+    ranks: Ranks = ALONE
     captured: int | None = None  # prefill tokens of the largest graph; None: the model's
 
     @property
@@ -83,6 +96,12 @@ CASES: Final = {
     "eager": Case(graphs=False),
     "drafts": Case(draft=SMALLER, drafts=5, crowds=(1, 1, 2, 5, 30)),
     "coins": Case(draft=SMALLER, drafts=3, rule=REJECTION, crowds=(1, 5, 30)),
+    "first stage": Case(
+        seqs=3,
+        budget=40,
+        crowds=(1, 2, 3, 12, 20),
+        ranks=FirstStage(Place(1, Parallel(pipeline=2))),
+    ),
     "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
@@ -124,7 +143,8 @@ def executing(
     case: Case, config: EngineConfig
 ) -> Iterator[tuple[TorchExecutor, list[specialization.Specialization]]]:
     """An executor, and what it launches in here."""
-    weights, captured = random_weights(case.spec, case.spec.dtype, 0), case.captured
+    spec, captured = case.spec.for_rank(case.ranks.place), case.captured
+    weights = random_weights(spec, spec.dtype, 0)
     with (
         patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
         patch.object(routes, "DEQUANTIZE_FROM", EXPAND_FROM),
@@ -140,7 +160,7 @@ def executing(
             of = case.draft
             draft = LoadedDraft(of, random_weights(of, of.dtype, 0))
         executor = TorchExecutor(
-            config, case.spec, weights, "cpu", kernels=True, draft=draft
+            config, spec, weights, "cpu", kernels=True, draft=draft, ranks=case.ranks
         )
         executor.runner.shortcuts.graphs = case.graphs
         yield executor, found
