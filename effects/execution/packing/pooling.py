@@ -107,7 +107,8 @@ class Pooler:
         tokens = torch.from_numpy(wanted.tokens)
         if is_gpu(self.device):
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
-        states = torch.empty(
+        # Stages before the last write nothing there, and what is read has to be finite.
+        states = torch.zeros(
             len(wanted.tokens), self.hidden, dtype=self.dtype, device=self.device
         )
         return Tap(tokens, states)

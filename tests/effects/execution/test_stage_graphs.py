@@ -25,6 +25,7 @@ from minfer.effects.models.ranks import Parallel, Place
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.config import EngineConfig
+from minfer.records.plan import LAST
 from minfer.records.request import Request
 from tests.effects.execution.tiny_engine import (
     VOCAB,
@@ -199,6 +200,24 @@ def test_a_step_that_is_not_finite_ends_no_other(model: Model) -> None:
         for number in range(3):
             one = evolve(good, id=f"after {number}")
             assert stages.run.serve([one])[one.id, 0] == wanted
+
+
+def test_vectors_are_of_the_last_stage(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is in memory that another stage does not write."""
+    empty = torch.empty
+
+    def unwritten(*sizes: Any, **how: Any) -> Any:
+        made = empty(*sizes, **how)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", unwritten)
+    one = evolve(requests(1, count=1)[0], max_tokens=0, pooling=LAST)
+    with stages_of(model) as stages:
+        for number in range(2):  # a stage that found another end does not go on
+            stages.run.serve([evolve(one, id=str(number))])
+            assert not stages.run.ends[str(number), 0].error
 
 
 @pytest.mark.parametrize("layers", [28, 29])
