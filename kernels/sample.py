@@ -41,20 +41,28 @@ read; an instruction for each of their logits is 1.35 us: noise, if `scan` compu
 75, 100 us in all. `gather` needs no logarithms, and takes some 85 if most tokens are
 surely kept. Its programs without a token up to the edge end after one load, some 10 us
 for a launch.
+
+Where ranks have a part of the vocabulary each, `sample_divided` samples rows that are not
+filtered without gathering their logits: ranks exchange what `scan` finds of each chunk,
+12 bytes instead of 2,048 logits. Parts begin with a chunk, so chunks, and all results,
+are those of gathered logits.
 """
 
 from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_launches import ProgramSizes as ProgramSizes
 from minfer.kernels.sample_launches import (
+    Arguments,
+    Exchange,
     Workspace,
     launch_bound,
+    launch_divided,
     launch_finish,
     launch_gather,
     launch_scan,
 )
+from minfer.kernels.sample_launches import ProgramSizes as ProgramSizes
 from minfer.kernels.sample_reference import SamplingValues
 from minfer.kernels.sample_reference import reference as reference
 
@@ -117,18 +125,7 @@ def _launch(
     filtered: bool,
 ) -> tuple[Tensor, Tensor]:
     """`sample` by the kernels."""
-    row_arguments = {
-        "logits": logits,
-        "stride": logits.stride(0),
-        "rows": rows,
-        "temperatures": values.temperature,
-        "top_ks": values.top_k,
-        "top_ps": values.top_p,
-        "deepests": values.deepest,
-        "typical_ps": values.typical_p,
-        "vocab": logits.shape[1],
-        "launch_pdl": early(logits),
-    }
+    row_arguments = _row_arguments(logits, rows, values, logits.shape[1])
     noise = {"streams": streams, "positions": positions}
     workspace = Workspace.of(SIZES, logits, rows, filtered=filtered)
     launch_scan(row_arguments, noise, workspace, filtered=filtered)
@@ -138,3 +135,45 @@ def _launch(
         launch_gather(row_arguments, noise, bounds, workspace)
     launch_finish(row_arguments, noise, bounds, workspace, filtered=filtered)
     return workspace.out, workspace.bad
+
+
+def sample_divided(
+    logits: Tensor,
+    rows: Tensor,
+    values: SamplingValues,
+    streams: Tensor,
+    positions: Tensor,
+    *,
+    vocab: int,
+    first: int,
+    exchange: Exchange,
+) -> tuple[Tensor, Tensor] | None:
+    """`sample` on ranks that have a part of the vocabulary each, for rows that filter no
+    tokens; the results are the same on all ranks. None without Triton, and where parts
+    are not whole chunks: then logits must be gathered.
+
+    `logits` [rows, columns] are of the tokens from `first` on, as many on each rank;
+    those behind the vocabulary are ignored. `exchange` returns the columns of all ranks.
+    """
+    if logits.shape[1] % SIZES.chunk or vocab > MOST_LOGITS or not on_triton(logits):
+        return None
+    row_arguments = _row_arguments(logits, rows, values, vocab)
+    noise = {"streams": streams, "positions": positions}
+    return launch_divided(row_arguments, noise, SIZES, first, exchange)
+
+
+def _row_arguments(
+    logits: Tensor, rows: Tensor, values: SamplingValues, vocab: int
+) -> Arguments:
+    return {
+        "logits": logits,
+        "stride": logits.stride(0),
+        "rows": rows,
+        "temperatures": values.temperature,
+        "top_ks": values.top_k,
+        "top_ps": values.top_p,
+        "deepests": values.deepest,
+        "typical_ps": values.typical_p,
+        "vocab": vocab,
+        "launch_pdl": early(logits),
+    }

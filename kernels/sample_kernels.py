@@ -6,6 +6,9 @@ filtered row (by top-k, top-p, min-p or typical-p) takes two launches more: its 
 have no winners but the masses of their groups, from which `bound` finds the depth of
 tokens that may be kept; `gather` lists them, `finish` decides which are kept, and
 samples.
+
+Where ranks have a part of the vocabulary each, `scan` runs on this rank's part, and
+`choose` on the chunks' winners of all ranks.
 """
 
 import triton
@@ -65,15 +68,21 @@ def scan(
     width,
     vocab,
     parts,
+    first,
+    values,
     filtered: tl.constexpr,
+    divided: tl.constexpr,
     chunk: tl.constexpr,
     group: tl.constexpr,
 ):
     """Grid [chunks, rows]: groups' largest logits; and their masses, or a winner.
 
+    The first column of the logits is of token `first`, where a chunk must begin.
+
     tops and sums are [rows, groups], and so are moments: sums of mass times depth below
     the group's largest, if typical-p needs them. lists [rows, width] holds ids, counts
     [rows] their number: for a row that is not filtered one of each chunk, else none yet.
+    `divided`: values [rows, chunks] get the winners' logits.
     """
     follow()
     part = tl.program_id(0)
@@ -81,8 +90,9 @@ def scan(
     params = row_params(
         rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
     )
-    ids = part * chunk + tl.arange(0, chunk)
-    x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
+    ids = first + part * chunk + tl.arange(0, chunk)
+    line = logits + row * stride - first
+    x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
     x = x.to(tl.float32)
     x = tl.where(x == x, x, float("inf"))  # NaN: also broken
     x = tl.reshape(x, [chunk // group, group])
@@ -106,6 +116,61 @@ def scan(
             score = times * tl.exp(score / params.temperature)
         lowest = tl.min(tl.where(score == tl.min(score, 0), ids, vocab - 1), 0)
         tl.store(lists + row * width + part, lowest)
+        if divided:
+            # A chunk behind the vocabulary has no winner.
+            at = lowest - first - part * chunk
+            found = (at >= 0) & (at < chunk) & (lowest < vocab)
+            own = tl.load(line + lowest, mask=found, other=float("-inf"))
+            tl.store(values + row * width + part, own.to(tl.float32))
+
+
+@triton.jit
+def choose(
+    rows,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    streams,
+    positions,
+    tops,
+    values,
+    lists,
+    parts,
+    vocab,
+    out,
+    bad,
+    pad: tl.constexpr,
+):
+    """Grid [rows]: what `finish` does for rows that are not filtered, from the chunks of
+    all ranks: tops, values and lists are [rows, parts], as of `scan`.
+    """
+    follow()
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, pad)
+    inside = lanes < parts
+    params = row_params(
+        rows, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, False
+    )
+    top = tl.load(tops + row * parts + lanes, mask=inside, other=float("-inf"))
+    largest = tl.max(top, 0)
+    x = tl.load(values + row * parts + lanes, mask=inside, other=float("-inf"))
+    ids = tl.load(lists + row * parts + lanes, mask=inside, other=vocab)
+    depth = depth_of(x, largest, params.temperature)
+    score = _score(params, depth, rows, (streams, positions, row), ids)
+    score = tl.where(depth >= 0, score, float("-inf"))  # NaN of a row of only -inf
+    token = tl.min(tl.where(score == tl.max(score, 0), ids, vocab), 0)
+    fine = tl.abs(largest) < float("inf")
+    tl.store(out + row, tl.where(fine, token, 0))
+    tl.store(bad + row, tl.where(fine, 0, 1))
+
+
+@triton.jit
+def _score(params, depth, rows, noise, ids):
+    """The largest wins."""
+    times = waiting(rows, noise[0], noise[1], noise[2], ids)
+    return -depth - tl.where(params.greedy, 0.0, tl.log(times))
 
 
 @triton.jit
@@ -360,9 +425,7 @@ def _drawn(
     token = vocab
     for start in range(0, candidates.size, tile):
         ids, inside, depth = listed(candidates, start, tile)
-        score = -depth - tl.where(
-            params.greedy, 0.0, tl.log(waiting(rows, noise[0], noise[1], noise[2], ids))
-        )
+        score = _score(params, depth, rows, noise, ids)
         allowed = left_by(edges, ids, inside, depth)
         if filtered:
             far = tl.abs(depth - edges.mean)

@@ -2,6 +2,7 @@
 `scan` for all rows; `bound` and `gather` if some are filtered; `finish`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,13 +10,14 @@ import triton
 from torch import Tensor
 
 from minfer.kernels.bounds import BOUND_WORDS, MASSES
-from minfer.kernels.sample_kernels import bound, finish, gather, scan
+from minfer.kernels.sample_kernels import bound, choose, finish, gather, scan
 
 SCAN_WARPS = 4
 BOUND_WARPS = 8
 GATHER_WARPS = 4
 FINISH_WARPS = 8
 Arguments = dict[str, Any]  # of kernels, by name
+Exchange = Callable[[Tensor], Tensor]  # of [rows, columns], the columns of all ranks
 
 
 class ProgramSizes(NamedTuple):
@@ -97,11 +99,68 @@ def launch_scan(
         sums=workspace.sums,
         moments=workspace.moments,
         parts=workspace.parts,
+        first=0,
+        values=workspace.tops,
         filtered=filtered,
+        divided=False,
         chunk=workspace.sizes.chunk,
         group=workspace.group,
         num_warps=SCAN_WARPS,
     )
+
+
+def launch_divided(
+    row_arguments: Arguments,
+    noise: Arguments,
+    sizes: ProgramSizes,
+    first: int,
+    exchange: Exchange,
+) -> tuple[Tensor, Tensor]:
+    """Sample from this rank's columns, of tokens from `first` on, and those of the
+    others; returns the results of `sample`.
+    """
+    logits, rows = row_arguments["logits"], row_arguments["rows"]
+    count, columns = logits.shape
+    aligned, parts = triton.cdiv(count, 4) * 4, columns // sizes.chunk
+    # Of each chunk the largest logit, the winner's logit, and the winner. Bits are
+    # exchanged as integers.
+    own = rows.new_empty(3, aligned, parts)
+    counts, bad, out = rows.new_empty(3, aligned)[:, :count]
+    tops, values = own[:2].view(torch.float32)
+    scan[parts, count](
+        **row_arguments,
+        **noise,
+        tops=tops,
+        sums=tops,
+        moments=tops,
+        lists=own[2],
+        counts=counts,
+        width=parts,
+        parts=parts,
+        first=first,
+        values=values,
+        filtered=False,
+        divided=True,
+        chunk=sizes.chunk,
+        group=sizes.chunk,
+        num_warps=SCAN_WARPS,
+    )
+    found = exchange(own.view(3 * aligned, parts)).contiguous().view(3, aligned, -1)
+    tops, values = found[:2].view(torch.float32)
+    parts = found.shape[2]
+    of_logits = {"logits", "stride"}
+    choose[count,](
+        **{name: one for name, one in row_arguments.items() if name not in of_logits},
+        **noise,
+        tops=tops,
+        values=values,
+        lists=found[2],
+        parts=parts,
+        out=out,
+        bad=bad,
+        pad=triton.next_power_of_2(parts),
+    )
+    return out, bad
 
 
 def launch_bound(row_arguments: Arguments, workspace: Workspace) -> Arguments:

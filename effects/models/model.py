@@ -19,13 +19,13 @@ from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.layers import attend, feed
 from minfer.effects.models.model_step import ModelStep
 from minfer.effects.models.products import norm_linear
-from minfer.effects.models.ranks import ALONE, Ends, Ranks
+from minfer.effects.models.ranks import ALONE, Ends, Ranks, whole_logits
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
 
-# A step and its PagedCache: logits [sampled, vocab].
+# A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
 Model = Callable[[Batch, Any], Tensor]
 
 
@@ -40,10 +40,11 @@ def forward(
     """Run one packed step and write its keys and values into `cache`.
 
     Returns logits [sampled, vocab] in the activations' dtype, in the order of
-    `batch.sample`; no rows if nothing is sampled. The states of `batch.tap` are put
-    there, computed in plain torch on every device; `batch.scored` gets its logits. Token
-    ids must be inside the vocabulary, positions inside the cache's rotary table (on the
-    CPU, IndexError otherwise). `ranks` run this at once, each with the weights that
+    `batch.sample`; of several ranks, each returns the columns `spec.vocab_rows`. There
+    are no rows if nothing is sampled. The states of `batch.tap` are put there, computed
+    in plain torch on every device; `batch.scored` gets whole logits. Token ids must be
+    inside the vocabulary, positions inside the cache's rotary table (on the CPU,
+    IndexError otherwise). `ranks` run this at once, each with the weights that
     `spec.for_rank` describes; those of a stage before the last send the states of all
     tokens to the next, and return no rows. `ends` are the stage's; None: the ranks
     themselves.
@@ -69,7 +70,7 @@ def forward(
             hidden = _scored(spec, batch.scored, hidden, weights, ranks)
         if batch.tap is not None:
             hidden = _tapped(batch.tap, hidden, weights.norm)
-        return _logits(spec, hidden, weights, ranks)
+        return norm_linear(hidden, weights.norm, weights.lm_head)
 
 
 def _entered(
@@ -87,15 +88,6 @@ def _entered(
     own = (tokens >= first) & (tokens < first + count)
     hidden = F.embedding((tokens - first).clamp(0, count - 1), weights.embed)
     return _scaled(spec, ranks.sum(hidden.mul_(own[:, None])))
-
-
-def _logits(spec: ModelSpec, hidden: Tensor, weights: Weights, ranks: Ranks) -> Tensor:
-    """Returns the logits [tokens, vocab], which all ranks of the last stage have."""
-    found = norm_linear(hidden, weights.norm, weights.lm_head)
-    if spec.place.has_whole_matrices:
-        return found
-    # Rows are contiguous for the kernels.
-    return ranks.gather(found)[:, : spec.vocab_size].contiguous()
 
 
 def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
@@ -128,8 +120,8 @@ def _scored(
     others = len(hidden) - len(scored.tokens)
     own = hidden[others:]
     for span in scored.spans():
-        logits = _logits(spec, own[span], weights, ranks)
-        scored.take(span.start, logits)
+        part = norm_linear(own[span], weights.norm, weights.lm_head)
+        scored.take(span.start, whole_logits(part, spec.vocab_size, ranks))
     return hidden[:others]
 
 

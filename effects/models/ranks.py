@@ -7,15 +7,17 @@ about requests is exchanged: only numbers of the model.
 - *Tensor parallel* ranks divide every matrix (Shoeybi et al. 2019): the first product of
   a sublayer by column, heads or channels each; the second by row, so that its result is a
   part of a sum over the ranks. Each layer has two such sums. Embedding and output head
-  are divided by vocabulary: the embedding is a sum, too, and logits are gathered.
+  are divided by vocabulary: the embedding is a sum, too. Logits stay divided until they
+  are sampled from (running/sampler.py).
 - *Expert parallel* ranks are tensor parallel ones that divide a mixture of experts by
   whole experts, instead of a part of each.
 - *Pipeline* stages have successive layers each. A stage gets the residual stream of the
   stage before it, and the last one returns the sampled tokens to the others.
 
-Every rank samples from the same logits with the same noise, so that all know the same
-tokens. Rank 0 has the engine; it is in the last stage, where tokens, log-probabilities
-and vectors arise. With tensor parallel size 2 and 2 stages:
+Every rank samples from the same logits, or compares the same best tokens of all parts,
+with the same noise, so that all know the same tokens. Rank 0 has the engine; it is in the
+last stage, where tokens, log-probabilities and vectors arise. With tensor parallel size 2
+and 2 stages:
 
     stage 0   ranks 2, 3     embedding, first half of the layers
     stage 1   ranks 0, 1     second half, output head
@@ -214,3 +216,12 @@ class Alone:
 
 
 ALONE: Final = Alone()
+
+
+def whole_logits(part: "Tensor", vocab: int, ranks: Ranks) -> "Tensor":
+    """Returns the logits [rows, vocab] of which each rank has a part; rows are
+    contiguous for the kernels.
+    """
+    if ranks.place.has_whole_matrices:
+        return part
+    return ranks.gather(part)[:, :vocab].contiguous()

@@ -27,6 +27,9 @@ def layer_prefix(layer: int) -> str:
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
 
 
+# Ranks have whole chunks of the vocabulary where each has some: so they sample from their
+# own parts of the logits (kernels/sample.py).
+VOCAB_CHUNK: Final = 2048
 NO_NORMS: Final = NormRule(0.0)  # transformers' model has its own
 
 
@@ -86,7 +89,11 @@ class ModelSpec:
         """The tokens whose embeddings and logits this rank has. As many on each rank: the
         last ones may lie behind the vocabulary.
         """
-        count = -(-self.vocab_size // self.place.parallel.tensor)
+        ranks = self.place.parallel.tensor
+        count = -(-self.vocab_size // ranks)
+        chunks = -(-count // VOCAB_CHUNK) * VOCAB_CHUNK
+        if ranks > 1 and chunks * (ranks - 1) < self.vocab_size:
+            count = chunks
         return range(self.place.part * count, (self.place.part + 1) * count)
 
     @property

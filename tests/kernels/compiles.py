@@ -336,6 +336,8 @@ def main(few: bool) -> None:
         draws = logits, at, values, at.long(), at
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
+    draws = half(4, sample.SIZES.chunk), at, values, at.long(), at
+    sample.sample_divided(*draws, vocab=VOCAB, first=0, exchange=lambda own: own)
     masked_logits.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
     masked_logits.keep(half(8, VOCAB), at, half(9, VOCAB), 8)
     kept = shape.ShapingState.make(9, VOCAB, at.device)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,105 @@ def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> N
     for logits in some_logits(rng, 4, vocab):
         params = [SamplingParams(temperature=t) for t in (0.0, 0.1, 1.0, 7.0)]
         check(logits, rows_of(rng, params), device, filtered=False)
+
+
+def drawn_by_parts(
+    logits: Tensor, rows: Sequence[Row], ranks: int, device: str
+) -> list[tuple[Tensor, Tensor]]:
+    """What each rank returns that has a part of the logits. Columns behind the vocabulary
+    are as large as the largest others.
+    """
+    count, vocab = logits.shape
+    chunk = kernels.SIZES.chunk
+    width = -(-vocab // (ranks * chunk)) * chunk
+    largest = logits.nan_to_num(0, 0, 0).amax(1, True)
+    whole = torch.cat((logits, largest.expand(count, ranks * width - vocab)), 1)
+    sent = list[Tensor]()
+    arguments = tensors(rows, device)
+
+    def on_rank(rank: int, exchange: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        found = kernels.sample_divided(
+            whole[:, rank * width : (rank + 1) * width].contiguous().to(device),
+            *arguments,
+            vocab=vocab,
+            first=rank * width,
+            exchange=exchange,
+        )
+        assert found is not None
+        return found
+
+    def send(own: Tensor) -> Tensor:
+        sent.append(own.clone())
+        return own
+
+    for rank in range(ranks):
+        on_rank(rank, send)
+    # Columns of ranks need not be side by side in memory.
+    everything = torch.cat([one.t() for one in sent]).t()
+    return [on_rank(rank, lambda _: everything) for rank in range(ranks)]
+
+
+# The last rank has a part of its columns, all of them, or none.
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "vocab"), [(2, 100), (2, 300), (3, 300), (4, 270)])
+def test_parts_of_ranks_draw_what_whole_logits_draw(
+    ranks: int, vocab: int, rng: random.Random
+) -> None:
+    device = "cuda" if CUDA else "cpu"
+    for logits in some_logits(rng, 5, vocab):
+        logits[3, rng.randrange(vocab)] = rng.choice([math.nan, math.inf])
+        logits[4] = -math.inf
+        params = [SamplingParams(temperature=t) for t in (0.0, 0.2, 1.0, 1.0, 1.0)]
+        rows = rows_of(rng, params)
+        arguments = tensors(rows, device)
+        wanted = kernels.sample(logits.to(device), *arguments, filtered=False)
+        for tokens, broken in drawn_by_parts(logits, rows, ranks, device):
+            assert tokens.equal(wanted[0])
+            assert broken.equal(wanted[1])
+            assert broken.tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.long
+def test_of_equal_tokens_of_two_ranks_the_lowest_id_is_drawn(rng: random.Random) -> None:
+    logits = torch.zeros(1, 256)
+    logits[0, [70, 127, 128, 255]] = 2.0
+    rows = rows_of(rng, [SamplingParams(temperature=0.0)])
+    device = "cuda" if CUDA else "cpu"
+    for tokens, _ in drawn_by_parts(logits, rows, 2, device):
+        assert tokens.tolist() == [70]
+    logits[0, :128] = 0.0
+    for tokens, _ in drawn_by_parts(logits, rows, 2, device):
+        assert tokens.tolist() == [128]
+
+
+@pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_parts_of_real_vocabularies(
+    ranks: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SIZES", REAL)
+    for vocab in (151_936, 128_256, 32_001):
+        logits = (2 * torch.randn(300, vocab, device="cuda")).bfloat16()
+        temperatures = [rng.choice([0.0, 0.6, 1.0]) for _ in range(300)]
+        rows = rows_of(rng, [SamplingParams(temperature=t) for t in temperatures])
+        wanted, _ = kernels.sample(logits, *tensors(rows, "cuda"), filtered=False)
+        for tokens, _ in drawn_by_parts(logits.cpu(), rows, ranks, "cuda"):
+            assert tokens.equal(wanted)
+
+
+def test_what_cannot_be_drawn_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(columns: int) -> object:
+        return kernels.sample_divided(
+            torch.zeros(1, columns),
+            *tensors([(SamplingParams(), 0, 0, 0)], "cpu"),
+            vocab=columns,
+            first=0,
+            exchange=lambda own: own,
+        )
+
+    assert part(kernels.SIZES.chunk + 16) is None
+    monkeypatch.setattr("minfer.kernels.interpreting", False)
+    assert part(kernels.SIZES.chunk) is None
 
 
 @pytest.mark.long

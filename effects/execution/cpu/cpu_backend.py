@@ -105,6 +105,9 @@ class CpuBackend:
         tokens = np.where(broken, 0, choice.tokens).astype(np.int32)
         return DrawnTokens(torch.from_numpy(tokens), broken)
 
+    def sample_divided(self, *_: object) -> None:
+        """Logits are gathered: a CPU's step takes far longer than that."""
+
     def _sampling(self, rows: list[int], device_rows: DeviceRows) -> Sampling:
         last = self.last
         if last is None or last.opened != device_rows.opened or last.rows != rows:

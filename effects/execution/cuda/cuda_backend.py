@@ -10,11 +10,12 @@ from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache_layout import CacheLayout, one_group
+from minfer.effects.models.ranks import Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masked_logits import hide, keep
 from minfer.kernels.rows import advance, gather, scatter
-from minfer.kernels.sample import sample
+from minfer.kernels.sample import sample, sample_divided
 from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
 from minfer.records.config import EngineConfig
 
@@ -87,3 +88,24 @@ class CudaBackend:
             filtered=filtered,
         )
         return DrawnTokens(tokens, broken)
+
+    def sample_divided(
+        self,
+        part: Tensor,
+        rows: Tensor,
+        device_rows: DeviceRows,
+        positions: Tensor,
+        ranks: Ranks,
+    ) -> DrawnTokens | None:
+        """Sample from the best tokens of all ranks' parts."""
+        drawn = sample_divided(
+            logits=part,
+            rows=rows,
+            values=device_rows.sampling,
+            streams=device_rows.stream,
+            positions=positions,
+            vocab=device_rows.vocab,
+            first=ranks.place.part * part.shape[1],
+            exchange=ranks.gather,
+        )
+        return None if drawn is None else DrawnTokens(*drawn)

@@ -19,6 +19,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.cache_layout import CacheLayout
+from minfer.effects.models.ranks import Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
@@ -156,6 +157,19 @@ class Backend(Protocol):
         Draw i is for device row rows[i], with that row's sampling parameters. `filtered`
         False promises that no row filters tokens. `streams` [device rows], if given,
         replace the rows' own noise streams.
+        """
+        ...
+
+    def sample_divided(
+        self,
+        part: Tensor,
+        rows: Tensor,
+        device_rows: DeviceRows,
+        positions: Tensor,
+        ranks: Ranks,
+    ) -> DrawnTokens | None:
+        """`sample` where each rank has a part [draws, columns] of the logits, and no row
+        filters tokens; None where they must be gathered.
         """
         ...
 

@@ -7,12 +7,16 @@ sampling kernels do not depend on it, and other steps launch nothing more.
 Log-probabilities are the model's own: neither temperature nor filters nor masks nor
 penalties change them. All is launched in order and can be captured, also deferred draws
 (`deferred_sampling.py`).
+
+Of several ranks that share a model, each has a part of the logits. In steps whose rows
+only draw, on GPUs, ranks exchange the best tokens of their parts (`kernels/sample.py`);
+in others, logits are gathered first.
 """
 
 import torch
 from torch import Tensor
 
-from minfer.effects.execution.device.backend import Backend
+from minfer.effects.execution.device.backend import Backend, DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants
 from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.running.rejection_sampling import (
@@ -20,6 +24,7 @@ from minfer.effects.execution.running.rejection_sampling import (
     PlaceDrafts,
     rejection_sample,
 )
+from minfer.effects.models.ranks import ALONE, Ranks, whole_logits
 from minfer.records.plan import Open
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -35,10 +40,13 @@ class Sampler:
         lines: int = 0,
         *,
         remembers: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`draws` is the most in a step without drafts, `lines` the most lines of output,
-        if more. `remembers`: rows also keep the token before their last.
+        if more. `remembers`: rows also keep the token before their last. `ranks` have a
+        part of the logits each.
         """
+        self.ranks = ranks
         self.backend = backend
         self.rows = rows
         self.remembers = remembers
@@ -51,7 +59,8 @@ class Sampler:
         self.scores = torch.zeros(
             lines, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
         )
-        # [device rows, vocab]: logits of rows with deferred sampling, once there are any
+        # [device rows, columns]: this rank's logits of rows with deferred sampling, once
+        # there are any
         self.kept: Tensor | None = None
         self.masks = DeviceMasks(draws, rows.vocab, device)
 
@@ -79,11 +88,20 @@ class Sampler:
         at: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
-        """Sample for the device rows `rows` [draws] from `logits` [draws, vocab], the
-        tokens at `positions`, and advance the rows. Results go to the lines of `out` and
-        `scores` from `at` on. `drafts`: drafts of the first rows, which coins accept or
-        reject.
+        """Sample for the device rows `rows` [draws] from `logits` [draws, vocab], or this
+        rank's part of them, the tokens at `positions`, and advance the rows. Results go
+        to the lines of `out` and `scores` from `at` on. `drafts`: drafts of the first
+        rows, which coins accept or reject.
         """
+        more = wants.filtered or wants.scored or wants.shaped or drafts is not None
+        if not more and not self.ranks.place.has_whole_matrices:
+            drawn = self.backend.sample_divided(
+                logits, rows, self.rows, positions, self.ranks
+            )
+            if drawn is not None:
+                self._advance(drawn, rows, positions, at)
+                return
+        logits = self._whole(logits)
         self._draw(logits, logits, rows, positions, wants, at, drafts)
 
     def propose(
@@ -107,8 +125,8 @@ class Sampler:
         return DraftProposal(drawn.tokens, None if device_rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
-        """Keep logits [draws, vocab] of device rows [draws] until `sample_kept`, but for
-        the scratch row.
+        """Keep logits [draws, vocab], or this rank's part, of device rows [draws] until
+        `sample_kept`, but for the scratch row.
         """
         if self.kept is None:  # never while a graph is captured: a dummy step runs before
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
@@ -120,9 +138,16 @@ class Sampler:
         """
         if self.kept is None:
             raise AssertionError("no logits have been kept")
-        logits = self.backend.hide(self.kept, rows, self.masks.lines[: len(rows)])
-        plain = self.kept.index_select(0, rows) if wants.scored else logits
+        kept, lines = self.kept, rows
+        if not self.ranks.place.has_whole_matrices:
+            kept = self._whole(kept.index_select(0, rows))
+            lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
+        logits = self.backend.hide(kept, lines, self.masks.lines[: len(rows)])
+        plain = kept.index_select(0, lines) if wants.scored else logits
         self._draw(logits, plain, rows, positions, wants)
+
+    def _whole(self, part: Tensor) -> Tensor:
+        return whole_logits(part, self.rows.vocab, self.ranks)
 
     def _draw(
         self,
@@ -146,6 +171,18 @@ class Sampler:
             )
         if wants.shaped:
             self.shaper.count(rows, positions, drawn)
+        self._advance(drawn, rows, positions, at)
+        if wants.scored:
+            scores = self.scores[at:]
+            self.backend.logprobs(
+                unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores
+            )
+
+    def _advance(
+        self, drawn: DrawnTokens, rows: Tensor, positions: Tensor, at: int
+    ) -> None:
+        """Store sampled tokens in the rows, and in the lines of `out` from `at` on."""
+        device_rows = self.rows
         if self.remembers:
             before = device_rows.last.index_select(0, rows)
             device_rows.previous.index_copy_(0, rows.long(), before)
@@ -157,8 +194,3 @@ class Sampler:
             state=device_rows.state,
             out=self.out[at:],
         )
-        if wants.scored:
-            scores = self.scores[at:]
-            self.backend.logprobs(
-                unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores
-            )

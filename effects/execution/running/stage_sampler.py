@@ -30,8 +30,6 @@ class NotedForward:
 class LastStageSampler(Sampler):
     """Sends all tokens to the stages before."""
 
-    ranks: Ranks
-
     def finish(self, step: int, lines: int) -> None:
         """See `Sampler.finish`."""
         del step
@@ -42,12 +40,23 @@ class LastStageSampler(Sampler):
 class EarlierStageSampler(Sampler):
     """Takes tokens instead of sampling."""
 
-    ranks: Ranks
     draws: Tensor  # [2, lines]: rows and positions of the forward that ran last
     forwards: deque[NotedForward]
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """There are no logits here."""
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int = 0,
+        drafts: PlaceDrafts | None = None,
+    ) -> None:
+        """See `Sampler.sample`."""
+        self._draw(logits, logits, rows, positions, wants, at, drafts)
 
     def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
         """See `Sampler.sample_kept`."""
@@ -100,13 +109,11 @@ def make_sampler(
 ) -> Sampler:
     """Returns the sampler of a rank; the rest is `Sampler`'s."""
     if ranks.place.parallel.pipeline == 1:
-        return Sampler(backend, rows, draws, lines, remembers=remembers)
+        return Sampler(backend, rows, draws, lines, remembers=remembers, ranks=ranks)
     if ranks.place.is_last_stage:
-        last = LastStageSampler(backend, rows, draws, lines)
-        last.ranks = ranks
-        return last
-    earlier = EarlierStageSampler(backend, rows, draws, lines)
-    earlier.ranks, earlier.forwards = ranks, deque()
+        return LastStageSampler(backend, rows, draws, lines, ranks=ranks)
+    earlier = EarlierStageSampler(backend, rows, draws, lines, ranks=ranks)
+    earlier.forwards = deque()
     size = aligned(len(earlier.out))
     earlier.draws = torch.zeros(2, size, dtype=torch.int32, device=backend.device)
     return earlier

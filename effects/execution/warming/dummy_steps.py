@@ -182,15 +182,17 @@ def _besides(runner: ModelRunner) -> None:
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device
+    columns = len(runner.spec.vocab_rows)  # this rank's
     for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
         lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
         rows, positions = lines[:, :draws]
         logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
-        runner.backend.keep(logits, rows, logits, runner.rows.scratch)
+        part = torch.zeros(draws, columns, dtype=dtype, device=device)
+        runner.backend.keep(part, rows, part, runner.rows.scratch)
         runner.backend.hide(logits, rows, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
-            runner.sampler.sample(logits, rows, positions, wants)
+            runner.sampler.sample(part, rows, positions, wants)
         # Stages before the last sample nothing, and take tokens.
         out, state = runner.sampler.out, runner.rows.state
         runner.backend.advance(rows, positions, positions, positions, state, out)

@@ -65,6 +65,13 @@ class FirstStage(Alone):
         return torch.zeros(lines, dtype=torch.int32)
 
 
+class FirstPart(Alone):
+    """Of two tensor parallel ranks, of which there is no other."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        return torch.cat((part, part), 1)
+
+
 @frozen
 class Case:
     """A model, an engine, a GPU."""
@@ -103,6 +110,12 @@ CASES: Final = {
         ranks=FirstStage(Place(1, Parallel(pipeline=2))),
     ),
     "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
+    "ranks": Case(
+        seqs=3,
+        budget=40,
+        crowds=(1, 2, 3, 12, 20),
+        ranks=FirstPart(Place(0, Parallel(tensor=2))),
+    ),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
@@ -143,8 +156,9 @@ def executing(
     case: Case, config: EngineConfig
 ) -> Iterator[tuple[TorchExecutor, list[specialization.Specialization]]]:
     """An executor, and what it launches in here."""
-    spec, captured = case.spec.for_rank(case.ranks.place), case.captured
-    weights = random_weights(spec, spec.dtype, 0)
+    place, captured = case.ranks.place, case.captured
+    weights = random_weights(case.spec, case.spec.dtype, 0, place=place)
+    spec = case.spec.for_rank(place)
     with (
         patch.object(routes, "EXPAND_FROM", EXPAND_FROM),
         patch.object(routes, "DEQUANTIZE_FROM", EXPAND_FROM),

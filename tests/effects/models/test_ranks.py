@@ -17,7 +17,14 @@ from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.model import forward
-from minfer.effects.models.ranks import ALONE, WHOLE, Parallel, Place, Ranks
+from minfer.effects.models.ranks import (
+    ALONE,
+    WHOLE,
+    Parallel,
+    Place,
+    Ranks,
+    whole_logits,
+)
 from minfer.effects.models.shapes import weight_bytes
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
@@ -28,6 +35,7 @@ from minfer.effects.models.weights import (
     named_parts,
     random_weights,
 )
+from minfer.kernels.sample import SIZES
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 from tests.effects.tiny_families import VARIANTS, save, written
 from tests.effects.tiny_model import CONFIG, read_spec, write_checkpoint
@@ -55,9 +63,12 @@ def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
     cache = make_cache(spec, 8, BLOCK, "float32")
     cuts = ((0, 19), (19, 30), (30, 31))
     rows = (BatchRow(ids[a:b], a, table, b - a) for a, b in cuts)
-    return torch.cat(
-        [forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows]
-    )
+    parts = [
+        forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows
+    ]
+    if not spec.place.is_last_stage:
+        return torch.cat(parts)
+    return torch.cat([whole_logits(part, spec.vocab_size, ranks) for part in parts])
 
 
 def fits(spec: ModelSpec, parallel: Parallel) -> bool:
@@ -139,6 +150,22 @@ def test_a_vocabulary_need_not_be_divisible(ranks: int) -> None:
             all_rows = whole.lm_head.weight
         assert joined[:161].equal(all_rows)
         assert not joined[161:].any()
+
+
+@pytest.mark.parametrize("vocab", [151_936, 128_256, 32_000])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_parts_of_large_vocabularies_are_chunks_of_the_sampler(
+    ranks: int, vocab: int
+) -> None:
+    spec = evolve(SPEC, vocab_size=vocab)
+    places = [Place(rank, Parallel(tensor=ranks)) for rank in range(ranks)]
+    parts = [evolve(spec, place=place).vocab_rows for place in places]
+    assert not any(len(part) % SIZES.chunk for part in parts)
+    assert [part.start for part in parts] == [
+        rank * len(parts[0]) for rank in range(ranks)
+    ]
+    assert parts[-1].start < vocab <= parts[-1].stop
+    assert spec.vocab_rows == range(vocab)
 
 
 def test_random_weights_of_a_rank_are_a_part_of_the_model_s() -> None:

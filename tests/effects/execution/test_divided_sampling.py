@@ -1,0 +1,123 @@
+"""Ranks that have a part of the logits each sample what one rank samples from all of
+them, and gather them only where they must.
+"""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+from attrs import asdict, frozen
+from torch import Tensor
+
+from minfer import kernels
+from minfer.effects.execution.cuda.cuda_backend import CudaBackend
+from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.models.ranks import ALONE, Parallel, Ranks
+from minfer.kernels import plain, sample
+from minfer.records.request import Request, SamplingParams
+from tests.core.executing import opened
+from tests.effects.models.rank_threads import ThreadRanks, on_ranks
+
+CPU = torch.device("cpu")
+VOCAB, CHUNK, PART = 90, 32, 64  # the second rank has tokens 64 to 89
+WANTS = {
+    "plain": Wants(filtered=False, scored=False),
+    "filtered": Wants(filtered=True, scored=False),
+    "scored": Wants(filtered=False, scored=True),
+    "shaped": Wants(filtered=False, scored=False, shaped=True),
+}
+HOWS: dict[str, tuple[dict[str, Any], ...]] = {
+    "plain": ({},) * 6,
+    "filtered": ({"top_k": 3}, {}, {"top_p": 0.7}, {}, {}, {}),
+    "scored": ({"logprobs": 2}, {}, {}, {}, {"logprobs": 0}, {}),
+    "shaped": ({"logit_bias": ((70, 9.0),)}, {}, {}, {}, {}, {}),
+}
+ROWS = torch.tensor([5, 3, 0, 1, 4, 2], dtype=torch.int32)
+POSITIONS = ROWS + 9
+Work = Callable[[Sampler, Tensor], None]  # with a rank's part of the logits
+TURN = Lock()  # the interpreter of kernels is for one thread
+
+
+@frozen(eq=False)
+class InTurn(ThreadRanks):
+    """Ranks of which one runs at a time, and that note the columns they exchange."""
+
+    columns: list[int]
+
+    def gather(self, part: Tensor) -> Tensor:
+        self.columns.append(part.shape[1])
+        TURN.release()
+        try:
+            return ThreadRanks.gather(self, part)
+        finally:
+            TURN.acquire()
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = sample.SIZES._replace(chunk=CHUNK, group=16, span=64, block=32, samples=16)
+    monkeypatch.setattr(sample, "SIZES", sizes)
+    monkeypatch.setattr(kernels, "interpreting", True)
+
+
+def sampler(hows: Sequence[dict[str, Any]], ranks: Ranks = ALONE) -> Sampler:
+    """Of rows that are open; each second one is greedy."""
+    rows = DeviceRows(len(hows), 4, VOCAB, CPU)
+    made = Sampler(CudaBackend(CPU, Routes()), rows, 8, ranks=ranks)
+    for row, how in enumerate(hows):
+        params = SamplingParams(temperature=row % 2 * 0.9, **how)
+        request = Request(
+            id=str(row), prompt=(3,), max_tokens=9, sampling=params, seed=row
+        )
+        made.open(row, opened(request, (row,)))
+    plain.scatter(rows.arena, torch.cat([torch.from_numpy(part) for part in rows.take()]))
+    return made
+
+
+def check(kind: str, work: Work) -> list[int]:
+    """Check that two ranks do what one does; returns what columns one exchanged."""
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(4))
+    logits[:, PART:] += 1  # where noise decides
+    wanted = sampler(HOWS[kind])
+    work(wanted, logits)
+    padded = torch.cat((logits, torch.full((6, 2 * PART - VOCAB), 3.0)), 1)
+
+    def on_rank(ranks: ThreadRanks) -> tuple[Sampler, list[int]]:
+        columns = list[int]()
+        mine = InTurn(**asdict(ranks, recurse=False), columns=columns)
+        part = padded[:, ranks.place.part * PART :][:, :PART].contiguous()
+        with TURN:
+            made = sampler(HOWS[kind], mine)
+            work(made, part)
+        return made, columns
+
+    found, _ = on_ranks(Parallel(tensor=2), on_rank)
+    for made, _ in found:
+        assert made.out.equal(wanted.out)
+        assert made.scores.equal(wanted.scores)
+        assert made.rows.arena.equal(wanted.rows.arena)
+    assert len({*wanted.out[:6].tolist()}) > 3
+    return found[0][1]
+
+
+@pytest.mark.parametrize("kind", [*WANTS])
+def test_ranks_sample_what_one_samples(kind: str) -> None:
+    columns = check(
+        kind, lambda one, part: one.sample(part, ROWS, POSITIONS, WANTS[kind])
+    )
+    assert columns == [PART // CHUNK if kind == "plain" else PART]
+
+
+@pytest.mark.parametrize("kind", ["plain", "scored"])
+def test_ranks_sample_what_one_samples_from_kept_logits(kind: str) -> None:
+    def work(one: Sampler, part: Tensor) -> None:
+        one.masks.lines[:6] = -1
+        one.masks.lines[2, :2] = 0  # one row may have no token of the first rank
+        one.keep(part.flip(0), ROWS.flip(0))
+        one.sample_kept(ROWS, POSITIONS, WANTS[kind])
+
+    assert check(kind, work) == [PART]
