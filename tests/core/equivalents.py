@@ -62,6 +62,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A hit of no block cannot be shortened: without the first round it stays what it "
         "is."
     ),
+    "planning/prefix_hit.py | _pages_of_chain | offset | 1 -> 0": (
+        "The last page of the last block is the last page of all blocks."
+    ),
+    "planning/prefix_hit.py | _pages_of_chain | offset | 1 -> 0 | 1": (
+        "A neighbour's table is a shortcut: the first page of the last block is not at "
+        "the place of its last one, unless it is both, and blocks are looked up one by one."
+    ),
     "planning/prefix_hit.py | _pages_of_chain | offset | 1 -> 0 | 2": (
         "A neighbour's table is a shortcut: a published block has one place in every "
         "table that holds it, so that it is not found one place behind, and the blocks "
