@@ -19,19 +19,12 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bench.clients import put
 from bench.results import run, show
 from bench.server_clients import write_model
-from bench.server_gpu import BODY, serving
+from bench.server_gpu import OUTPUT, PROMPT, load, serving
 from bench.shapes import SHAPES, TINY, qwen
-from minfer.effects.runs.load.load_client import LoadPlan
-from minfer.effects.runs.load.load_metrics import metrics_of
-from minfer.effects.runs.load.load_prompts import RandomPrompts
-from minfer.effects.runs.load.target_server import first_model
-from tests.effects.serving.process_deaths import Load, Server, bodies, server
+from tests.effects.serving.process_deaths import Load, Server, bodies, long_bodies, server
 
-PROMPT, OUTPUT = 512, 128  # tokens
-PROCESSES: Final = 8  # of clients
 SETTLES: Final = 15.0  # seconds in which idle engines capture graphs
 RUNS: Final = 3
 EXACT: Final = ("--dtype=float32", "--num-gpu-blocks-override=256")
@@ -49,22 +42,9 @@ def throughput(url: str, args: argparse.Namespace, replicas: int) -> list[float]
     found = list[float]()
     clients = args.clients * replicas
     for seed in range(RUNS + 1):
-        wanted = LoadPlan(
-            url=f"{url}/v1/completions",
-            model=first_model(url, ""),
-            prompts=RandomPrompts(
-                PROMPT,
-                OUTPUT,
-                vocab_size=qwen(args.shape)["vocab_size"],
-                seed=f"{replicas} {seed}",
-            ),
-            count=clients * args.each,
-            max_concurrency=clients,
-            body=BODY,
-        )
-        figures = metrics_of(put(wanted, PROCESSES))
-        if figures["completed"] != wanted.count:
-            raise RuntimeError(f"{figures['completed']} of {wanted.count} were answered")
+        figures, asked = load(args, url, clients, seed), clients * args.each
+        if figures["completed"] != asked:
+            raise RuntimeError(f"{figures['completed']} of {asked} were answered")
         found.append(figures["output_throughput"])
         show({"replicas": replicas, "tokens/s": round(found[-1])})
         if seed == 0:
@@ -97,11 +77,7 @@ def learnt(served: Server, asked: list[dict[str, Any]]) -> Load:
 
 def apart(args: argparse.Namespace) -> dict[str, Any]:
     """Engines of other parallel sizes for prompts and for decoding."""
-    code = "".join(f"x{i} = {i}\n" for i in range(60))
-    asked = [
-        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
-        for number, one in enumerate(bodies(2, 100))
-    ]
+    asked = long_bodies(2, 100)
     device = f"--device={args.device}"
     with server(*EXACT, device) as one:
         alone = learnt(one, asked)
@@ -180,6 +156,8 @@ if __name__ == "__main__":
             "--clients": {"type": int, "default": 128, "help": "for each replica"},
             "--each": {"type": int, "default": 6, "help": "requests of a client"},
             "--fronts": 4,
+            "--prompt": PROMPT,
+            "--output": OUTPUT,
             "--device": {"default": "cuda", "choices": ["cpu", "cuda"]},
         },
     )

@@ -49,7 +49,7 @@ from minfer.effects.execution.running.deferred_sampling import Bits, DeferredPac
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
-from minfer.effects.execution.tiers.page_parts import Part
+from minfer.effects.execution.tiers.page_parts import HEADS, Part
 from minfer.effects.execution.tiers.tier_copiers import TierCopiers
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.execution.warming.start_progress import Report, ignore_progress
@@ -317,8 +317,8 @@ class TorchExecutor:
         """
         cache = self.runner.cache
         tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
-        if slices > 1 and cache.head_dim is not None:
-            split = [tensor.chunk(slices, cache.head_dim) for tensor in tensors]
+        if slices > 1:  # never of latents
+            split = [tensor.chunk(slices, HEADS) for tensor in tensors]
             tensors = [one for each in zip(*split, strict=True) for one in each]
         return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 

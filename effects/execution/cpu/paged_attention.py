@@ -147,11 +147,6 @@ class KVCache:
         """The dimension of `data` and `scales` that is pages."""
         return 1
 
-    @property
-    def head_dim(self) -> int | None:
-        """The dimension of `data` and `scales` that is key heads; None with latents."""
-        return 4 if self.data.ndim == 6 else None
-
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         for data in self._tensors():

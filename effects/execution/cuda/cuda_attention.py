@@ -246,11 +246,6 @@ class CudaCache:
         """The dimension of `data` and `scales` that is pages."""
         return 2
 
-    @property
-    def head_dim(self) -> int | None:
-        """The dimension of `data` and `scales` that is key heads; None with latents."""
-        return 4 if self.data.ndim == 6 else None
-
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks in all layers, `AT_ONCE` blocks by two launches. Whole blocks are
         copied: no kernel reads behind a context.

@@ -44,11 +44,6 @@ class Cache(PagedCache, Protocol):
         """The dimension of `data` and `scales` that is pages."""
         ...
 
-    @property
-    def head_dim(self) -> int | None:
-        """The dimension of `data` and `scales` that is key heads; None with latents."""
-        ...
-
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy positions of blocks, in all layers."""
         ...

@@ -17,6 +17,8 @@ from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.kernels.cache_numbers import as_bytes
 
 PIECE: Final = 1 << 24  # bytes of a buffer on the device, all parts together; or a page
+# The dimension of caches, and of their scales, that is key heads, if they keep heads.
+HEADS: Final = 4
 WORD: Final = torch.int64  # what a cache is copied in
 
 

@@ -161,6 +161,15 @@ def bodies(count: int, tokens: int) -> list[dict[str, Any]]:
     ]
 
 
+def long_bodies(count: int, tokens: int) -> list[dict[str, Any]]:
+    """The same with prompts of several KV blocks, which share nothing."""
+    code = "".join(f"x{i} = {i}\n" for i in range(60))
+    return [
+        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
+        for number, one in enumerate(bodies(count, tokens))
+    ]
+
+
 @define(eq=False)
 class ClientAnswer:
     """An answer, as its client heard it."""

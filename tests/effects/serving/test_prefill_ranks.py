@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from tests.circles import claimed, long
-from tests.effects.serving.process_deaths import SOON, Load, Server, bodies, server
+from tests.effects.serving.process_deaths import SOON, Load, Server, long_bodies, server
 
 FLOAT: Final = ("--device=cpu", "--dtype=float32", "--num-gpu-blocks-override=128")
 APART: Final = ("--prefill=1", "--decode=1")
@@ -26,11 +26,7 @@ def count(served: Server, name: str) -> float:
     ("prefill", "decode"), [*long([(2, 1)]), *claimed([(1, 2), (4, 2)])], ids=str
 )
 def test_other_sizes_give_the_same_text(prefill: int, decode: int) -> None:
-    code = "".join(f"x{i} = {i}\n" for i in range(60))
-    asked = [
-        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
-        for number, one in enumerate(bodies(1, 40))
-    ]
+    asked = long_bodies(1, 40)
     with server(*FLOAT) as one:
         alone = Load(one.url, asked)
         asyncio.run(alone.learn())

@@ -30,6 +30,7 @@ from tests.effects.serving.process_deaths import (
     Server,
     ask,
     bodies,
+    long_bodies,
     server,
 )
 
@@ -255,11 +256,7 @@ def test_engines_that_prefill_and_decode_lose_no_request(kills: int) -> None:
     """Answers are those of one engine that does both; each of the two is killed in
     turn.
     """
-    rng, code = Random(kills), "".join(f"x{i} = {i}\n" for i in range(60))
-    long_ones = [
-        {**one, "prompt": f"# {number}\n{code}" + one["prompt"]}
-        for number, one in enumerate(bodies(1, 100))
-    ]
+    rng, long_ones = Random(kills), long_bodies(1, 100)
     blocks = "--num-gpu-blocks-override=128"
     with server(FLOAT, blocks) as one:
         alone = Load(one.url, long_ones)
