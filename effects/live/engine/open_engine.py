@@ -2,18 +2,13 @@
 
 import logging
 import platform
-from contextlib import suppress
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from minfer.blocks.keys import Keys
 from minfer.effects.execution.contract import Executor, ExecutorError
-from minfer.effects.execution.ranks.crew import Crew, RankError
-from minfer.effects.execution.ranks.items import Want
 from minfer.effects.execution.tiers.block_files import Signature
 from minfer.effects.execution.tiers.block_folder import BlockFolder
 from minfer.effects.execution.tiers.head_slices import HeadSlices
@@ -114,8 +109,8 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     if setup.args.parallel.ranks == 1:
         return open_rank(setup, RankGroup(), report, store)
     group = start_ranks(setup)
-    if isinstance(store, Peers) and group.crew is not None:
-        store.tell = partial(_have_want, group.crew)
+    if isinstance(store, Peers):
+        store.tell = group.want
     try:
         executor = open_rank(setup, group, report, store)
     except BaseException:
@@ -127,12 +122,6 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 
     return MicroBatchExecutor(executor, stages, setup.spec.vocab_size)
-
-
-def _have_want(crew: Crew, keys: Keys, engine: str) -> None:
-    """Have the other ranks send their part of blocks, too."""
-    with suppress(RankError):  # the engine ends
-        crew.tell(Want(keys, engine))
 
 
 def with_costs(setup: Setup, executor: Executor) -> Setup:

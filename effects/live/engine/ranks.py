@@ -7,11 +7,14 @@ prepares the same engine and loads its part of the model.
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen
 
-from minfer.effects.execution.ranks.crew import Crew
+from minfer.blocks.keys import Keys
+from minfer.effects.execution.ranks.crew import Crew, RankError
+from minfer.effects.execution.ranks.items import Want
 from minfer.effects.execution.ranks.rank_store import RankStartError
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.models.ranks import ALONE, Place, Ranks
@@ -34,6 +37,12 @@ class RankGroup:
 
     ranks: Ranks = ALONE
     crew: Crew | None = None  # rank 0's
+
+    def want(self, keys: Keys, engine: str) -> None:
+        """Have the other ranks send their part of blocks to an engine, too."""
+        if self.crew is not None:
+            with suppress(RankError):  # the engine ends
+                self.crew.tell(Want(keys, engine))
 
     def close(self) -> None:
         """End the other ranks at once."""
