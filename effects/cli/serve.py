@@ -129,6 +129,14 @@ def _process_options(add: Callable[..., Any]) -> None:
         "on the CPU, whose threads and memory they divide; other options hold for each "
         "(default: %(default)s)",
     )
+    add(
+        "--distributed",
+        choices=("ray",),
+        default="",
+        help="have Ray place these engines on the nodes of its cluster, where minfer is "
+        "installed and the model can be read, and start them again (extra ray; the "
+        "cluster: RAY_ADDRESS, or one on this machine; default: all run here)",
+    )
     for name, what in (
         ("prefill", "compute prompts, and send their KV"),
         ("decode", "get it, and decode"),
@@ -348,8 +356,15 @@ def run(options: argparse.Namespace) -> int:
         fronts = server.fronts_by_cores()
     deployment = read_deployment(options)
     if fronts:
-        return serve_in_processes(args, http, host, port, fronts, guarded, deployment)
-    if deployment.routed:
+        keep = None
+        if deployment.distributed:
+            from minfer.effects.serving.distributed.engine_keeper import keep_engines
+
+            keep = keep_engines
+        return serve_in_processes(
+            args, http, host, port, fronts, guarded, deployment, keep
+        )
+    if deployment.routed or deployment.distributed:
         raise ConfigError(
             "--api-processes 0 is a single process, which has one engine and no links to "
             "other machines; leave it out"

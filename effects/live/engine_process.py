@@ -30,7 +30,7 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.link.sockets import LinkServer
-from minfer.effects.live.link.tcp_links import let_in, link_terms
+from minfer.effects.live.link.tcp_links import let_in, link_terms, own_terms
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
@@ -42,6 +42,9 @@ class Outside:
 
     sock: socket.socket  # that listens
     secret: bytes = field(repr=False)
+    own: bool = (
+        False  # they are its own server's: linked from the start on, as those here
+    )
 
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be restarted
@@ -78,7 +81,8 @@ def run_engine(
 
     _obey(over, loaded)
     bound_products()
-    host = Host(None if outside else fronts, died, beat)
+    of_others = outside is not None and not outside.own
+    host = Host(None if of_others else fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
@@ -89,6 +93,9 @@ def run_engine(
         host.report(progress.stage, progress.done, progress.total)
 
     with contextlib.ExitStack() as stack:
+        if outside is not None and outside.own:
+            door = let_in(server, outside.sock, own_terms(outside.secret))
+            stack.callback(door.close)
         model = stack.enter_context(contextlib.closing(ServedModel.opened(args, report)))
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
@@ -100,7 +107,7 @@ def run_engine(
             news = ReplicaNews(driver.config, lambda: driver.state)
             model.worker.on_turn = host.note_turn
         host.open(model.client, _facts(model.setup), news)
-        if outside is not None:
+        if outside is not None and not outside.own:
             stack.callback(_let_in(outside, server, model.setup).close)
         ready()
         start_log.info("the engine is ready")
@@ -137,11 +144,15 @@ def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
     """Returns the settings with as many KV blocks as the previous engine had: requests
     that it served, or that fronts accepted, need them. Free memory differs each time.
     """
-    file = _blocks_file(path)
-    if not file.exists():
+    if not _blocks_file(path).exists():
         return args
-    count = int(file.read_text())
+    count = noted_blocks(path)
     return attrs.evolve(args, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
+
+
+def noted_blocks(path: Path) -> int:
+    """Returns how many KV blocks the engine at `path` has, once it is ready."""
+    return int(_blocks_file(path).read_text())
 
 
 def _note_blocks(path: Path, count: int) -> None:

@@ -24,7 +24,7 @@ def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    assert requested == {"bench", "load", "nixl", "otel", "testing"}
+    assert requested == {"bench", "load", "nixl", "otel", "ray", "testing"}
     assert requested <= project["optional-dependencies"].keys()
 
 

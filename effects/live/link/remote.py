@@ -39,7 +39,7 @@ from minfer.effects.live.link.engine_status import summed_snapshot, unknown_snap
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.placement import Placement
 from minfer.effects.live.link.prefill_first import PrefillFirst
-from minfer.effects.live.link.replica_link import ReplicaLink
+from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.totals import Totals, sum_totals
@@ -297,6 +297,11 @@ class Remote:
         self._placement.note_gone(link)
         self._end(abandoned)
         self._end(self._requests.pending_ends())
+        self._placement.place_waiting()
+
+    def give_up(self, replica: int) -> None:
+        """Note that a replica may have no next engine: nothing waits for it any more."""
+        self.replicas[replica].failures = MOST_FAILURES
         self._placement.place_waiting()
 
     def _send(self, replica: int, message: wire.ToEngine) -> None:

@@ -28,6 +28,9 @@ from minfer.effects.live.link.sockets import LinkClient, LinkServer
 from minfer.version import __version__
 
 RETRY: Final = 0.5  # seconds between two attempts
+# Seconds in which an engine that died should have a new address; without one, no machine
+# may have room for it.
+PLACED: Final = 10.0
 _LOOK: Final = 0.5  # seconds between two looks for silence
 _WHOM: Final = "a front of another machine"
 _log = logging.getLogger("minfer.link")
@@ -44,6 +47,13 @@ def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Ter
     return Terms(purpose="link", version=__version__, layout=layout, secret=secret)
 
 
+def own_terms(secret: bytes) -> Terms:
+    """What an engine and the fronts of its own server have in common: a secret that
+    nobody else has. That they have read the same model is checked as on one machine.
+    """
+    return Terms(purpose="own link", version=__version__, layout=b"", secret=secret)
+
+
 def let_in(server: LinkServer, sock: Socket, terms: Terms) -> Door:
     """Accept links of fronts on other machines at a socket that listens."""
 
@@ -57,14 +67,26 @@ def let_in(server: LinkServer, sock: Socket, terms: Terms) -> Door:
 
 
 async def keep_linked_to(
-    remote: Remote, address: Port, replica: int, terms: Terms, name: str
+    remote: Remote,
+    find: Callable[[], Port | None],
+    replica: int,
+    terms: Terms,
+    name: str,
 ) -> None:
     """Keep a link to a replica on another machine, with a new one when it is over, until
-    the task is cancelled.
+    the task is cancelled. `find` returns its address, if it has one now; if it has none
+    for `PLACED` seconds, nothing waits for it any more.
     """
     loop, said = asyncio.get_running_loop(), ""
-    where = port_text(address)
+    last = time.monotonic()  # when it had an address
     while True:
+        if (address := find()) is None:
+            if time.monotonic() > last + PLACED:
+                remote.give_up(replica)
+                last = float("inf")
+            await asyncio.sleep(RETRY)
+            continue
+        last, where = time.monotonic(), port_text(address)
         try:
             sock = await _in_thread(lambda: _dial(address, terms, name))
         except (PeerError, OSError) as error:

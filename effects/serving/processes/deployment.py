@@ -10,10 +10,13 @@ engines alone               --- KV ----> --kv-listen HOST:PORT     engines that 
 
 import argparse
 import contextlib
+import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from attrs import evolve, field, frozen
 
@@ -31,6 +34,8 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
+_SECRET: Final = 32  # bytes
+
 
 @frozen(kw_only=True)
 class Deployment:
@@ -46,6 +51,7 @@ class Deployment:
     # Where the first engine accepts links of fronts on other machines; then this server
     # has no fronts of its own.
     prefill_listen: Port | None = None
+    distributed: str = ""  # what places the engines on machines; empty: all are here
     nixl: bool = False  # engines on other machines write KV through NIXL, if they have it
     secret: bytes = field(default=b"", repr=False)  # of links between machines
 
@@ -142,6 +148,7 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
     others = tuple(
         port for one in options.prefill_at if (port := _port(one, "--prefill-at"))
     )
+    _check_distributed(options)
     if options.replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, not {options.replicas}")
     if bool(others) is not (kv_listen is not None):
@@ -188,8 +195,32 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         kv_listen=kv_listen,
         nixl=options.kv_nixl,
         prefill_listen=listen,
-        secret=secret_key(options.cache_secret) if others or listen else b"",
+        distributed=options.distributed,
+        secret=_link_secret(options, between_servers=bool(others or listen)),
     )
+
+
+def _check_distributed(options: argparse.Namespace) -> None:
+    """Raise ConfigError if engines cannot be placed by what is asked to."""
+    what = options.distributed
+    if what and find_spec(what) is None:
+        raise ConfigError(f"--distributed {what} needs {what}: {how_to_install('ray')}")
+    if what and any(
+        (options.prefill, options.decode, options.prefill_at, options.prefill_listen)
+    ):
+        raise ConfigError(
+            f"--distributed {what} places --replicas; leave --prefill, --decode, "
+            "--prefill-at and --prefill-listen out"
+        )
+
+
+def _link_secret(options: argparse.Namespace, *, between_servers: bool) -> bytes:
+    """The secret of links between machines; one that no other server has, if there are
+    none to other servers.
+    """
+    if between_servers:
+        return secret_key(options.cache_secret)
+    return secrets.token_bytes(_SECRET) if options.distributed else b""
 
 
 def _port(text: str | None, name: str) -> Port | None:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,11 @@ from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
-from minfer.effects.live.link.tcp_links import keep_linked_to, link_terms
+from minfer.effects.live.link.tcp_links import keep_linked_to, link_terms, own_terms
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.deployment import Deployment
+from minfer.effects.serving.processes.engine_address import noted_address
 from minfer.effects.serving.processes.gate import Gate
 from minfer.effects.serving.processes.process_ends import front_name
 from minfer.effects.serving.processes.server import (
@@ -119,7 +121,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         one.listens = plan.deployment.listens(one.number)
     gate = Gate(lambda: remote.unready)
     tasks = [
-        asyncio.create_task(keep_linked(remote, path, replica))
+        asyncio.create_task(_keep_linked(plan, remote, path, replica))
         for replica, path in enumerate(plan.paths)
     ]
     known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
@@ -156,6 +158,15 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     return 0
 
 
+async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int) -> None:
+    """Link an engine of this server, wherever that runs."""
+    if not plan.deployment.distributed:
+        await keep_linked(remote, path, replica)
+    terms = own_terms(plan.deployment.secret)
+    find = partial(noted_address, path)
+    await keep_linked_to(remote, find, replica, terms, _name(plan))
+
+
 async def _keep_linked_to(
     plan: FrontPlan,
     remote: Remote,
@@ -165,8 +176,12 @@ async def _keep_linked_to(
 ) -> None:
     """Link an engine of another machine, once the model here is known."""
     terms = await asyncio.shield(known)
-    name = f"{socket.gethostname()}, {front_name(plan.number)}"
-    await keep_linked_to(remote, address, replica, terms, name)
+    await keep_linked_to(remote, lambda: address, replica, terms, _name(plan))
+
+
+def _name(plan: FrontPlan) -> str:
+    """How a front introduces itself to engines on other machines."""
+    return f"{socket.gethostname()}, {front_name(plan.number)}"
 
 
 def _router(

@@ -2,11 +2,13 @@
 
 import contextlib
 import mmap
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from minfer.effects.execution.ranks.started_by import is_by_torchrun
 from minfer.effects.execution.tiers.peers.addresses import port_text
@@ -17,6 +19,7 @@ from minfer.effects.serving.processes.deployment import Deployment
 from minfer.effects.serving.processes.front_process import FrontPlan, run_front
 from minfer.effects.serving.processes.heartbeat import Heartbeat
 from minfer.effects.serving.processes.process_ends import (
+    ENGINE,
     Processes,
     engine_names,
     front_name,
@@ -37,6 +40,26 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.values.checks import ConfigError
 
+# Gets callbacks for a heartbeat and for when it is ready; returns the exit code.
+RunEngine: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], int]
+
+
+@frozen(kw_only=True)
+class EnginesElsewhere:
+    """The engines of a server that has none of them on its own machine."""
+
+    args: EngineArgs
+    deployment: Deployment
+    paths: Sequence[Path]  # beside which fronts read their addresses
+    fronts: int
+    timeout: float  # seconds in which an engine must send a heartbeat; 0: any number
+
+
+# Keeps these engines, with callbacks as above.
+Keep: TypeAlias = Callable[
+    [EnginesElsewhere, Callable[[], None], Callable[[], None]], int
+]
+
 
 def serve_in_processes(
     args: EngineArgs,
@@ -46,17 +69,17 @@ def serve_in_processes(
     fronts: int,
     guard: Guard,
     deployment: Deployment,
+    keep: Keep | None = None,
 ) -> int:
     """Serve until a signal comes, with the engines of a deployment and so many fronts, or
     no fronts if the engines are for those of other machines; returns the exit code.
+    `keep` is the work of a process that has all engines elsewhere, on a cluster.
 
     Raises ConfigError if it cannot listen, or has fewer GPUs than engines, and
     CheckpointError if there is no such model.
     """
     _check_options(options, fronts)
-    replicas = deployment.replicas
-    settings = deployment.settings(args)
-    devices = replica_devices(settings)
+    devices = [] if keep is not None else replica_devices(deployment.settings(args))
     alone = deployment.serves_others
     with contextlib.ExitStack() as stack:
         listeners = [] if alone else listen_at(host, port, fronts)
@@ -65,25 +88,25 @@ def serve_in_processes(
         links = deployment.link_sockets(stack)
         # Once, before any process starts: it may have to be downloaded.
         read_config(model_folder(args.model))
-        paths = socket_paths(stack.enter_context(run_folder()), replicas)
+        paths = socket_paths(stack.enter_context(run_folder()), deployment.replicas)
         announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
         shared = SharedCounts.of(max(1, len(listeners)))
         runs: dict[str, Run] = {}
         heartbeats: dict[str, Heartbeat] = {}
-        plans = deployment.peer_plans(paths, args.tensor_parallel_size)
-        for number, name in enumerate(engine_names(replicas)):
-            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
-            runs[name] = partial(
-                _run_engine,
-                name,
-                evolve(settings[number], kv_peers=plans[number]),
-                devices[number],
-                paths[number],
-                beats,
-                fronts,
-                routed=deployment.routed,
-                outside=Outside(links[number], deployment.secret) if alone else None,
+        if keep is None:
+            engines = _engines(args, deployment, paths, links, fronts, devices)
+        else:
+            elsewhere = EnginesElsewhere(
+                args=args,
+                deployment=deployment,
+                paths=paths,
+                fronts=fronts,
+                timeout=options.engine_timeout,
             )
+            engines = {ENGINE: partial(keep, elsewhere)}
+        for name, run in engines.items():
+            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
+            runs[name] = partial(run, beats.beat)
         for number, one in enumerate(listeners):
             front = FrontPlan(
                 number=number,
@@ -109,8 +132,35 @@ def serve_in_processes(
             announced[0] = 1
 
         patience = options.shutdown_timeout
-        table = Processes(len(listeners), replicas, by_torchrun=is_by_torchrun())
+        table = Processes(len(listeners), len(engines), by_torchrun=is_by_torchrun())
         return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
+
+
+def _engines(
+    args: EngineArgs,
+    deployment: Deployment,
+    paths: Sequence[Path],
+    links: Sequence[socket.socket],
+    fronts: int,
+    devices: Sequence[ReplicaDevice],
+) -> dict[str, RunEngine]:
+    """The work of each engine of this machine, by its name."""
+    settings = deployment.settings(args)
+    plans = deployment.peer_plans(paths, args.tensor_parallel_size)
+    alone = deployment.serves_others
+    return {
+        name: partial(
+            _run_engine,
+            name,
+            evolve(settings[number], kv_peers=plans[number]),
+            devices[number],
+            paths[number],
+            fronts,
+            deployment.routed,
+            Outside(links[number], deployment.secret) if alone else None,
+        )
+        for number, name in enumerate(engine_names(deployment.replicas))
+    }
 
 
 def _check_options(options: HttpOptions, fronts: int) -> None:
@@ -128,16 +178,13 @@ def _run_engine(
     args: EngineArgs,
     device: ReplicaDevice,
     path: Path,
-    heartbeat: Heartbeat,
     fronts: int,
-    ready: Callable[[], None],
-    *,
     routed: bool,
     outside: Outside | None,
+    beat: Callable[[], None],
+    ready: Callable[[], None],
 ) -> int:
     configure_logs(name)
     args = device.take(args)
     path.unlink(missing_ok=True)  # of an earlier engine
-    return run_engine(
-        args, path, fronts, ready, heartbeat.beat, routed=routed, outside=outside
-    )
+    return run_engine(args, path, fronts, ready, beat, routed=routed, outside=outside)

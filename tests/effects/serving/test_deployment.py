@@ -12,6 +12,7 @@ import pytest
 from minfer.effects.cli.serve import add_options
 from minfer.effects.execution.tiers.peers import remote_memory
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PREFILL
+from minfer.effects.serving.processes import deployment as settings
 from minfer.effects.serving.processes.deployment import Deployment, read_deployment
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
@@ -54,6 +55,31 @@ def counts(found: Deployment) -> tuple[Any, ...]:
 )
 def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
     assert counts(deployment(*said)) == found
+
+
+@pytest.mark.parametrize(
+    ("has_ray", "said", "why"),
+    [
+        (False, [], r"needs ray: pip install '.\[ray\]'"),
+        (True, ["--prefill=1", "--decode=1"], "places --replicas; leave --prefill"),
+        (True, [SAID, "--prefill-listen=h:1"], "places --replicas; leave --prefill"),
+    ],
+)
+def test_engines_are_on_a_cluster_only_with_ray_and_without_parts(
+    monkeypatch: pytest.MonkeyPatch, has_ray: bool, said: list[str], why: str
+) -> None:
+    monkeypatch.setattr(settings, "find_spec", lambda _: "there" if has_ray else None)
+    with pytest.raises(ConfigError, match=why):
+        deployment("--distributed=ray", *said)
+
+
+def test_links_to_a_cluster_have_a_secret_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "find_spec", lambda _: "there")
+    each = [deployment("--distributed=ray", "--replicas=2", SAID) for _ in range(2)]
+    assert len(each[0].secret) >= 16
+    assert each[0].secret != each[1].secret
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,23 @@ def test_a_suspect_goes_to_an_engine_that_loads_or_else_to_any() -> None:
     assert where_of(ends, "a") == 1
 
 
+def test_nothing_waits_for_a_replica_that_no_machine_has_room_for() -> None:
+    ends = Links(3, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a")])
+    for _ in range(SUSPECT_DEATHS):
+        at = where_of(ends, "a")
+        assert at is not None
+        name = next(iter(ends.remote._requests.all()[0].names))
+        ends.hear(at, admitted(name))
+        ends.remote.disconnect(at)
+    assert where_of(ends, "a") is None
+    gone = [one.number for one in ends.remote.replicas if one.send is None]
+    for number in gone:
+        assert where_of(ends, "a") is None, "an engine may come"
+        ends.remote.give_up(number)
+    assert where_of(ends, "a") not in (None, *gone)
+
+
 def where_of(ends: Links, name: str) -> int | None:
     kept = ends.remote._requests.get(name)
     assert kept is not None

@@ -87,7 +87,7 @@ def run(
     async def go() -> None:
         fronts = [remote() for _ in range(count)]
         tasks = [
-            asyncio.create_task(keep_linked_to(one, outside.port, 1, terms, "f"))
+            asyncio.create_task(keep_linked_to(one, lambda: outside.port, 1, terms, "f"))
             for one in fronts
         ]
         try:
@@ -124,6 +124,34 @@ def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
         assert heard[-1] is None, "other servers are not asked for requests"
 
     run(outside, test, count=2)
+
+
+def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_links, "PLACED", 0.1)
+    monkeypatch.setattr(tcp_links, "RETRY", 0.01)
+    front, given_up = remote(), list[int]()
+    monkeypatch.setattr(front, "give_up", given_up.append)
+    at: Port | None = None
+
+    async def go() -> None:
+        nonlocal at
+        task = asyncio.create_task(keep_linked_to(front, lambda: at, 1, TERMS, "f"))
+        await soon(lambda: given_up == [1])
+        at = outside.port
+        await soon(linked(front))
+        assert given_up == [1], "it is said once"
+        at = None
+        outside.network.cut()
+        await soon(lambda: given_up == [1, 1])
+        at = outside.sock.getsockname()
+        await soon(linked(front))
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0.01)
+
+    asyncio.run(go())
 
 
 def test_who_is_refused_says_so_once_and_others_go_on(

@@ -1,0 +1,241 @@
+"""The process of a server that keeps its engines on a cluster: it has an actor for each,
+asks it how the engine is, and tells the fronts where that listens.
+
+    an actor that answers        its engine is started there, if it was not yet
+    its engine has ended         Ray restarts the actor, on any node that has room
+    it, or its node, is gone     Ray restarts it by itself
+    no node has room             it waits; a node that joins gets it
+
+Calls may be lost with an actor, or wait until it has a place: of each actor one is under
+way, and another one follows when that fails or takes too long.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from attrs import define, evolve
+from ray.exceptions import GetTimeoutError, RayError
+
+from minfer.effects.live.engine_process import STOP
+from minfer.effects.serving.distributed.engine_actor import LAST, EngineActor
+from minfer.effects.serving.distributed.engine_plan import (
+    EnginePlan,
+    EngineState,
+    anywhere,
+)
+from minfer.effects.serving.distributed.ray_cluster import (
+    CPU,
+    GPU,
+    check_nodes,
+    connected,
+    needs,
+    nodes,
+)
+from minfer.effects.serving.observability.logs import configure_logs
+from minfer.effects.serving.processes.engine_address import note_address
+from minfer.effects.serving.processes.process_ends import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+)
+from minfer.effects.serving.processes.serve_processes import EnginesElsewhere
+from minfer.values.checks import ConfigError
+from minfer.version import __version__
+
+LOOK: Final = 0.1  # seconds between two looks
+LATE: Final = 5.0  # seconds after which another call is made; the first may be lost
+SAY: Final = 3.0  # seconds in which an actor has a place, if there is one
+
+
+def keep_engines(
+    engines: EnginesElsewhere, beat: Callable[[], None], ready: Callable[[], None]
+) -> int:
+    """Keep the engines of a server on a cluster until a `STOP`; returns the exit code.
+    `ready` is called once the first of them is ready, and `beat` some times a second.
+
+    Raises ConfigError if the cluster or one of its nodes cannot serve the model, or if
+    an engine cannot be started before any was.
+    """
+    configure_logs("cluster")
+    over = threading.Event()
+    _obey(over)
+    with connected():
+        _obey(over)  # Ray has handlers of its own
+        args, found = anywhere(engines.args), nodes()
+        check_nodes(args, found)
+        needed = needs(args, found)
+        plans = [
+            EnginePlan(
+                number=number,
+                replicas=len(engines.paths),
+                fronts=engines.fronts,
+                args=args,
+                secret=engines.deployment.secret,
+                on_gpu=GPU in needed,
+                timeout=engines.timeout,
+            )
+            for number in range(len(engines.paths))
+        ]
+        kept = [
+            KeptEngine(plan, path, _placed(f"{_server_name()} {plan.number}", needed))
+            for plan, path in zip(plans, engines.paths, strict=True)
+        ]
+        try:
+            _keep(kept, over, beat, ready)
+        finally:
+            for one in kept:
+                note_address(one.path, None)
+            _stop([one.actor for one in kept])
+    return 0
+
+
+def _keep(
+    kept: "Sequence[KeptEngine]",
+    over: threading.Event,
+    beat: Callable[[], None],
+    ready: Callable[[], None],
+) -> None:
+    served = said = False
+    begun = time.monotonic()
+    while not over.wait(LOOK):
+        beat()
+        for one in kept:
+            one.look(served=served)
+        if not served and any(one.ready for one in kept):
+            served = True
+            ready()
+        if not said and time.monotonic() > begun + SAY:
+            said = True
+            if waiting := [one.name for one in kept if one.state is None]:
+                _say(f"{', '.join(waiting)} of {len(kept)} wait for a node with room")
+
+
+@define(eq=False)
+class KeptEngine:
+    """An engine on the cluster, and its actor."""
+
+    plan: EnginePlan
+    path: Path  # beside which its address is
+    actor: Any
+    state: EngineState | None = None  # as last said; None: nothing since it was restarted
+    failures: int = 0  # in a row, before it was ready
+    _asked: Any = None  # the call that is under way
+    _since: float = 0.0  # when that was made, or the next one may be
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"engine {self.plan.number}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is ready, as last said."""
+        return self.state is not None and self.state.blocks is not None
+
+    def look(self, *, served: bool) -> None:
+        """Take what the actor says, without waiting for it, and ask again. `served`: some
+        engine has been ready; else raises ConfigError for one that cannot be started.
+        """
+        now = time.monotonic()
+        if self._asked is None:
+            if now >= self._since:
+                self._asked = self.actor.keep.remote(__version__, self.plan)
+                self._since = now
+            return
+        try:
+            state = ray.get(self._asked, timeout=0)
+        except GetTimeoutError:
+            if now > self._since + LATE:
+                self._asked, self._since = None, now
+            return
+        except RayError as error:
+            self._asked, self._since = None, now + LOOK
+            self._note_lost(error)
+            return
+        self._asked, self._since = None, now + LOOK
+        self._note(state, served=served)
+
+    def _note(self, state: EngineState, *, served: bool) -> None:
+        if state == self.state:
+            return
+        was_ready, self.state = self.ready, state
+        if state.code is None:
+            note_address(self.path, state.port)
+            if state.blocks is not None and not was_ready:
+                self.failures = 0
+                self.plan = evolve(self.plan, blocks=state.blocks)
+                _say(f"{self.name} is ready on {state.node}")
+            return
+        how = state.why or (
+            f"it ended with {state.code}" if state.code >= 0 else f"signal {-state.code}"
+        )
+        if state.blocks is None:  # it was never ready
+            if not served:
+                raise ConfigError(f"{self.name} cannot be started on {state.node}: {how}")
+            self.failures += 1
+            # Another node may have less memory than the one before.
+            self.plan = evolve(self.plan, blocks=None)
+        pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
+        _say(f"{self.name} on {state.node}: {how}; it is started again")
+        self._restart(pause if self.failures else 0.0)
+
+    def _note_lost(self, error: RayError) -> None:
+        note_address(self.path, None)
+        if self.state is not None and self.state.code is None:
+            why = str(error).splitlines()[0]
+            _say(f"{self.name} on {self.state.node} is gone, Ray restarts it: {why}")
+        self.state = None
+
+    def _restart(self, pause: float) -> None:
+        note_address(self.path, None)
+        self.state = None
+        self._since = time.monotonic() + pause
+        with suppress(RayError):
+            ray.kill(self.actor, no_restart=False)
+
+
+def _placed(name: str, needed: Mapping[str, float]) -> Any:
+    """A new actor, which waits until a node has what it needs."""
+    actor = ray.remote(EngineActor).options(
+        name=name,
+        num_cpus=needed.get(CPU, 0),
+        num_gpus=needed.get(GPU, 0),
+        max_restarts=-1,
+    )
+    return actor.remote()
+
+
+def _server_name() -> str:
+    """What the names of actors of this process begin with: a cluster may have those of
+    several.
+    """
+    return f"minfer {socket.gethostname()} {os.getpid()}"
+
+
+def _stop(actors: Sequence[Any]) -> None:
+    """End the engines, and the actors."""
+    with suppress(RayError):
+        asked = [one.stop.remote() for one in actors]
+        ray.wait(asked, num_returns=len(asked), timeout=LAST)
+    for one in actors:
+        with suppress(RayError):
+            ray.kill(one)
+
+
+def _obey(over: threading.Event) -> None:
+    """Have `STOP`, and no other signal, end this process."""
+    signal.signal(STOP, lambda *_: over.set())
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)
+
+
+def _say(what: str) -> None:
+    print(f"minfer: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,152 @@
+"""The cluster: how minfer connects to it, what a replica needs of a node, and whether the
+nodes can serve the model.
+
+Ranks of a replica are processes that its engine starts, on one machine. So a replica is
+one actor with as many GPUs, which Ray gives it on one node; a placement group is for what
+is divided among several actors.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import ray
+from attrs import field, frozen
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from minfer.effects.serving.distributed.node_check import why_not
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.values.checks import ConfigError
+from minfer.version import __version__
+
+CHECK: Final = 120.0  # seconds that nodes have to check a model in, which may be loaded
+GPU: Final = "GPU"
+CPU: Final = "CPU"
+
+
+@frozen(kw_only=True)
+class Node:
+    """A node of the cluster."""
+
+    id: str
+    name: str  # for messages
+    resources: Mapping[str, float] = field(repr=False)
+
+    def has(self, needs: Mapping[str, float]) -> bool:
+        """Whether a replica could be there, if nothing else was."""
+        return all(self.resources.get(name, 0) >= count for name, count in needs.items())
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[None]:
+    """A connection to the cluster of `RAY_ADDRESS`, or one that runs on this machine, or
+    else a new one of this machine alone. Raises ConfigError.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a new one
+    try:
+        ray.init(namespace="minfer", logging_level=logging.WARNING)
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        where = os.environ.get("RAY_ADDRESS", "of this machine")
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
+            "`ray status`"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """The nodes that are alive."""
+    return [
+        Node(
+            id=one["NodeID"],
+            name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
+            f"{one['NodeID'][:8]})",
+            resources=one["Resources"],
+        )
+        for one in ray.nodes()
+        if one["Alive"]
+    ]
+
+
+def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
+    """What a replica needs of a node: a GPU for each rank, or else a CPU."""
+    on_gpus = args.executor == "torch" and (
+        args.device == "cuda" or (args.device == "auto" and any(map(_has_gpu, found)))
+    )
+    return {GPU if on_gpus else CPU: args.parallel.ranks}
+
+
+def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
+    """Raise ConfigError, which says it of each node, if none has what a replica needs, or
+    some that have it lack this version of minfer, or cannot read the model.
+    """
+    needed = needs(args, found)
+    able = [node for node in found if node.has(needed)]
+    if not able:
+        (name, count), *_ = needed.items()
+        has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]
+        raise ConfigError(
+            f"each replica needs {count} {name} of one node: {'; '.join(has)}"
+        )
+    bad = _asked(able, _version_check(), __version__)
+    if not bad:  # else it could not read the settings either
+        bad = _asked(able, why_not, args)
+    there = {node.id for node in nodes()}  # others have left meanwhile
+    each = [f"node {node.name}: {why}" for node, why in bad if node.id in there]
+    if each:
+        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(each)}")
+
+
+def _version_check() -> Callable[[str], str]:
+    """A check for another version of minfer than that of the argument. Ray sends nested
+    functions by value, so that it runs whatever a node has.
+    """
+
+    def check(version: str) -> str:
+        try:
+            from minfer.version import __version__ as there
+        except ImportError:
+            return f"minfer is not installed; install {version}"
+        if there == version:
+            return ""
+        return f"it has minfer {there}, and the server has {version}"
+
+    return check
+
+
+def _asked(
+    able: Sequence[Node], check: Callable[[Any], str], about: object
+) -> list[tuple[Node, str]]:
+    """What a check says on each of these nodes, where it says something."""
+    task = ray.remote(check)
+    asked = [
+        task.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        ).remote(about)
+        for node in able
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=CHECK)
+    said = zip(able, map(_answer, asked), strict=True)
+    return [(node, why) for node, why in said if why]
+
+
+def _answer(asked: Any) -> str:
+    try:
+        return str(ray.get(asked, timeout=0))
+    except TimeoutError:
+        return f"it did not answer within {CHECK:g} s"
+    except RayError as error:
+        return " ".join(str(error).split())[-300:]
+
+
+def _has_gpu(node: Node) -> bool:
+    return node.has({GPU: 1})
