@@ -23,11 +23,12 @@ from typing import Any, Final
 
 import ray
 from attrs import define, evolve
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.serving.distributed.engine_actor import LAST, EngineActor
 from minfer.effects.serving.distributed.engine_plan import (
+    CANNOT_START,
     EnginePlan,
     EngineState,
     anywhere,
@@ -52,7 +53,7 @@ from minfer.version import __version__
 
 LOOK: Final = 0.1  # seconds between two looks
 LATE: Final = 5.0  # seconds after which another call is made; the first may be lost
-SAY: Final = 3.0  # seconds in which an actor has a place, if there is one
+SAY: Final = 15.0  # seconds in which an actor has begun, if a node has room
 
 
 def keep_engines(
@@ -156,6 +157,9 @@ class KeptEngine:
             if now > self._since + LATE:
                 self._asked, self._since = None, now
             return
+        except RayTaskError as error:  # as where minfer is another one
+            why = str(error.cause or error).splitlines()[-1]
+            state = EngineState(node="its node", code=CANNOT_START, why=why)
         except RayError as error:
             self._asked, self._since = None, now + LOOK
             self._note_lost(error)
