@@ -107,12 +107,13 @@ class TorchRanks:
         """See `Ranks.send_tokens`. Nothing waits until they are received."""
         self._sent = [one for one in self._sent if not one.is_completed()]
         stages = self.place.parallel
-        later = range(self.place.rank + stages.tensor, stages.ranks, stages.tensor)
+        first = self.place.rank + stages.tensor
+        each = range(first, stages.ranks, stages.tensor)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             tokens.record_stream(self._stream)
         with on(self._stream):
-            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in later]
+            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in each]
 
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Ranks.receive_tokens`."""

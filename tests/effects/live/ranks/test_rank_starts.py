@@ -24,7 +24,7 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup import device
 from minfer.effects.setup.device import DeviceError
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import _check_ranks, prepare
+from minfer.effects.setup.prepare import prepare
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -57,13 +57,6 @@ def test_what_ranks_cannot_do_is_refused_before_they_start(
     args = EngineArgs(**{"device": "cpu", "tensor_parallel_size": 2, **settings})
     with pytest.raises((ConfigError, UnsupportedModelError), match=says):
         prepare(args)
-
-
-def test_stages_are_refused_on_gpus() -> None:
-    args = EngineArgs(device="cpu", pipeline_parallel_size=2)
-    config = prepare(args).config
-    with pytest.raises(ConfigError, match="are for the CPU at present"):
-        _check_ranks(args, config, None, cuda=True)
 
 
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
