@@ -160,6 +160,10 @@ def test_a_silent_stranger_does_not_keep_ranks_from_joining() -> None:
         while not (joined := door.joined()) and time.monotonic() < end:
             pass
         assert [one.message for one in joined] == [{"rank": 1}]
+        with socket.socket(fileno=os.dup(joined[0].link.fileno())) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
+                "items wait for each other"
+            )
 
 
 def test_ranks_end_with_the_engine_and_not_with_a_thread(tmp_path: Path) -> None:
