@@ -28,6 +28,7 @@ COMMANDS: Final = (
         "pass requests on to several servers",
         "minfer.effects.cli.route",
     ),
+    Entry("status", "show how a running server is", "minfer.effects.cli.status"),
     Entry("plan", "show what fits into memory", "minfer.effects.cli.plan"),
     Entry(
         "verify",

@@ -20,7 +20,7 @@ of a machine share.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import field, frozen
 
@@ -38,6 +38,11 @@ from minfer.records.plan import Pooled
 from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
 from minfer.records.token_logprobs import Logprobs
+
+# What an engine does: all of a request, or its prompt, or what comes after that.
+BOTH: Final = "both"
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
 
 # What the engine reports of a request besides its tokens and its end, with the time of
 # the outputs that it is in.
@@ -91,11 +96,18 @@ class ReplicaState:
     """One of several engines, at a moment."""
 
     name: str
+    machine: str = ""  # where it is now; nothing while it is nowhere
+    role: str = BOTH
     unready: str  # what it waits for, or nothing
     running: int  # samples
     waiting: int  # samples
     blocks: int  # all KV blocks
     blocks_free: int  # that can be allocated
+
+    @property
+    def usage(self) -> float:
+        """The share of its KV cache that running samples hold."""
+        return 1 - self.blocks_free / self.blocks if self.blocks else 0.0
 
 
 @frozen(kw_only=True)

@@ -77,7 +77,7 @@ class Front:
                 processor.times.arrived = now
                 record = self._live.add(processor.request, processor)
                 record.session = processor.session
-                processor.times.placed = record.placed
+                processor.times.sendings = record.sendings
             try:
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused

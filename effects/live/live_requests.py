@@ -23,9 +23,9 @@ from typing import Final, TypeVar
 from attrs import define, field
 
 from minfer.effects.live.errors import RequestError
+from minfer.effects.text.timeline import Sending
 from minfer.records.messages import clip
 from minfer.records.request import Request
-from minfer.routing.messages import Placed
 
 
 class Stage(Enum):
@@ -57,7 +57,7 @@ class LiveRequest:
     stored: int = 0  # leading blocks of its prompt that the keyed tier has
     session: str = ""  # requests of a session continue each other; none, if empty
     # Where it was sent, and why, where there are several engines: the last one has it.
-    placed: list[Placed] = field(factory=list)
+    sendings: list[Sending] = field(factory=list)
     stage: Stage = Stage.NEW
 
 

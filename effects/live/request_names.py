@@ -34,6 +34,12 @@ def request_of(name: str) -> str:
     return _AGAIN.sub("", name)
 
 
+def resumption_of(name: str) -> int:
+    """Returns the number with which an engine's `name` was resubmitted; 0: it was not."""
+    found = _AGAIN.search(name)
+    return 0 if found is None else 1 + int(found[0][1:])
+
+
 def round_name(search: str, number: int, beam: int) -> str:
     """Returns the id of the request for a beam in a round of a search."""
     return f"{search}/{number}/{beam}"

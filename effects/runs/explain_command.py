@@ -14,12 +14,24 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.effects.live.journal.journal_files import RunFiles, journals_with, runs_in
-from minfer.effects.live.request_names import answer_of, named_by, searches_named
+from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in, runs_with
+from minfer.effects.live.request_names import (
+    answer_of,
+    named_by,
+    request_of,
+    resumption_of,
+    searches_named,
+)
 from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
 from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_routing import (
+    place_lines,
+    routing_lines,
+    routing_of,
+    where_of,
+)
 from minfer.effects.runs.explain_search import render_search, search_figures
-from minfer.effects.runs.recorded import read_each, wire_name
+from minfer.effects.runs.recorded import machine_of, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.records.config import EngineConfig
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
@@ -91,7 +103,7 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="a journal, or the folder of --journal: all runs in it",
+        help="a journal, or the folder of --journal: all runs in it, also of replicas",
     )
     parser.add_argument(
         "request",
@@ -109,20 +121,24 @@ def explain(options: argparse.Namespace) -> int:
     if name is None:
         return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
-    journals = journals_with(options.file, answer_of(name))
+    runs = runs_with(options.file, answer_of(name))
     try:
-        found = [one for journal in journals for one in _explain_in(journal, name)]
+        found = [one for run in runs for one in _explain_in(run, name)]
         if not found:  # then all existing ones are listed
-            last = journals[-1]
-            found = [figures(last.config, explained(last.config, last.turns(), name))]
+            last = runs[-1].open()
+            one = figures(last.config, explained(last.config, last.turns(), name))
+            found = [{**one, **where_of(runs[-1], last)}]
     except UnknownRequestError as error:
         remedy = f"minfer explain {options.file} lists all"
         raise JournalError(f"{options.file}: {error}; {remedy}") from None
+    found.sort(key=lambda one: resumption_of(one["id"]))
+    routing = routing_of(options.file, {request_of(one["id"]) for one in found})
     first, *others = found
     if options.json:
-        print(json.dumps({**first, "others": others}))
-    else:
-        print("\n\n".join("\n".join(_render(one)) for one in found))
+        print(json.dumps({**first, "others": others, "routing": routing}))
+        return 0
+    parts = [routing_lines(routing, found), *map(_render, found)]
+    print("\n\n".join(filter(None, ("\n".join(part) for part in parts))))
     return 0
 
 
@@ -130,19 +146,25 @@ def _list_requests(options: argparse.Namespace) -> int:
     """List the requests of every run; returns the exit code. Raises JournalError."""
 
     def find(run: RunFiles) -> list[ListedRequest]:
-        return list_requests(run.open().turns(), run.name)
+        journal = run.open()
+        return list_requests(journal.turns(), run.name, machine_of(journal))
 
-    found, code = read_each(runs_in(options.file), find)
+    found, code = read_each(all_runs_in(options.file), find)
     every = [one for requests in found for one in requests]
     shown = lines(every, str(options.file))
     print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
     return code
 
 
-def _explain_in(journal: Journal, name: str) -> list[dict[str, Any]]:
-    """The figures of all requests of a run that `name` stands for: the rounds of a search
-    together.
+def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
+    """The figures of all requests of a run that `name` stands for, with where it ran: the
+    rounds of a search together.
     """
+    journal = run.open()
+    return [{**one, **where_of(run, journal)} for one in _requests_in(journal, name)]
+
+
+def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
     ids = [*journal.asked()]
     searches = [] if name in ids else searches_named(name, ids)
     if searches:
@@ -245,7 +267,10 @@ def _ms(seconds: float) -> str:
 
 
 def _render(found: dict[str, Any]) -> Iterator[str]:
-    return render_search(found) if "rounds" in found else _render_request(found)
+    lines = render_search(found) if "rounds" in found else _render_request(found)
+    yield next(lines)
+    yield from place_lines(found)
+    yield from lines
 
 
 def _render_request(found: dict[str, Any]) -> Iterator[str]:

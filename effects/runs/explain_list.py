@@ -33,9 +33,12 @@ class ListedRequest:
     took: float | None = None  # from its arrival to its latest end
     end: str = "goes on"  # or why its last sample ended
     run: str = ""  # its run
+    machine: str = ""  # of its engine, if that is known
 
 
-def list_requests(turns: Iterable[Turn], run: str = "") -> list[ListedRequest]:
+def list_requests(
+    turns: Iterable[Turn], run: str = "", machine: str = ""
+) -> list[ListedRequest]:
     """All requests that came in some turns of a run, in that order; of one id, the
     latest, and of a search its rounds as one.
     """
@@ -55,7 +58,7 @@ def list_requests(turns: Iterable[Turn], run: str = "") -> list[ListedRequest]:
                 name = one.id if search is None else search.id
                 found.pop(name, None)
                 found[name] = found[one.id] = ListedRequest(
-                    name, now, len(one.prompt), run=run
+                    name, now, len(one.prompt), run=run, machine=machine
                 )
         for command in turn.transition.commands:
             if isinstance(command, Emit):
@@ -97,9 +100,9 @@ def lines(every: list[ListedRequest], source: str) -> Iterator[str]:
         took="took, ms",
         end="ended",
     )
-    for run, requests in groupby(shown, key=lambda one: one.run):
+    for (run, machine), requests in groupby(shown, lambda one: (one.run, one.machine)):
         if len(runs) > 1:
-            yield f"run {run}"
+            yield f"run {run}" + (f" on {machine}" if machine else "")
         yield from map(_row, requests)
     yield f"minfer explain {source} ID says where the time of one of them went"
     yield "an answer's own id will do: here it has the number of its prompt behind it"

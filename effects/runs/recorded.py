@@ -11,8 +11,10 @@ from typing import Final, TypeVar
 
 from minfer.effects.live.journal.journal_files import RunFiles, runs_in
 from minfer.runs.journal import JournalError
+from minfer.runs.replay import Journal
 from minfer.runs.wire_names import name_of
 
+Source = TypeVar("Source")
 Result = TypeVar("Result")
 UNUSABLE: Final = 2  # the exit code of a journal that cannot be used
 
@@ -32,10 +34,11 @@ def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
 
 
 def read_each(
-    runs: Sequence[RunFiles], find: Callable[[RunFiles], Result]
+    runs: Sequence[Source], find: Callable[[Source], Result]
 ) -> tuple[list[Result], int]:
-    """The results of each usable run, in order, and the exit code of those that are not:
-    their errors are printed. Raises JournalError if none is usable.
+    """The results of each usable run, or journal of a router, in order, and the exit code
+    of those that are not: their errors are printed. Raises JournalError if none is
+    usable.
     """
     found, code = list[Result](), 0
     for number, run in enumerate(runs, 1):
@@ -47,6 +50,13 @@ def read_each(
             print(f"minfer: {error}", file=sys.stderr)
             code = UNUSABLE
     return found, code
+
+
+def machine_of(journal: Journal) -> str:
+    """The machine of a run's engine, or nothing: of redacted journals, and of those that
+    earlier versions wrote, it is not known.
+    """
+    return str(journal.about.get("machine", ""))
 
 
 def wire_name(record: object) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.effects.runs.replay_run import DIVERGED
 from minfer.effects.runs.replay_state import summary_line
 from minfer.routing.messages import Deferred, NoReplica, Placed
 from minfer.runs.journal import JournalError
+from minfer.runs.routed_requests import RoutedRequests
 from minfer.runs.routing_journal import (
     RoutingDivergenceError,
     RoutingJournal,
@@ -18,7 +20,6 @@ from minfer.runs.routing_journal import (
 )
 from minfer.values.checks import ConfigError
 
-_DIVERGED: Final = 1  # the exit code
 _OWN: Final = frozenset({"file", "json"})  # options that hold for a router's journal
 _PARSERS: Final = frozenset({"run", "policies"})  # what argparse adds
 
@@ -27,21 +28,27 @@ def replay_routing(files: Sequence[Path], options: argparse.Namespace) -> int:
     """Replay journals, print the results, and return the exit code. Raises JournalError
     and ConfigError.
     """
-    for name, value in vars(options).items():
-        if name not in _OWN | _PARSERS and value not in (None, False, "", []):
-            why = "is for an engine's journal; this is a router's: leave it out"
-            raise ConfigError(f"--{name.replace('_', '-')} {why}")
-    found = [_verify(file) for file in files]
+    refuse_options(options, "is for an engine's journal; this is a router's")
+    found = [verify_router(file) for file in files]
     if options.json:
         *others, last = found
         print(json.dumps({**last, "others": others}))
     else:
         print("\n\n".join("\n".join(_lines(one)) for one in found))
-    return _DIVERGED if any(one["divergence"] for one in found) else 0
+    return DIVERGED if any(one["divergence"] for one in found) else 0
 
 
-def _verify(file: Path) -> dict[str, Any]:
-    """Replay a journal; returns the results. Raises JournalError."""
+def refuse_options(options: argparse.Namespace, why: str) -> None:
+    """Raise ConfigError for an option that is for an engine's journal."""
+    for name, value in vars(options).items():
+        if name not in _OWN | _PARSERS and value not in (None, False, "", []):
+            raise ConfigError(f"--{name.replace('_', '-')} {why}: leave it out")
+
+
+def verify_router(file: Path, requests: RoutedRequests | None = None) -> dict[str, Any]:
+    """Replay a journal; returns the results, and adds its requests to `requests`. Raises
+    JournalError.
+    """
     try:
         journal = RoutingJournal(file.read_bytes())
     except (OSError, JournalError) as error:
@@ -52,6 +59,8 @@ def _verify(file: Path) -> dict[str, Any]:
     try:
         for turn in journal.turns():
             _count(turn, counts, whys)
+            if requests is not None:
+                requests.turn(turn)
     except RoutingDivergenceError as error:
         names = ("turn", "field", "expected", "found")
         divergence = {name: getattr(error, name) for name in names}
@@ -64,6 +73,7 @@ def _verify(file: Path) -> dict[str, Any]:
         "why": dict(whys),
         "blocks": counts["blocks"],
         "hit_blocks": counts["hit"],
+        "closed": journal.closed,
         "torn": journal.torn,
         "divergence": divergence,
         "replay_seconds": time.perf_counter() - begin,
@@ -100,12 +110,16 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         share = found["hit_blocks"] / found["blocks"]
         yield summary_line("prefixes", f"{share:.1%} of blocks were expected in a cache")
     if found["divergence"]:
-        one = found["divergence"]
-        yield summary_line("DIVERGED", f"in turn {one['turn']}")
-        yield summary_line("  field", one["field"])
-        yield summary_line("  then", json.dumps(one["expected"]))
-        yield summary_line("  now", json.dumps(one["found"]))
+        yield from divergence_lines(found["divergence"])
     else:
         yield summary_line("verified", "every decision")
     if found["torn"]:
         yield summary_line("end", f"a last line of {found['torn']} bytes is cut off")
+
+
+def divergence_lines(one: dict[str, Any]) -> Iterator[str]:
+    """The turn in which the router decides otherwise, and the difference."""
+    yield summary_line("DIVERGED", f"in turn {one['turn']}")
+    yield summary_line("  field", one["field"])
+    yield summary_line("  then", json.dumps(one["expected"]))
+    yield summary_line("  now", json.dumps(one["found"]))

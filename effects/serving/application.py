@@ -248,7 +248,8 @@ class Application:
 
     async def _ready(self, _: Request) -> Response:
         why = self.health.unreadiness()
-        body = {"status": why or "ready", **self.health.replicas()}
+        model = self.models.names[0]
+        body = {"status": why or "ready", "model": model, **self.health.figures()}
         return JSONResponse(body, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.

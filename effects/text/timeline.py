@@ -2,11 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.effects.text.outputs import RequestMetrics
 from minfer.records.messages import Admitted, Preempted
 from minfer.routing.messages import Placed
+
+
+@frozen
+class Sending:
+    """A request was sent to one of several engines: why, and on which machine that was
+    then.
+    """
+
+    placed: Placed
+    machine: str
 
 
 @define
@@ -25,7 +35,7 @@ class Timeline:
     waits_before: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
     # Where it was sent, and why, where there are several engines: kept by their client.
-    placed: Sequence[Placed] = ()
+    sendings: Sequence[Sending] = ()
 
     def note(
         self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]

@@ -10,10 +10,12 @@ field. It also stops where lines are missing or damaged, as their digests do not
     {"minfer routing journal": 1, "config": .., "about": ..}
     {"events": [..], "reasons": [..], "digest": ".."}
     {"request": .., "decision": .., "digest": ".."}
+    {"closed": number of turns}
 
 Records are written as `minfer.runs.codec` does, except that keys of equal length are one
 text in base64. A file may end anywhere: a last line that is cut off was never
-acknowledged, and is left out.
+acknowledged, and is left out. One that has no last line with `closed` was cut short, or
+goes on; earlier versions wrote none.
 """
 
 import json
@@ -82,6 +84,7 @@ class RoutingWriter:
     config: RouterConfig
     about: Mapping[str, Any] = field(factory=dict)  # what ran, and where
     digest: bytes = START
+    count: int = 0  # turns
 
     def head(self) -> bytes:
         """The first line."""
@@ -96,7 +99,12 @@ class RoutingWriter:
         """The line of a request and the decision about it."""
         return self._turn({"request": _event_to(request)}, result)
 
+    def end(self) -> bytes:
+        """The last line, of a router that was closed."""
+        return _closed(self.count) + b"\n"
+
     def _turn(self, taken: dict[str, Any], result: Applied | Routed) -> bytes:
+        self.count += 1
         decided = _decided(result)
         self.digest = _chained(self.digest, taken, decided)
         return _line({**taken, **decided, "digest": self.digest.hex()})
@@ -104,6 +112,10 @@ class RoutingWriter:
 
 def _line(record: Any) -> bytes:
     return compact(record) + b"\n"
+
+
+def _closed(turns: int) -> bytes:
+    return compact({"closed": turns})
 
 
 def _decided(result: Applied | Routed) -> dict[str, Any]:
@@ -146,7 +158,8 @@ def _keys_to(keys: Keys) -> Any:
 @define
 class RoutingJournal:
     """A recorded run. After `turns` is exhausted, `count` is the number of turns, `state`
-    the router's at the end, and `torn` the bytes of a last line that is cut off.
+    the router's at the end, `closed` whether the router was closed in order, and `torn`
+    the bytes of a last line that is cut off.
 
     Raises JournalError for what is no journal. `classes` are the records that may be in
     it; another `config` than the recorded one shows the first turn in which that matters.
@@ -159,6 +172,7 @@ class RoutingJournal:
     state: RouterState = field(init=False)
     count: int = field(init=False, default=0)
     torn: int = field(init=False, default=0)
+    closed: bool = field(init=False, default=False)
     _lines: list[bytes] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -186,7 +200,13 @@ class RoutingJournal:
         """
         self.state, self.count, digest = initial_router(self.config), 0, START
         self.torn = len(self._lines[-1]) if self._lines else 0
+        self.closed = False
         for line in self._lines[:-1]:
+            if self.closed:
+                raise JournalError("lines follow its end: it is damaged")
+            if line == _closed(self.count):
+                self.closed = True
+                continue
             turn, digest = self._turn(line, digest)
             self.state = turn.result.state
             self.count += 1

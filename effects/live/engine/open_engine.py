@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import socket
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -173,8 +174,10 @@ def open_journal(setup: Setup, executor: Executor) -> JournalWriter | None:
         return None
     packages = RECORDED if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
+    where = {} if args.journal_redact else {"machine": socket.gethostname()}
     about = {
         "model": setup.folder.name if args.journal_redact else str(setup.folder),
+        **where,
         "dtype": setup.spec.dtype,
         "executor": args.executor,
         "device": setup.device.name,

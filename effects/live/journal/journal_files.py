@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.records.config import EngineConfig
 from minfer.records.policy import Policy
@@ -25,6 +25,7 @@ from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".journal"
 _SECOND: Final = len("20200101T000000Z")  # the start time, the first part of a run's name
+_REPLICA: Final = re.compile(r"replica-(\d+)$")  # a replica's folder
 _SEGMENT: Final = re.compile(r"-\d{6}$")  # a segment's number, after the run's name
 
 
@@ -76,6 +77,7 @@ class RunFiles:
 
     name: str
     files: tuple[Path, ...]
+    replica: str = ""  # its number, of a server with several
 
     def open(self, policies: Iterable[Policy] = ()) -> Journal:
         """Returns the run's journal; `policies` are examples of policies that do not come
@@ -93,20 +95,46 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     return runs_in(path)[-1].open(policies)
 
 
-def journals_with(
-    path: Path, text: str, policies: Iterable[Policy] = ()
-) -> list[Journal]:
-    """Returns the journals of a folder, or the one in a file, that contain a text, such
-    as a request's id, in order; if none does, the one that `read_journal` returns.
-
-    Raises JournalError.
+def runs_with(path: Path, text: str) -> list[RunFiles]:
+    """Returns the runs of a folder, those of replicas too, or the one in a file, that
+    contain a text, such as a request's id, in order; if none does, the latest. Raises
+    JournalError.
     """
     written = json.dumps(text)[1:-1].encode()
-    runs = runs_in(path)
+    runs = all_runs_in(path)
     found = [
         run for run in runs if any(_mapped(one).find(written) >= 0 for one in run.files)
     ]
-    return [run.open(policies) for run in found or runs[-1:]]
+    return found or runs[-1:]
+
+
+def all_runs_in(path: Path) -> list[RunFiles]:
+    """Returns the runs of `runs_in` and `replica_runs_in`, in order. Raises JournalError
+    if there are none.
+    """
+    replicas = [run for runs in replica_runs_in(path).values() for run in runs]
+    if not replicas:
+        return runs_in(path)
+    own = runs_in(path) if any(path.glob(f"*{SUFFIX}")) else []
+    return sorted([*own, *replicas], key=lambda run: _age(run.files[0]))
+
+
+def replica_runs_in(path: Path) -> dict[str, list[RunFiles]]:
+    """Returns the runs of each replica of a server whose folder this is, by its number;
+    nothing if it is no such folder. Raises JournalError.
+    """
+    if not path.is_dir():
+        return {}
+    found = dict[str, list[RunFiles]]()
+    folders = {folder: _REPLICA.match(folder.name) for folder in path.iterdir()}
+    numbers = {int(match[1]): folder for folder, match in folders.items() if match}
+    for number, folder in sorted(numbers.items()):
+        if any(folder.glob(f"*{SUFFIX}")):
+            found[str(number)] = [
+                evolve(run, name=f"{folder.name}/{run.name}", replica=str(number))
+                for run in runs_in(folder)
+            ]
+    return found
 
 
 def runs_in(path: Path) -> list[RunFiles]:

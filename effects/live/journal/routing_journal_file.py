@@ -26,6 +26,9 @@ from minfer.runs.routing_journal import NAME, RoutingWriter
 from minfer.values.checks import ConfigError
 
 SUFFIX: Final = ".routing"
+PREFILL_ROUTER: Final = (
+    "-prefill"  # ends the names of routers among replicas that prefill
+)
 _HEAD: Final = 2**16  # bytes of a first line that are looked at
 _log: Final = logging.getLogger("minfer.journal")
 
@@ -68,6 +71,8 @@ class RoutingJournalFile:
 
     def close(self) -> None:
         """Write what is left, and end the journal."""
+        if self.recording:  # else it was cut short
+            self._due.put(self._lines.end())
         self.recording = False
         self._due.put(None)
         self._thread.join()

@@ -32,6 +32,7 @@ from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
+from minfer.effects.text.timeline import Sending
 from minfer.records.messages import Finished
 from minfer.records.request import Request
 from minfer.routing.messages import (
@@ -234,11 +235,12 @@ class Placement:
                 decision = first
         if not isinstance(decision, Placed):
             return None
-        record.placed.append(decision)
         number = int(decision.replica)
+        sending = Sending(decision, self._replicas[number].machine)
+        record.sendings.append(sending)
         if search:
             if (whole := self._live.get(search)) is not None:
-                whole.placed.append(decision)
+                whole.sendings.append(sending)
             if request.place is not None:  # it is not valid in another engine
                 kept.request = evolve(request, place=None)
             if len(self._searches) >= _SEARCHES:
@@ -255,7 +257,8 @@ class Placement:
         router.apply(Dispatched(replica.name, asked))
         router.count(replica.name, why)
         blocks, tokens = len(asked.keys), asked.tokens
-        record.placed.append(Placed(asked.id, replica.name, why, 0, blocks, tokens))
+        placed = Placed(asked.id, replica.name, why, 0, blocks, tokens)
+        record.sendings.append(Sending(placed, replica.machine))
 
     def _send(self, replica: ReplicaLink, each: Iterable[FrontRequest]) -> None:
         """Send requests to a replica, which has a link."""

@@ -186,12 +186,13 @@ class Remote:
             unplaced = list(self._requests.unplaced.values())  # this may be any thread
             count = sum(len(kept.left()) for kept in unplaced)
             held = {"replica": count} if count else {}
+            apart = self._placement.prefill is not None
             snapshot = evolve(
                 snapshot,
                 waiting=snapshot.waiting + count,
                 waiting_for={**snapshot.waiting_for, **held},
                 totals=sum_totals(one.totals for one in known),
-                replicas=tuple([one.state() for one in self.replicas]),
+                replicas=tuple([one.state(apart=apart) for one in self.replicas]),
             )
         return evolve(
             snapshot,

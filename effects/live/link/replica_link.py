@@ -10,7 +10,13 @@ from minfer.effects.execution.tiers.peers.addresses import (
     is_everywhere,
     port_text,
 )
-from minfer.effects.live.client import ReplicaState, Snapshot
+from minfer.effects.live.client import (
+    BOTH,
+    DECODE,
+    PREFILL,
+    ReplicaState,
+    Snapshot,
+)
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import reported_snapshot
 from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
@@ -27,6 +33,7 @@ class ReplicaLink:
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
     elsewhere: bool = False  # on another machine, which starts and ends it
+    machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
     here: str = ""  # this machine's address on the link, if the replica is elsewhere
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
@@ -94,12 +101,16 @@ class ReplicaLink:
         quiet = now - self.last_message if busy else 0.0
         return reported_snapshot(now, self.snapshot, quiet, ready=self.progress is None)
 
-    def state(self) -> ReplicaState:
-        """Returns the engine's state among several."""
+    def state(self, *, apart: bool) -> ReplicaState:
+        """Returns the engine's state among several; `apart`: some compute prompts for the
+        others.
+        """
         last = self.snapshot
         alive = last is not None and self.progress is None
         return ReplicaState(
             name=self.name,
+            machine=self.machine,
+            role=BOTH if not apart else PREFILL if self.prefills else DECODE,
             unready=self.unready,
             running=last.running if last and alive else 0,
             waiting=last.waiting if last and alive else 0,

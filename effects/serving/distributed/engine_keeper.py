@@ -172,7 +172,7 @@ class KeptEngine:
             return
         was_ready, self.state = self.ready, state
         if state.code is None:
-            note_address(self.path, state.port)
+            note_address(self.path, state.port, state.node)
             if state.blocks is not None and not was_ready:
                 self.failures = 0
                 self.plan = evolve(self.plan, blocks=state.blocks)

@@ -27,6 +27,7 @@ QUIET: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
 _GONE: Final = 499  # the client left before there was an answer
 _LONGEST: Final = 512  # characters of a path
 _SWITCHED: Final = 101  # it is a WebSocket from here on
+_PLACED: Final = ("replica", "machine", "why")  # of an answer's record
 # Messages that begin an answer, with the status if the message has none.
 _HEADS: Final[Mapping[str, int]] = {
     "http.response.start": 200,
@@ -54,6 +55,7 @@ class AccessEntry:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     replica: str = ""  # the last one, of several engines, of its first prompt
+    machine: str = ""  # where that was then
     why: str = ""  # it was sent there
 
     def to_json(self) -> str:
@@ -75,7 +77,9 @@ class AccessEntry:
         )
 
     def _placed(self) -> dict[str, str]:
-        return {"replica": self.replica, "why": self.why} if self.replica else {}
+        if not self.replica:
+            return {}
+        return {"replica": self.replica, "machine": self.machine, "why": self.why}
 
     def to_text(self) -> str:
         """The entry as text, for people."""
@@ -147,8 +151,7 @@ class AccessLog:
             access,
             prompt_tokens=sum(one["prompt_tokens"] for one in prompts),
             output_tokens=sum(one["output_tokens"] for one in prompts),
-            replica=placed[0]["replica"] if placed else "",
-            why=placed[0]["why"] if placed else "",
+            **({name: placed[0][name] for name in _PLACED} if placed else {}),
         )
 
 

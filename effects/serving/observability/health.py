@@ -2,8 +2,11 @@
 while new requests are taken, too.
 """
 
+import socket
 from typing import Final
 
+import minfer
+from minfer.effects.live.client import ReplicaState
 from minfer.effects.serving.client_errors import BROKEN, SHUTTING_DOWN
 from minfer.effects.serving.server_state import ServerState
 
@@ -38,15 +41,28 @@ class Health:
         ready = sum(not one.unready for one in each)
         return {
             "ready": f"{ready} of {len(each)} replicas",
-            "replicas": [
-                {
-                    "replica": one.name,
-                    "status": one.unready or "ready",
-                    "running": one.running,
-                    "waiting": one.waiting,
-                }
-                for one in each
-            ],
+            "replicas": [_replica(one) for one in each],
+        }
+
+    def figures(self) -> dict[str, object]:
+        """What `minfer status` shows: sums, and each engine, even if there is one."""
+        client = self._state.llm.client
+        now = client.snapshot()
+        alone = ReplicaState(
+            name="0",
+            machine=socket.gethostname(),
+            unready=client.unready,
+            running=now.running,
+            waiting=now.waiting,
+            blocks=now.blocks,
+            blocks_free=now.blocks_free,
+        )
+        return {
+            "version": minfer.__version__,
+            "running": now.running,
+            "waiting": now.waiting,
+            **self.replicas(),
+            "replicas": [_replica(one) for one in now.replicas or [alone]],
         }
 
     def unreadiness(self) -> str:
@@ -57,3 +73,15 @@ class Health:
         if client.snapshot().draining:
             return SHUTTING_DOWN
         return self.illness()
+
+
+def _replica(one: ReplicaState) -> dict[str, object]:
+    return {
+        "replica": one.name,
+        "role": one.role,
+        "machine": one.machine,
+        "status": one.unready or "ready",
+        "running": one.running,
+        "waiting": one.waiting,
+        "kv_cache_usage": round(one.usage, 4),
+    }

@@ -153,6 +153,10 @@ REPLICA_HELP: Final[Mapping[str, str]] = {
     "replica_kv_cache_usage_perc": (
         "Share of the replica's KV cache that running samples hold, from 0 to 1."
     ),
+    "replica_info": (
+        "Where the replica is and what it does (both, prefill or decode), as labels; the "
+        "value is always 1."
+    ),
     "routed": (
         "Requests that were sent to a replica, by why: cost, session, hash, load or turn "
         "(the routing policy's reasons), resumed (another replica had it, and died), "

@@ -166,8 +166,14 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
     metrics = job.times.metrics(made)
     first = job.samples[0].done
     placed = [
-        {"replica": one.replica, "why": one.why, "hit": one.hit, "blocks": one.blocks}
-        for one in job.times.placed
+        {
+            "replica": one.placed.replica,
+            "machine": one.machine,
+            "why": one.placed.why,
+            "hit": one.placed.hit,
+            "blocks": one.placed.blocks,
+        }
+        for one in job.times.sendings
     ]
     return {
         "prompt_tokens": len(job.request.prompt),

@@ -18,9 +18,7 @@ def replica_metrics(
         "replica_up": [int(not one.unready) for one in replicas],
         "replica_requests_running": [one.running for one in replicas],
         "replica_requests_waiting": [one.waiting for one in replicas],
-        "replica_kv_cache_usage_perc": [
-            1 - one.blocks_free / one.blocks if one.blocks else 0.0 for one in replicas
-        ],
+        "replica_kv_cache_usage_perc": [one.usage for one in replicas],
     }
     labels = ["model_name", "replica"]
     for name, values in each.items():
@@ -30,6 +28,14 @@ def replica_metrics(
         for one, value in zip(replicas, values, strict=True):
             gauge.add_metric([model, one.name], value)
         yield gauge
+    info = core.GaugeMetricFamily(
+        "minfer_replica_info",
+        REPLICA_HELP["replica_info"],
+        labels=[*labels, "machine", "role"],
+    )
+    for one in replicas:
+        info.add_metric([model, one.name, one.machine, one.role], 1)
+    yield info
     counter = core.CounterMetricFamily(
         "minfer_routed", REPLICA_HELP["routed"], labels=[*labels, "why"]
     )

@@ -12,17 +12,19 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.execution.tiers.peers.addresses import Port
+from minfer.effects.execution.tiers.peers.addresses import Port, port_text
 from minfer.effects.execution.tiers.peers.handshake import Terms
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
-from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.live.journal.routing_journal_file import (
+    PREFILL_ROUTER,
+    RoutingJournalFile,
+)
 from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.remote import Remote
@@ -106,7 +108,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     if plan.deployment.routed:
         router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
-        prefill = PrefillFirst(_router(plan, journals, "-prefill"))
+        prefill = PrefillFirst(_router(plan, journals, PREFILL_ROUTER))
         prefill.router.routed = router.routed  # counted together
     remote = Remote(
         plan.number,
@@ -119,6 +121,8 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
     )
     for one in remote.here:
         one.listens = plan.deployment.listens(one.number)
+        if not plan.deployment.distributed:
+            one.machine = socket.gethostname()
     gate = Gate(lambda: remote.unready)
     tasks = [
         asyncio.create_task(_keep_linked(plan, remote, path, replica))
@@ -162,8 +166,13 @@ async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int
     """Link an engine of this server, wherever that runs."""
     if not plan.deployment.distributed:
         await keep_linked(remote, path, replica)
-    terms = own_terms(plan.deployment.secret)
-    find = partial(noted_address, path)
+    terms, link = own_terms(plan.deployment.secret), remote.replicas[replica]
+
+    def find() -> Port | None:
+        noted = noted_address(path)
+        link.machine = "" if noted is None else noted.machine  # it may have moved
+        return None if noted is None else noted.port
+
     await keep_linked_to(remote, find, replica, terms, _name(plan))
 
 
@@ -175,6 +184,7 @@ async def _keep_linked_to(
     known: "asyncio.Future[Terms]",
 ) -> None:
     """Link an engine of another machine, once the model here is known."""
+    remote.replicas[replica].machine = port_text(address)
     terms = await asyncio.shield(known)
     await keep_linked_to(remote, lambda: address, replica, terms, _name(plan))
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -174,7 +175,9 @@ def test_a_redacted_journal_names_the_model_not_where_it_is(
     runs = tmp_path / "runs"
     with LLM(str(folder), executor="oracle", journal=runs, journal_redact=redact):
         pass
-    assert read_journal(runs).about["model"] == ("tiny" if redact else str(folder))
+    about = read_journal(runs).about
+    assert about["model"] == ("tiny" if redact else str(folder))
+    assert about.get("machine") == (None if redact else socket.gethostname())
     assert not redact or b"someone" not in zlib.decompress(
         next(iter(payloads(next(runs.iterdir()).read_bytes(), "")))[1:]
     )

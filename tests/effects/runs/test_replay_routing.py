@@ -72,4 +72,4 @@ def test_what_is_no_journal_is_refused(
     (tmp_path / "replica-0").mkdir()
     (tmp_path / "replica-0" / "a-000001.journal").touch()
     assert main(["replay", str(tmp_path)]) == 2
-    assert "but there are some in replica-0: name one" in capsys.readouterr().err
+    assert "a-000001.journal: this file is empty" in capsys.readouterr().err

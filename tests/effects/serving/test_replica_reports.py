@@ -1,6 +1,7 @@
 """What is reported of several engines: each of them, and why a request went there."""
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -14,8 +15,25 @@ from minfer.effects.serving.observability.replica_metrics import replica_metrics
 from tests.effects.live.link.ends import IDLE
 from tests.effects.serving.test_access_log import HEAD, logged
 
-UP = ReplicaState(name="0", unready="", running=2, waiting=1, blocks=10, blocks_free=4)
-DOWN = evolve(UP, name="1", unready="loading", running=0, blocks=0, blocks_free=0)
+UP = ReplicaState(
+    name="0",
+    machine="node-a (10.0.0.1)",
+    unready="",
+    running=2,
+    waiting=1,
+    blocks=10,
+    blocks_free=4,
+)
+DOWN = evolve(
+    UP,
+    name="1",
+    machine="",
+    role="prefill",
+    unready="loading",
+    running=0,
+    blocks=0,
+    blocks_free=0,
+)
 
 
 def test_each_has_metrics_of_its_own() -> None:
@@ -31,6 +49,11 @@ def test_each_has_metrics_of_its_own() -> None:
         'minfer_replica_requests_running{model_name="m",replica="0"} 2.0',
         'minfer_replica_requests_waiting{model_name="m",replica="0"} 1.0',
         'minfer_replica_kv_cache_usage_perc{model_name="m",replica="0"} 0.6',
+        (
+            'minfer_replica_info{machine="node-a (10.0.0.1)",model_name="m",replica="0",'
+            'role="both"} 1.0'
+        ),
+        'minfer_replica_info{machine="",model_name="m",replica="1",role="prefill"} 1.0',
         'minfer_routed_total{model_name="m",replica="1",why="hash, load"} 1.0',
     ):
         assert line in text.splitlines()
@@ -60,20 +83,32 @@ def test_health_has_each_of_several(replicas: Any, ready: str | None) -> None:
     assert (health.illness(), health.unreadiness()) == ("", "")
     found: Any = health.replicas()
     assert found.get("ready") == ready
-    status = [one["status"] for one in found.get("replicas", ())]
-    assert status == ["ready", "loading"][: len(replicas)]
+    each = found.get("replicas", ())
+    assert [(one["status"], one["machine"], one["role"]) for one in each] == [
+        ("ready", "node-a (10.0.0.1)", "both"),
+        ("loading", "", "prefill"),
+    ][: len(replicas)]
+    shown: Any = health.figures()["replicas"]
+    usage = [(one["replica"], one["kv_cache_usage"]) for one in shown]
+    assert usage == ([("0", 0.6), ("1", 0.0)] if replicas else [("0", 0.0)])
+    assert replicas or shown[0]["machine"] == socket.gethostname()
 
 
 def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
     prompt = {"prompt_tokens": 3, "output_tokens": 4}
-    hops = [{"replica": "0", "why": "cost"}, {"replica": "1", "why": "session"}]
+    hops = [
+        {"replica": "0", "machine": "a", "why": "cost"},
+        {"replica": "1", "machine": "b", "why": "session"},
+    ]
     head = {**HEAD, "headers": [(b"x-request-id", b"cmpl-1")]}
     for more, there in (({"replicas": hops}, True), ({}, False)):
         record = {"endpoint": "/x", "prompts": [{**prompt, **more}]}
         (line,) = logged(head, path="/x", reported=record)
         entry = json.loads(line)
-        assert (entry.get("replica"), entry.get("why")) == (
-            ("1", "session") if there else (None, None)
+        assert [entry.get(name) for name in ("replica", "machine", "why")] == (
+            ["1", "b", "session"] if there else [None, None, None]
         )
         (text,) = logged(head, form="text", path="/x", reported=record)
-        assert text.endswith("tokens=3+4 replica=1 why=session" if there else "=3+4")
+        assert text.endswith(
+            "tokens=3+4 replica=1 machine=b why=session" if there else "=3+4"
+        )

@@ -36,6 +36,7 @@ export function makeCards() {
     timeCard("Time between tokens", "itl", "decode", "No answer has two tokens yet."),
     waitCard(),
     totalCard(),
+    replicaCard(),
   );
 }
 
@@ -268,4 +269,27 @@ function totalCard() {
     }
   });
   return element;
+}
+
+// Each of several engines: where it is, and what it does. Not shown of one alone.
+function replicaCard() {
+  const list = el("ul", { className: "waits" });
+  const { element, setFigure } = card("Replicas", list);
+  updates.push((frame) => {
+    const each = frame.replicas;
+    element.hidden = !each.length;
+    const ready = each.filter(({ unready }) => !unready).length;
+    setFigure(count(ready), "ready", `of ${count(each.length)}`);
+    list.replaceChildren(...each.map(replicaLine));
+  });
+  return element;
+}
+
+function replicaLine({ name, machine, role, unready, ...replica }) {
+  const { running, waiting, blocks, blocks_free: free } = replica;
+  const what = role === "both" ? "" : `, ${role}`;
+  const where = machine ? ` on ${machine}` : "";
+  const used = percent(blocks - free, blocks);
+  const does = unready || `${running} running, ${waiting} waiting, KV ${used}`;
+  return el("li", {}, el("b", {}, name), `${where}${what}: ${does}`);
 }

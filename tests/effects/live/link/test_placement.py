@@ -170,7 +170,8 @@ def test_a_prompt_that_comes_again_goes_to_the_replica_that_has_it() -> None:
     settle(world, lambda: quiet(world))
     for number in range(4):
         world.ask(front, evolve(keyed, id=f"b{number}"))
-        (placed,) = front.remote.live[f"b{number}"].placed
+        (sending,) = front.remote.live[f"b{number}"].sendings
+        placed = sending.placed
         assert (int(placed.replica), placed.hit, placed.why) == (first, 4, "cost")
         settle(world, lambda: quiet(world))
 

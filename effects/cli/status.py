@@ -1,0 +1,203 @@
+"""`minfer status`: what a running server, or a router, says of itself.
+
+Both answer `/ready` without a key. A server's answer has all that is shown; a router has
+its backends at `/router`, for which it may need a key.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from attrs import frozen
+
+from minfer.values.checks import ConfigError
+
+DESCRIPTION: Final = (
+    "Show how a running server is: whether it takes requests, how many run and wait, and "
+    "each of its replicas, with its machine. URL is that of minfer serve or of a "
+    "router. Exit code 0 if it is ready, 1 if it is not, 2 if it cannot be asked."
+)
+UNREADY: Final = 1  # the exit code
+_URL: Final = "http://127.0.0.1:8000"
+_PATIENCE: Final = 10.0  # seconds for an answer
+_LONGEST: Final = 2**20  # bytes of one
+_REFUSED: Final = (401, 403)
+_READY: Final = "ready"
+_COLUMNS: Final = {  # titles, and the names of what is below them
+    "replica": "replica",
+    "role": "role",
+    "machine": "machine",
+    "state": "status",
+    "running": "running",
+    "waiting": "waiting",
+    "KV cache": "kv_cache_usage",
+}
+_NUMBERS: Final = ("running", "waiting", "KV cache")  # columns that are aligned right
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `minfer status`."""
+    parser.add_argument(
+        "url",
+        nargs="?",
+        default=_URL,
+        metavar="URL",
+        help="the address of the server (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="sent to a server that needs one (default: the environment's "
+        "MINFER_API_KEY)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the status; returns the exit code. Raises ConfigError if the server cannot be
+    asked, or is none of minfer's.
+    """
+    key = options.api_key
+    if key is None:
+        key = os.environ.get("MINFER_API_KEY", "")
+    server = _Server(_base(options.url), key)
+    found = server.ask("/ready")
+    if "version" not in found:  # a router, or a server that loads
+        found = {**found, **_of_router(server)}
+    print("\n".join(_lines(server.base, found)))
+    return 0 if found["status"] == _READY else UNREADY
+
+
+@frozen
+class _Server:
+    """A server that is asked."""
+
+    base: str  # its address
+    key: str  # of its clients, or nothing
+
+    def ask(self, path: str) -> dict[str, Any]:
+        """Returns what it says, with a text as its `status`. Raises ConfigError."""
+        status, body = self.get(path)
+        if status in _REFUSED:
+            raise ConfigError(
+                f"{self.base} needs an API key, or another one (HTTP {status}): give it "
+                "with --api-key or MINFER_API_KEY"
+            )
+        try:
+            found = json.loads(body)
+            if isinstance(found, dict) and isinstance(found["status"], str):
+                return found
+        except (ValueError, KeyError, RecursionError):
+            pass
+        raise ConfigError(
+            f"{self.base} is no server of minfer: it answers {path} with HTTP {status} "
+            f"and {body[:60]!r}"
+        )
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Returns the status and body of an answer. Raises ConfigError."""
+        head = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            request = Request(self.base + path, headers=head)  # noqa: S310 - see `_base`
+            with build_opener(_NoRedirects).open(request, timeout=_PATIENCE) as answer:
+                return answer.status, answer.read(_LONGEST)
+        except HTTPError as error:  # a status that is no success
+            with error:
+                return error.code, error.read(_LONGEST)
+        except (OSError, HTTPException, ValueError) as error:
+            why = error.reason if isinstance(error, URLError) else error
+            raise ConfigError(
+                f"{self.base} cannot be asked: {why or type(error).__name__}; is a "
+                "server running there? minfer serve starts one"
+            ) from None
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect would send the key to whatever it names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _base(url: str) -> str:
+    """The address of a server, without /v1. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query
+        fine = fine and parts.port != 0  # raises ValueError for an invalid port
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ConfigError(f"{url!r} is no address of a server; it is as in {_URL}")
+    return parts.geturl().rstrip("/").removesuffix("/v1")
+
+
+def _of_router(server: _Server) -> Mapping[str, Any]:
+    """The figures of a router; nothing if it is none. Raises ConfigError."""
+    status, body = server.get("/router")
+    if status in _REFUSED:
+        server.ask("/router")
+    try:
+        found = json.loads(body)
+        backends = [
+            {
+                "replica": number,
+                "machine": one["url"],
+                "status": one["health"],
+                "running": one["requests"],
+            }
+            for number, one in enumerate(found["backends"])
+        ]
+        return {
+            "model": f"router, policy {found['policy']}",
+            "running": sum(one["running"] for one in backends),
+            "waiting": found["waiting"],
+            "replicas": backends,
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _lines(base: str, found: Mapping[str, Any]) -> Iterator[str]:
+    what = [_word(found["model"])] if "model" in found else []
+    what += [f"minfer {_word(found['version'])}"] if "version" in found else []
+    ready = found["status"] == _READY
+    state = _READY if ready else f"not ready: {_word(found['status'])}"
+    more = f" ({_word(found['ready'])})" if "ready" in found else ""
+    yield f"{', '.join([base, *what])}: {state}{more}"
+    if "running" in found:
+        yield f"{_word(found['running'])} running, {_cell(found.get('waiting'))} waiting"
+    each = found.get("replicas")
+    if isinstance(each, list) and each:
+        yield from _table(one for one in each if isinstance(one, dict))
+
+
+def _table(each: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True))]
+    rows += [
+        {title: _cell(one.get(name)) for title, name in _COLUMNS.items()} for one in each
+    ]
+    widths = {title: max(len(row[title]) for row in rows) for title in _COLUMNS}
+    for row in rows:
+        cells = [
+            text.rjust(widths[title]) if title in _NUMBERS else text.ljust(widths[title])
+            for title, text in row.items()
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0%}"
+    return "-" if value in (None, "") else _word(value)
+
+
+def _word(value: Any) -> str:
+    """What a server says, as what a terminal may be sent."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)

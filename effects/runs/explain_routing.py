@@ -1,0 +1,111 @@
+"""Where a request ran, for `minfer explain`; and what the routers of a server's fronts
+did with it: the replicas to which they sent it, one after the other, and why.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict
+
+from minfer.effects.live.journal.journal_files import RunFiles
+from minfer.effects.live.journal.routing_journal_file import SUFFIX
+from minfer.effects.live.request_names import search_of
+from minfer.effects.runs.recorded import machine_of
+from minfer.runs.journal import JournalError
+from minfer.runs.replay import Journal
+from minfer.runs.routed_requests import ENDED, LOST, MOVED, RoutedRequest, RoutedRequests
+from minfer.runs.routing_journal import RoutingJournal
+
+_ENDS: Final = {  # what became of it there, by whether its first token came
+    (ENDED, False): "; it ended there, without a token",
+    (LOST, False): "; the replica died or was cut off before a token of it came",
+    (LOST, True): "; the replica died or was cut off while it ran there",
+    (MOVED, False): "; it was taken from there before a token of it came",
+    (MOVED, True): "; it was taken from there while it ran",
+}
+
+
+def where_of(run: RunFiles, journal: Journal) -> dict[str, str]:
+    """The replica and the machine of a run, each empty if it is not known."""
+    return {"replica": run.replica, "machine": machine_of(journal)}
+
+
+def place_lines(found: Mapping[str, str]) -> Iterator[str]:
+    """A line that says what `where_of` does, if that is known."""
+    parts = [f"at replica {found['replica']}"] if found["replica"] else []
+    parts += [f"on machine {found['machine']}"] if found["machine"] else []
+    if parts:
+        yield f"  {', '.join(parts)}"
+
+
+def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
+    """What the routers of a folder did with the requests of these ids, or with the beams
+    of searches of these ids: JSON values, one for each time that one was sent.
+    """
+    if not folder.is_dir() or not ids:
+        return []
+    written = [json.dumps(one)[1:-1].encode() for one in ids]
+    found = list[dict[str, Any]]()
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
+        requests = RoutedRequests()
+        try:
+            data = file.read_bytes()
+            if not any(map(data.__contains__, written)):
+                continue
+            for turn in RoutingJournal(data).turns():
+                requests.turn(turn)
+        except (OSError, JournalError) as error:  # what comes before that is right
+            print(f"minfer: {file}: {error}", file=sys.stderr)
+        found += [_figures(file.stem, one) for one in requests.all if _is_of(one, ids)]
+    return found
+
+
+def _is_of(one: RoutedRequest, ids: Collection[str]) -> bool:
+    """Whether it is one of these requests, or a beam that a router decided about."""
+    return one.id in ids or (one.placed is not None and search_of(one.id) in ids)
+
+
+def _figures(router: str, one: RoutedRequest) -> dict[str, Any]:
+    return {"router": router, **asdict(one)}
+
+
+def routing_lines(
+    routing: list[dict[str, Any]], places: Iterable[Mapping[str, str]]
+) -> Iterator[str]:
+    """In plain words; `places` are what `where_of` returned."""
+    machines = {one["replica"]: one["machine"] for one in places}
+    named = ""
+    for one in routing:
+        if named != (named := one["router"]):
+            yield f"Routed by {named}:"
+        machine = machines.get(one["replica"])
+        where = f"replica {one['replica']}" + (f" ({machine})" if machine else "")
+        waited = f", after it was deferred {one['deferred']:,} times" * bool(
+            one["deferred"]
+        )
+        why = _why(one["placed"]) if one["placed"] else "sent there without a decision"
+        end = _ENDS.get((one["end"], one["started"]), "")
+        yield f"  turn {one['turn']:,}: {one['id']!r} to {where}{waited}: {why}{end}"
+
+
+def _why(placed: dict[str, Any]) -> str:
+    """The reason of a decision."""
+    words = str(placed["why"])
+    if placed["override"]:
+        words += f", as the policy {placed['override']}"
+    if placed["seconds"] is not None:
+        others = [
+            f"replica {o['replica']} {_ms(o['seconds'])}" for o in placed["alternatives"]
+        ]
+        words += f" {_ms(placed['seconds'])}"
+        words += f" (else {', '.join(others)})" if others else ""
+    if placed["blocks"]:
+        words += f", {placed['hit']:,} of {placed['blocks']:,} blocks were expected there"
+    return words
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

@@ -1,0 +1,89 @@
+"""Where a router sent each request, and what became of it there: a fold over the turns of
+its journal.
+
+    routed or Dispatched ---> at a replica ---> Ended          "ended"
+                                 |  Started     ReplicaLeft    "lost"
+                                 |              routed anew    "moved"
+                                 +---> ""       the journal ends before
+"""
+
+from collections import Counter
+from typing import Final
+
+from attrs import define, field
+
+from minfer.routing.messages import (
+    Deferred,
+    Dispatched,
+    Ended,
+    Placed,
+    ReplicaLeft,
+    RouterEvent,
+    RoutingRequest,
+    Started,
+)
+from minfer.runs.routing_journal import RoutingTurn
+
+ENDED: Final = "ended"
+LOST: Final = "lost"  # the replica left with it
+MOVED: Final = "moved"
+
+
+@define
+class RoutedRequest:
+    """A request at a replica to which a router sent it."""
+
+    id: str
+    replica: str
+    turn: int  # in which it was sent
+    placed: Placed | None  # the decision; None: it was sent without one
+    deferred: int = 0  # times that it had to wait before
+    started: bool = False  # its first token came from there
+    end: str = ""  # why it is not there any more; empty: the journal ends before
+
+
+@define(eq=False)
+class RoutedRequests:
+    """The requests of some turns, in the order in which they were sent."""
+
+    all: list[RoutedRequest] = field(factory=list)
+    _there: dict[str, RoutedRequest] = field(factory=dict)  # now, by id
+    _deferred: Counter[str] = field(factory=Counter)
+
+    def turn(self, turn: RoutingTurn) -> None:
+        """Fold a turn."""
+        if not isinstance(turn.taken, RoutingRequest):
+            for event in turn.taken:
+                self._event(event, turn.number)
+            return
+        self._end(turn.taken.id, MOVED)
+        match getattr(turn.result, "reason", None):
+            case Placed() as placed:
+                self._send(placed.id, placed.replica, turn.number, placed)
+            case Deferred(name):
+                self._deferred[name] += 1
+
+    def _event(self, event: RouterEvent, number: int) -> None:
+        match event:
+            case Started(name):
+                if (one := self._there.get(name)) is not None:
+                    one.started = True
+            case Ended(name):
+                self._end(name, ENDED)
+            case Dispatched(replica, request):
+                self._end(request.id, MOVED)
+                self._send(request.id, replica, number, None)
+            case ReplicaLeft(replica):
+                for one in [*self._there.values()]:
+                    if one.replica == replica:
+                        self._end(one.id, LOST)
+
+    def _send(self, name: str, replica: str, number: int, placed: Placed | None) -> None:
+        deferred = self._deferred.pop(name, 0)
+        one = RoutedRequest(name, replica, number, placed, deferred)
+        self._there[name] = one
+        self.all.append(one)
+
+    def _end(self, name: str, how: str) -> None:
+        if (one := self._there.pop(name, None)) is not None:
+            one.end = how
