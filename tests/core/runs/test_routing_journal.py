@@ -139,6 +139,22 @@ def test_a_last_line_that_is_cut_off_is_left_out() -> None:
     assert (empty.count, empty.torn) == (0, 0)
 
 
+def test_the_end_of_a_router_that_was_closed_is_the_last_line() -> None:
+    data, state = recorded(Prefix())
+    writer = RoutingWriter(RouterConfig(Prefix(), SIZE))
+    writer.count = 80
+    end = writer.end()
+    for whole, closed in ((data, False), (data + end, True), (data + end[:-1], False)):
+        journal = RoutingJournal(whole)
+        assert len([*journal.turns()]) == 80
+        assert (journal.closed, journal.state) == (closed, state)
+    with pytest.raises(JournalError, match="lines follow its end"):
+        assert [*RoutingJournal(data + end + end).turns()]
+    missing = data[: data[:-1].rindex(b"\n") + 1] + end
+    with pytest.raises(JournalError, match="turn 79 cannot be read"):
+        assert [*RoutingJournal(missing).turns()]
+
+
 def test_missing_changed_and_unreadable_lines_are_named() -> None:
     data, _ = recorded(Prefix())
     lines = data.split(b"\n")
