@@ -42,7 +42,10 @@ from minfer.effects.serving.distributed.ray_cluster import (
     nodes,
 )
 from minfer.effects.serving.observability.logs import configure_logs
-from minfer.effects.serving.processes.engine_address import note_address
+from minfer.effects.serving.processes.engine_address import (
+    EngineAddress,
+    note_address,
+)
 from minfer.effects.serving.processes.process_ends import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -172,7 +175,8 @@ class KeptEngine:
             return
         was_ready, self.state = self.ready, state
         if state.code is None:
-            note_address(self.path, state.port, state.node)
+            port = state.port
+            note_address(self.path, port and EngineAddress(port, machine=state.node))
             if state.blocks is not None and not was_ready:
                 self.failures = 0
                 self.plan = evolve(self.plan, blocks=state.blocks)

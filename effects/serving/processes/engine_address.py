@@ -11,29 +11,30 @@ from minfer.effects.execution.tiers.peers.addresses import Port, port_text, read
 
 @frozen
 class EngineAddress:
-    """Where an engine listens, and its machine, as people know that."""
+    """Where an engine listens."""
 
-    port: Port
-    machine: str
+    port: Port  # for fronts
+    machine: str = ""  # as people know that
 
 
-def note_address(path: Path, port: Port | None, machine: str = "") -> None:
-    """Write where the engine of a socket's path listens; None: nowhere now."""
+def note_address(path: Path, address: EngineAddress | None) -> None:
+    """Write where the engine of a socket's path is; None: nowhere now."""
     file = _address_file(path)
-    if port is None:
+    if address is None:
         file.unlink(missing_ok=True)
         return
     part = file.with_suffix(".part")
-    part.write_text(f"{port_text(port)}\n{machine}")
+    part.write_text("\n".join([address.machine, port_text(address.port)]))
     part.rename(file)  # never there in part
 
 
 def noted_address(path: Path) -> EngineAddress | None:
     """Returns where the engine of a socket's path is, if there is one."""
     try:
-        port, machine = _address_file(path).read_text().split("\n", 1)
+        said = _address_file(path).read_text()
     except FileNotFoundError:
         return None
+    machine, port = said.split("\n")
     return EngineAddress(read_port(port), machine)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.routing.router import Routed
 from minfer.runs.routing_journal import RoutingJournal
@@ -225,6 +226,7 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
                 (prompt,) = served.get(f"/v1/requests/{name}").json()["prompts"]
                 (placed,) = prompt["replicas"]
                 assert (placed["replica"] in "01", placed["why"]) == (True, "load")
+                assert placed["machine"] == socket.gethostname()
                 before = served.kill("minfer engine 1")
                 await served.successor("minfer engine 1", before)
                 health = served.get("/health")
@@ -249,6 +251,7 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
     for path in tmp_path.glob("*.routing"):
         turns = [turn.result for turn in RoutingJournal(path.read_bytes()).turns()]
         assert any(isinstance(one, Routed) for one in turns)
+    assert main(["replay", str(tmp_path)]) == 0, "all journals agree"
 
 
 @pytest.mark.parametrize("kills", [*long([2]), *claimed([20])])

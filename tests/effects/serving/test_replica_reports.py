@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ from minfer.effects.live.client import ReplicaState
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.metric_help import REPLICA_HELP
 from minfer.effects.serving.observability.replica_metrics import replica_metrics
+from minfer.effects.serving.processes.engine_address import (
+    EngineAddress,
+    note_address,
+    noted_address,
+)
 from tests.effects.live.link.ends import IDLE
 from tests.effects.serving.test_access_log import HEAD, logged
 
@@ -112,3 +118,16 @@ def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
         assert text.endswith(
             "tokens=3+4 replica=1 machine=b why=session" if there else "=3+4"
         )
+
+
+def test_a_replica_that_moves_has_another_machine(tmp_path: Path) -> None:
+    path = tmp_path / "engine"
+    assert noted_address(path) is None
+    note_address(path, None)
+    note_address(path, EngineAddress(("10.0.0.1", 4000), machine="a (10.0.0.1)"))
+    moved = EngineAddress(("fd00::2", 4001), machine="b (fd00::2)")
+    note_address(path, moved)
+    assert noted_address(path) == moved
+    note_address(path, None)
+    assert noted_address(path) is None
+    assert [*tmp_path.iterdir()] == []

@@ -59,6 +59,11 @@ class Machines:
 
     def until_both(self) -> None:
         self.until(lambda: self.decode.get("/health").json()["ready"].startswith("2 "))
+        each = self.decode.get("/health").json()["replicas"]
+        assert [(one["role"], one["machine"]) for one in each] == [
+            ("decode", socket.gethostname()),
+            ("prefill", f"127.0.0.1:{self.links.port[1]}"),
+        ]
 
     def answers(self, disturb: Callable[[], object] | None = None) -> list[ClientAnswer]:
         """Ask for all at once, with nothing cached; `disturb` happens meanwhile."""

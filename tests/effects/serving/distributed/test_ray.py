@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,11 @@ def running(served: Server) -> dict[str, int]:
     return {one["replica"]: one["running"] for one in each}
 
 
+def machines(served: Server) -> set[str]:
+    """Where replicas are."""
+    return {one["machine"] for one in served.get("/health").json()["replicas"]}
+
+
 @pytest.mark.parametrize(("kills", "tokens"), [*long([(1, 100)]), *claimed([(20, 200)])])
 def test_no_request_is_lost_with_actors_and_nodes(
     nodes: RayNodes, kills: int, tokens: int
@@ -137,6 +143,7 @@ def test_no_request_is_lost_with_actors_and_nodes(
         nonlocal node
         await served.until_ready()
         await until_ready(served, "2 of 2 replicas")
+        assert machines(served) == {f"{socket.gethostname()} ({node.node_ip_address})"}
         load = Load(served.url, asked, right=one.right)  # one engine's answers
         async with load.clients(2):
             for _ in range(kills):
