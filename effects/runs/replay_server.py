@@ -9,9 +9,9 @@ routers, and whether they agree.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from attrs import asdict
 
@@ -34,6 +34,7 @@ from minfer.runs.journal import JournalError
 from minfer.runs.routed_requests import RoutedRequests
 
 Results = dict[str, Any]
+Say: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
 _SHOWN: Final = 5  # disagreements of a kind
 _MISSING: Final = "{id!r} got tokens from replica {replica}, and is not in its journal"
 _UNSENT: Final = "{id!r} is in a journal of replica {replica}, where no router sent it"
@@ -50,12 +51,12 @@ def replay_server(
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
     )
-    said = (lambda *_: None) if options.json else _say
-    engines = _Engines(said)
+    say = _say_nothing if options.json else _say
+    engines = _Engines(say)
     alone = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
     runs = [*alone, *(run for each in replicas.values() for run in each)]
     found, code = read_each(runs, engines.verify)
-    routers = _Routers(said)
+    routers = _Routers(say)
     routed, routers_code = _each_router(sorted(folder.glob(f"*{ROUTERS}")), routers)
     agreement = None
     if routers.records:
@@ -87,7 +88,7 @@ def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Resul
 class _Engines:
     """The runs of engines, as they are replayed."""
 
-    def __init__(self, say: Any) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
         self._asked = dict[str, list[EngineRequest]]()  # by run
         self._whole = dict[str, bool]()
@@ -118,7 +119,7 @@ class _Engines:
 class _Routers:
     """The journals of routers, as they are replayed."""
 
-    def __init__(self, say: Any) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
         self.records: list[RouterRecord] = []
 
@@ -138,6 +139,10 @@ class _Routers:
 
 def _say(lines: Iterator[str]) -> None:
     print("\n".join(lines), flush=True)
+
+
+def _say_nothing(lines: Iterator[str]) -> None:
+    del lines
 
 
 def _engine_lines(found: Results) -> Iterator[str]:
@@ -175,8 +180,8 @@ def _sums(
     placed = sum(one["placed"] for one in routers)
     yield summary_line(
         "sum",
-        f"{len(runs)} runs of engines{where}: {turns:,} turns, {samples:,} samples; "
-        f"{len(routers)} journals of routers: {placed:,} requests placed",
+        f"runs of engines: {len(runs)}{where}, {turns:,} turns, {samples:,} samples; of "
+        f"routers: {len(routers)}, {placed:,} placed",
     )
     if agreement is None:
         yield summary_line("compared", "nothing: there is no journal of a router")

@@ -107,6 +107,7 @@ class ReplicaLink:
         """
         last = self.snapshot
         alive = last is not None and self.progress is None
+        blocks = last.blocks if last else 0
         return ReplicaState(
             name=self.name,
             machine=self.machine,
@@ -114,6 +115,6 @@ class ReplicaLink:
             unready=self.unready,
             running=last.running if last and alive else 0,
             waiting=last.waiting if last and alive else 0,
-            blocks=last.blocks if last else 0,
-            blocks_free=last.blocks_free if last else 0,
+            blocks=blocks,
+            blocks_free=last.blocks_free if last and alive else blocks,
         )

@@ -34,7 +34,7 @@ def test_all_journals_are_verified_and_agree(
     ]
     assert lines[0].endswith("on node-0 7 turns, 3 samples verified")
     assert lines[3].endswith("placed verified")
-    assert "3 runs of engines on 2 machines" in lines[4]
+    assert "runs of engines: 3 on 2 machines" in lines[4]
     assert lines[5].startswith("compared 5 of 5 requests")
     assert [one["samples"] for one in found["runs"]] == [3, 1, 1]
     assert (found["agreement"]["sent"], found["agreement"]["holds"]) == (5, True)

@@ -5,7 +5,9 @@ import time
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from minfer.effects.live.client import ReplicaState
 from tests.effects.browser import Browser
 from tests.effects.served import Serving, serving
 from tests.effects.serving.page.visits import DRY, go, press, seen, text, visit, write
@@ -50,6 +52,30 @@ def test_an_unhealthy_server_is_shown(chromium: Browser, dry: Serving) -> None:
         assert text(chromium, "#health span") == ["requests wait, and no step for 61 s"]
     finally:
         dry.service.live._illness = dry.service.health.illness
+
+
+@pytest.mark.long
+def test_replicas_are_shown_with_their_machines(
+    chromium: Browser, dry: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = "[...document.querySelectorAll('.card')]"
+    last = f"{cards}.at(-1)"
+    visit(chromium, dry, "live")
+    chromium.wait(f"{last}?.hidden")
+    there = ReplicaState(
+        name="0", machine="a", unready="", running=2, waiting=1, blocks=8, blocks_free=6
+    )
+    gone = evolve(there, name="1", machine="", role="prefill", unready="loading")
+    live, figures = dry.service.live, dry.service.live.figures
+    monkeypatch.setattr(
+        live, "figures", lambda: evolve(figures(), replicas=(there, gone))
+    )
+    chromium.wait(f"!{last}.hidden")
+    assert text(chromium, ".card:last-child li") == [
+        "0 on a: 2 running, 1 waiting, KV 25%",
+        "1, prefill: loading",
+    ]
+    assert chromium.complaints == []
 
 
 @pytest.mark.long
