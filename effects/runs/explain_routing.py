@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.journal.journal_files import RunFiles
-from minfer.effects.live.journal.routing_journal_file import SUFFIX
+from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
 from minfer.effects.live.request_names import search_of
 from minfer.effects.runs.recorded import machine_of
 from minfer.runs.journal import JournalError
@@ -19,10 +19,12 @@ from minfer.runs.replay import Journal
 from minfer.runs.routed_requests import ENDED, LOST, MOVED, RoutedRequest, RoutedRequests
 from minfer.runs.routing_journal import RoutingJournal
 
+_PREFILLED: Final = "prefilled"  # it ended at a replica that only prefills
 _ENDS: Final = {  # what became of it there, by whether its first token came
     (ENDED, False): "; it ended there, without a token",
     (LOST, False): "; the replica died or was cut off before a token of it came",
     (LOST, True): "; the replica died or was cut off while it ran there",
+    (_PREFILLED, False): "; its prompt was computed there, or it ended",
     (MOVED, False): "; it was taken from there before a token of it came",
     (MOVED, True): "; it was taken from there while it ran",
 }
@@ -87,7 +89,9 @@ def routing_lines(
             one["deferred"]
         )
         why = _why(one["placed"]) if one["placed"] else "sent there without a decision"
-        end = _ENDS.get((one["end"], one["started"]), "")
+        prefilled = one["end"] == ENDED and named.endswith(PREFILL_ROUTER)
+        how = _PREFILLED if prefilled else one["end"]
+        end = _ENDS.get((how, one["started"]), "")
         yield f"  turn {one['turn']:,}: {one['id']!r} to {where}{waited}: {why}{end}"
 
 

@@ -50,6 +50,7 @@ from minfer.routing.messages import (
 # Why a request was sent to a replica without a decision of the router.
 MOVED: Final = "moved"
 SEARCH: Final = "search"  # a later round of a beam search
+HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
 # Searches of which the replica is known; the next round of another one is routed anew.
 _SEARCHES: Final = 4096
 
@@ -143,6 +144,7 @@ class Placement:
             return
         kept.prefilled = done.reason == "length"  # else it was refused there
         prefill.handed_over += kept.prefilled
+        self._note_sending(kept, target, HANDED_OVER, kept.held)
         self._send(target, [kept])
 
     # --- what the router must know ------------------------------------------------------
@@ -256,8 +258,16 @@ class Placement:
         asked = routing_request(kept.request, record.session)
         router.apply(Dispatched(replica.name, asked))
         router.count(replica.name, why)
+        self._note_sending(kept, replica, why)
+
+    def _note_sending(
+        self, kept: FrontRequest, replica: ReplicaLink, why: str, hit: int = 0
+    ) -> None:
+        """Note, for people, that a request goes to a replica."""
+        record = self._live[kept.request.id]
+        asked = routing_request(kept.request, record.session)
         blocks, tokens = len(asked.keys), asked.tokens
-        placed = Placed(asked.id, replica.name, why, 0, blocks, tokens)
+        placed = Placed(asked.id, replica.name, why, hit, blocks, tokens)
         record.sendings.append(Sending(placed, replica.machine))
 
     def _send(self, replica: ReplicaLink, each: Iterable[FrontRequest]) -> None:

@@ -88,6 +88,10 @@ def test_what_a_decision_expected_is_said() -> None:
     sent = {**one, "placed": placed, "started": True, "end": "moved"}
     there = "  turn 7: 'a' to replica 0, after it was deferred 2 times: "
     end = "; it was taken from there while it ran"
+    (_, prefilled) = routing_lines(
+        [{**sent, "router": "r-prefill", "started": False, "end": "ended"}], []
+    )
+    assert prefilled.endswith("; its prompt was computed there, or it ended")
     _, decided, without = routing_lines([sent, {**sent, "placed": None}], [])
     assert decided == (
         f"{there}cost, as the policy returned no Choice 12.5 ms (else replica 1 500.0 "

@@ -47,9 +47,15 @@ def over(front: Front, name: str = "a") -> Callable[[], bool]:
 def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
     world = started()
     [front] = world.fronts
+    for one in front.remote.replicas:
+        one.machine = f"m{one.number}"
     world.ask(front, WHOLE)
     assert where(front, "a") == 0
     settle(world, lambda: where(front, "a") == 1)
+    sendings = front.remote.live["a"].sendings
+    each = [(one.placed.replica, one.machine, one.placed.why) for one in sendings]
+    assert each == [("0", "m0", "cost"), ("1", "m1", "handed over")]
+    assert [one.role for one in front.remote.snapshot().replicas] == ["prefill", "decode"]
     assert len(front.got["a", 0]) == 1
     settle(world, over(front))
     world.judge()
