@@ -4,26 +4,38 @@ an engine on this machine would have, which its keeper writes and fronts read.
 
 from pathlib import Path
 
+from attrs import frozen
+
 from minfer.effects.execution.tiers.peers.addresses import Port, port_text, read_port
 
 
-def note_address(path: Path, port: Port | None) -> None:
+@frozen
+class EngineAddress:
+    """Where an engine listens."""
+
+    port: Port  # for fronts
+    kv: Port | None = None  # for engines that send KV blocks, if it receives these
+
+
+def note_address(path: Path, address: EngineAddress | None) -> None:
     """Write where the engine of a socket's path listens; None: nowhere now."""
     file = _address_file(path)
-    if port is None:
+    if address is None:
         file.unlink(missing_ok=True)
         return
     part = file.with_suffix(".part")
-    part.write_text(port_text(port))
+    each = [address.port] if address.kv is None else [address.port, address.kv]
+    part.write_text("\n".join(map(port_text, each)))
     part.rename(file)  # never there in part
 
 
-def noted_address(path: Path) -> Port | None:
+def noted_address(path: Path) -> EngineAddress | None:
     """Returns where the engine of a socket's path listens, if there is one."""
     try:
-        return read_port(_address_file(path).read_text())
+        said = _address_file(path).read_text()
     except FileNotFoundError:
         return None
+    return EngineAddress(*map(read_port, said.split("\n")))
 
 
 def _address_file(path: Path) -> Path:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -163,7 +162,13 @@ async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int
     if not plan.deployment.distributed:
         await keep_linked(remote, path, replica)
     terms = own_terms(plan.deployment.secret)
-    find = partial(noted_address, path)
+
+    def find() -> Port | None:
+        if (found := noted_address(path)) is None:
+            return None
+        remote.replicas[replica].listens = found.kv
+        return found.port
+
     await keep_linked_to(remote, find, replica, terms, _name(plan))
 
 

@@ -97,7 +97,7 @@ def engines() -> dict[int, int]:
         i: one.parent
         for i, one in every.items()
         if one.parent in actors
-        and b"spawn_main" in Path(f"/proc/{i}/cmdline").read_bytes()
+        and b"engine_child" in Path(f"/proc/{i}/cmdline").read_bytes()
     }
 
 
