@@ -32,7 +32,7 @@ import httpx
 from attrs import define, field
 
 from bench.results import circumstances, run, show, write
-from tests.effects.serving.distributed.ray_nodes import RayNodes, engines, ray_nodes
+from tests.effects.serving.distributed.ray_nodes import RayNodes, ray_nodes
 from tests.effects.serving.process_deaths import (
     ENGINE,
     FRONTS,
@@ -112,7 +112,7 @@ class Trial:
     async def engine(self, number: int) -> None:
         """Kill an engine's process."""
         del number
-        os.kill(self.rng.choice(sorted(engines())), signal.SIGKILL)
+        os.kill(self.rng.choice(self.nodes.engines()), signal.SIGKILL)
         await self.until_back()
 
     async def actor(self, number: int) -> None:

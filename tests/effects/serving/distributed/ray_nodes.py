@@ -15,7 +15,7 @@ from tests.effects.serving.process_deaths import processes
 
 MEMORY: Final = 80 * 2**20  # bytes of a node's object store: nothing is in it
 # A node that is gone is noticed within seconds; by default it takes half a minute.
-QUICK: Final = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+QUICK: Final = {"health_check_period_ms": 500, "health_check_failure_threshold": 6}
 USUAL: Final = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
 ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
@@ -47,6 +47,15 @@ class RayNodes:
     def others(self) -> list[Any]:
         """The nodes but the first one."""
         return list(self.cluster.worker_nodes)
+
+    def engines(self) -> list[int]:
+        """The processes of engines on these nodes."""
+        every, child = processes(), b"minfer.effects.serving.distributed.engine_child"
+        nodes = [self.cluster.head_node, *self.cluster.worker_nodes]
+        own = {node.all_processes["raylet"][0].process.pid for node in nodes}
+        actors = {i for i, one in every.items() if one.parent in own}
+        found = [i for i, one in every.items() if one.parent in actors]
+        return sorted(i for i in found if child in _said(i))
 
     def kill_actor(self, rng: Random) -> None:
         """Kill one of the engines' actors, which Ray restarts."""
@@ -81,12 +90,6 @@ def ray_nodes(count: int, *, hooks: bool = True) -> Iterator[RayNodes]:
         cluster.shutdown()
         os.environ.clear()
         os.environ.update(before)
-
-
-def engines() -> dict[int, int]:
-    """Processes of engines on this machine, and those of their actors."""
-    every, child = processes(), b"minfer.effects.serving.distributed.engine_child"
-    return {i: one.parent for i, one in every.items() if child in _said(i)}
 
 
 def _said(process: int) -> list[bytes]:
