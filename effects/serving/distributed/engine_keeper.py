@@ -55,6 +55,7 @@ from minfer.effects.serving.processes.process_ends import (
     LONGEST_PAUSE,
 )
 from minfer.effects.serving.processes.serve_processes import EnginesElsewhere
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
@@ -79,20 +80,9 @@ def keep_engines(
     with connected():
         _obey(over)  # Ray has handlers of its own
         args, found = anywhere(engines.args), nodes()
-        needed, deployment = needs(args, found), engines.deployment
-        plans = [
-            EnginePlan(
-                number=number,
-                replicas=len(engines.paths),
-                fronts=engines.fronts,
-                args=evolve(args, kv_peers=peers),
-                secret=deployment.secret,
-                on_gpu=GPU in needed,
-                timeout=engines.timeout,
-            )
-            for number, peers in enumerate(deployment.peer_plans(engines.paths, 1))
-        ]
-        server = _server_name(deployment.secret)
+        needed = needs(args, found)
+        plans = _plans(engines, args, on_gpu=GPU in needed)
+        server = _server_name(engines.deployment.secret)
         places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
         again = any(place.is_there for place in places)
         if not again:
@@ -108,6 +98,24 @@ def keep_engines(
             raise
         _end(kept)  # else the next keeper finds them
     return 0
+
+
+def _plans(
+    engines: EnginesElsewhere, args: EngineArgs, *, on_gpu: bool
+) -> list[EnginePlan]:
+    deployment = engines.deployment
+    return [
+        EnginePlan(
+            number=number,
+            replicas=len(engines.paths),
+            fronts=engines.fronts,
+            args=evolve(args, kv_peers=peers),
+            secret=deployment.secret,
+            on_gpu=on_gpu,
+            timeout=engines.timeout,
+        )
+        for number, peers in enumerate(deployment.peer_plans(engines.paths, 1))
+    ]
 
 
 def _keep(
