@@ -48,7 +48,7 @@ from tests.effects.serving.process_deaths import (
 
 KINDS: Final = ("engine", "actor", "node", "keeper", "front", "leave")
 TRIES: Final = 5  # of a client whose front was killed
-LOOK: Final = 0.02  # seconds
+LOOK: Final = 0.1  # seconds between two questions for the state
 LATE: Final = 300.0  # seconds for what takes a few, where others use the machine
 SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
 
@@ -57,6 +57,7 @@ SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
 class RetriedLoad(Load):
     """Clients that ask again, with the same id, if a connection breaks and they may."""
 
+    rest: float = 0.0  # seconds between two requests of a client
     tries: int = 1
     retried: int = 0  # requests that were asked again
     longest: float = 0.0  # seconds that a client waited for the next event
@@ -78,6 +79,7 @@ class RetriedLoad(Load):
             self.retried += attempt == 0 and self.tries > 1
         self.longest = max([self.longest, *(b - a for a, b in pairwise(times))])
         self.ended.append((which, answer))
+        await asyncio.sleep(self.rest)
         return answer
 
 
@@ -90,6 +92,7 @@ class Trial:
     load: RetriedLoad
     replicas: int
     rng: Random
+    client: httpx.AsyncClient = field(factory=lambda: httpx.AsyncClient(timeout=SOON))
     back: list[float] = field(factory=list)  # seconds until all were ready again
     # Seconds from a node's joining until its engine was ready, and had a request.
     joined: list[float] = field(factory=list)
@@ -134,7 +137,7 @@ class Trial:
         self.joined.append(time.monotonic() - joined)
         async with asyncio.timeout(LATE):
             while not await self.runs(missing):
-                await asyncio.sleep(LOOK)
+                pass
         self.loaded.append(time.monotonic() - joined)
 
     async def leave(self, number: int) -> None:
@@ -171,7 +174,7 @@ class Trial:
         """Wait until so many engines are ready."""
         async with asyncio.timeout(LATE):
             while len(await self.unready()) != self.replicas - count:
-                await asyncio.sleep(LOOK)
+                pass
 
     async def unready(self) -> set[str]:
         """The engines that are not ready, as a front says."""
@@ -183,13 +186,13 @@ class Trial:
         return all(found[name] for name in which)
 
     async def health(self) -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(timeout=SOON) as client:
-            while True:
-                try:
-                    answer = await client.get(f"{self.server.url}/health")
-                    return list(answer.json()["replicas"])
-                except httpx.HTTPError:  # that front was killed
-                    await asyncio.sleep(LOOK)
+        while True:
+            await asyncio.sleep(LOOK)
+            try:
+                answer = await self.client.get(f"{self.server.url}/health")
+                return list(answer.json()["replicas"])
+            except httpx.HTTPError:  # that front was killed
+                continue
 
     def figures(self) -> dict[str, Any]:
         """What came of it."""
@@ -235,7 +238,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 server("--distributed=ray", *SAID, *_engines(count, args)) as made,
             ):
                 made.drain()
-                load = RetriedLoad(made.url, asked, right=right)
+                load = RetriedLoad(made.url, asked, right=right, rest=args.rest)
                 load.tries = TRIES if kind == "front" else 1
                 trial = Trial(nodes, made, load, count, rng)
                 asyncio.run(trial.run(kind, args.kills, count + args.more))
@@ -300,6 +303,7 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 if __name__ == "__main__":
     more = {"type": int, "default": 1, "help": "clients beyond one for each node"}
+    rest = {"type": float, "default": 0.2, "help": "seconds between a client's requests"}
     apart = {"action": "store_true", "help": "half of the engines compute prompts"}
     run(
         "ray_deaths",
@@ -309,6 +313,7 @@ if __name__ == "__main__":
             "--kinds": ",".join(KINDS),
             "--kills": 20,
             "--more": more,
+            "--rest": rest,
             "--tokens": 100,
             "--apart": apart,
             "--seed": 0,
