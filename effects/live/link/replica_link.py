@@ -35,7 +35,7 @@ class ReplicaLink:
     elsewhere: bool = False  # on another machine, which starts and ends it
     machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
-    here: str = ""  # this machine's address on the link, if the replica is elsewhere
+    here: str = ""  # this machine's address on the link, if that is to another machine
     send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
@@ -61,7 +61,7 @@ class ReplicaLink:
 
     def pushes_to(self, other: "ReplicaLink") -> str:
         """Returns how this one names another one, to which it sends KV."""
-        if not self.elsewhere or other.listens is None:
+        if not self.here or other.listens is None:
             return other.name
         host, port = other.listens
         return port_text((self.here if is_everywhere(other.listens) else host, port))

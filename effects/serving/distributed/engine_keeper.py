@@ -5,39 +5,43 @@ asks it how the engine is, and tells the fronts where that listens.
     its engine has ended         Ray restarts the actor, on any node that has room
     it, or its node, is gone     Ray restarts it by itself
     no node has room             it waits; a node that joins gets it
+    its node is drained          Ray restarts it elsewhere, once another node has room
+    the keeper is killed         the next one finds the actors, whose engines went on
 
 Calls may be lost with an actor, or wait until it has a place: of each actor one is under
 way, and another one follows when that fails or takes too long.
 """
 
-import os
+import hashlib
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import ray
-from attrs import define, evolve
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from attrs import define, evolve, field
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from minfer.effects.live.engine_process import STOP
-from minfer.effects.serving.distributed.engine_actor import LAST, EngineActor
+from minfer.effects.serving.distributed.engine_place import EnginePlace, restart
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
+    LAST,
     EnginePlan,
     EngineState,
     anywhere,
 )
 from minfer.effects.serving.distributed.ray_cluster import (
-    CPU,
     GPU,
     check_nodes,
     connected,
+    has_room,
+    leaving,
     needs,
     nodes,
 )
@@ -51,11 +55,13 @@ from minfer.effects.serving.processes.process_ends import (
     LONGEST_PAUSE,
 )
 from minfer.effects.serving.processes.serve_processes import EnginesElsewhere
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
 LOOK: Final = 0.1  # seconds between two looks
 LATE: Final = 5.0  # seconds after which another call is made; the first may be lost
+MOVE: Final = 2.0  # seconds between two looks for nodes that are drained
 SAY: Final = 15.0  # seconds in which an actor has begun, if a node has room
 
 
@@ -74,31 +80,42 @@ def keep_engines(
     with connected():
         _obey(over)  # Ray has handlers of its own
         args, found = anywhere(engines.args), nodes()
-        check_nodes(args, found)
         needed = needs(args, found)
-        plans = [
-            EnginePlan(
-                number=number,
-                replicas=len(engines.paths),
-                fronts=engines.fronts,
-                args=args,
-                secret=engines.deployment.secret,
-                on_gpu=GPU in needed,
-                timeout=engines.timeout,
-            )
-            for number in range(len(engines.paths))
-        ]
+        plans = _plans(engines, args, on_gpu=GPU in needed)
+        server = _server_name(engines.deployment.secret)
+        places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
+        again = any(place.is_there for place in places)
+        if not again:
+            check_nodes(args, found)
         kept = [
-            KeptEngine(plan, path, _placed(f"{_server_name()} {plan.number}", needed))
-            for plan, path in zip(plans, engines.paths, strict=True)
+            KeptEngine(plan, path, place)
+            for plan, path, place in zip(plans, engines.paths, places, strict=True)
         ]
         try:
-            _keep(kept, over, beat, ready)
-        finally:
-            for one in kept:
-                note_address(one.path, None)
-            _stop([one.actor for one in kept])
+            _keep(kept, over, beat, ready, again=again)
+        except ConfigError:
+            _end(kept)
+            raise
+        _end(kept)  # else the next keeper finds them
     return 0
+
+
+def _plans(
+    engines: EnginesElsewhere, args: EngineArgs, *, on_gpu: bool
+) -> list[EnginePlan]:
+    deployment = engines.deployment
+    return [
+        EnginePlan(
+            number=number,
+            replicas=len(engines.paths),
+            fronts=engines.fronts,
+            args=evolve(args, kv_peers=peers),
+            secret=deployment.secret,
+            on_gpu=on_gpu,
+            timeout=engines.timeout,
+        )
+        for number, peers in enumerate(deployment.peer_plans(engines.paths, 1))
+    ]
 
 
 def _keep(
@@ -106,9 +123,14 @@ def _keep(
     over: threading.Event,
     beat: Callable[[], None],
     ready: Callable[[], None],
+    *,
+    again: bool,
 ) -> None:
-    served = said = False
-    begun = time.monotonic()
+    """`again`: an earlier keeper has made the actors, and some engine was ready."""
+    served, said = again, False
+    begun = looked = time.monotonic()
+    if again:
+        ready()
     while not over.wait(LOOK):
         beat()
         for one in kept:
@@ -116,6 +138,9 @@ def _keep(
         if not served and any(one.ready for one in kept):
             served = True
             ready()
+        if time.monotonic() > looked + MOVE:
+            looked = time.monotonic()
+            _move_one(kept)
         if not said and time.monotonic() > begun + SAY:
             said = True
             if waiting := [one.name for one in kept if one.state is None]:
@@ -128,11 +153,15 @@ class KeptEngine:
 
     plan: EnginePlan
     path: Path  # beside which its address is
-    actor: Any
+    place: EnginePlace
     state: EngineState | None = None  # as last said; None: nothing since it was restarted
     failures: int = 0  # in a row, before it was ready
+    actor: Any = field(init=False)
     _asked: Any = None  # the call that is under way
     _since: float = 0.0  # when that was made, or the next one may be
+
+    def __attrs_post_init__(self) -> None:
+        self.actor = self.place.actor()
 
     @property
     def name(self) -> str:
@@ -159,6 +188,8 @@ class KeptEngine:
         except GetTimeoutError:
             if now > self._since + LATE:
                 self._asked, self._since = None, now
+                if self.state is None:  # what an earlier keeper noted is no longer so
+                    note_address(self.path, None)
             return
         except RayTaskError as error:  # as where minfer is another one
             why = str(error.cause or error).splitlines()[-1]
@@ -166,6 +197,8 @@ class KeptEngine:
         except RayError as error:
             self._asked, self._since = None, now + LOOK
             self._note_lost(error)
+            if isinstance(error, ActorDiedError):  # it may have ended for good
+                self.actor = self.place.actor()
             return
         self._asked, self._since = None, now + LOOK
         self._note(state, served=served)
@@ -176,7 +209,7 @@ class KeptEngine:
         was_ready, self.state = self.ready, state
         if state.code is None:
             port = state.port
-            note_address(self.path, port and EngineAddress(port, machine=state.node))
+            note_address(self.path, port and EngineAddress(port, state.kv, state.node))
             if state.blocks is not None and not was_ready:
                 self.failures = 0
                 self.plan = evolve(self.plan, blocks=state.blocks)
@@ -195,6 +228,12 @@ class KeptEngine:
         _say(f"{self.name} on {state.node}: {how}; it is started again")
         self._restart(pause if self.failures else 0.0)
 
+    def move(self) -> None:
+        """Have it started again elsewhere, as its node is about to leave."""
+        if self.state is not None:
+            _say(f"{self.state.node} is drained; {self.name} is started again elsewhere")
+        self._restart(0.0)
+
     def _note_lost(self, error: RayError) -> None:
         note_address(self.path, None)
         if self.state is not None and self.state.code is None:
@@ -206,30 +245,32 @@ class KeptEngine:
         note_address(self.path, None)
         self.state = None
         self._since = time.monotonic() + pause
-        with suppress(RayError):
-            ray.kill(self.actor, no_restart=False)
+        restart(self.actor)
 
 
-def _placed(name: str, needed: Mapping[str, float]) -> Any:
-    """A new actor, which waits until a node has what it needs."""
-    actor = ray.remote(EngineActor).options(
-        name=name,
-        num_cpus=needed.get(CPU, 0),
-        num_gpus=needed.get(GPU, 0),
-        max_restarts=-1,
-    )
-    return actor.remote()
-
-
-def _server_name() -> str:
-    """What the names of actors of this process begin with: a cluster may have those of
-    several.
+def _server_name(secret: bytes) -> str:
+    """What names of a server's actors begin with, whichever keeper made them. Those of
+    other servers, also of an earlier one of this machine, begin otherwise.
     """
-    return f"minfer {socket.gethostname()} {os.getpid()}"
+    own = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
+    return f"minfer {socket.gethostname()} {own}"
 
 
-def _stop(actors: Sequence[Any]) -> None:
+def _move_one(kept: Sequence[KeptEngine]) -> None:
+    """Move an engine from a node that is about to leave, if another one has room."""
+    gone = leaving()
+    for one in kept:
+        on = "" if one.state is None else one.state.node_id
+        if on in gone and has_room(one.place.needs, gone):
+            one.move()
+            return
+
+
+def _end(kept: Sequence[KeptEngine]) -> None:
     """End the engines, and the actors."""
+    for one in kept:
+        note_address(one.path, None)
+    actors = [one.actor for one in kept]
     with suppress(RayError):
         asked = [one.stop.remote() for one in actors]
         ray.wait(asked, num_returns=len(asked), timeout=LAST)

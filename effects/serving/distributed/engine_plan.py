@@ -10,7 +10,14 @@ from minfer.effects.serving.processes.replica_devices import ReplicaDevice
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
 
+LAST: Final = 5.0  # seconds that an engine has to end in
 CANNOT_START: Final = 2  # exit code: as of all commands, for what the user can mend
+# What an engine reports, a line of each, with:
+KV: Final = "kv"  # the port where it receives KV blocks
+PORT: Final = "port"  # the port that it listens at
+READY: Final = "ready"  # the number of its KV blocks
+BEAT: Final = "beat"
+WHY: Final = "why"  # the reason: it cannot be started
 
 
 @frozen(kw_only=True)
@@ -49,7 +56,9 @@ class EngineState:
     """An engine's process on a node, as its actor knows it."""
 
     node: str  # for messages
+    node_id: str = ""  # Ray's
     port: Port | None = None  # where it listens; None: not yet
+    kv: Port | None = None  # where it receives KV blocks, if it does
     blocks: int | None = None  # of its KV cache; None: it is not ready
     code: int | None = None  # of its end; negative: by this signal; None: it runs
     why: str = ""  # it ended; empty: its log says so

@@ -9,7 +9,7 @@ is divided among several actors.
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -73,6 +73,24 @@ def nodes() -> list[Node]:
         for one in ray.nodes()
         if one["Alive"]
     ]
+
+
+def leaving() -> frozenset[str]:
+    """The ids of nodes that are drained: they are about to leave, and get no actors."""
+    # What it says is not stable, nor is it said elsewhere; Ray's own libraries use it.
+    drained: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
+    return frozenset(drained)
+
+
+def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
+    """Whether a node that is not one of these could take a replica now."""
+    free: Mapping[str, Mapping[str, float]]
+    free = ray._private.state.available_resources_per_node()
+    return any(
+        all(has.get(name, 0) >= count for name, count in needs.items())
+        for node, has in free.items()
+        if node not in without
+    )
 
 
 def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 --replicas N                 N engines, each of which prefills and decodes
 --prefill P --decode D       P engines compute prompts, and send their KV to D others
+--distributed ray            the same on a cluster, where KV goes to free ports of nodes
 
 one machine                              another one
 --prefill-listen HOST:PORT  <-- links -- --prefill-at HOST:PORT    fronts
@@ -93,6 +94,8 @@ class Deployment:
             return [own] * len(paths)
         if not self.prefills:
             return [None] * len(paths)
+        if self.distributed:
+            return [self._placed(number) for number in range(len(paths))]
         local = {
             str(number): path.with_name("kv")
             for number, path in enumerate(paths)
@@ -118,6 +121,12 @@ class Deployment:
             for name, path in local.items()
         ]
         return [*senders, *receivers]
+
+    def _placed(self, number: int) -> PeerPlan:
+        """The part of an engine that has its addresses only where it is placed."""
+        sends = number < self.prefillers
+        role = PREFILL if sends else DECODE
+        return PeerPlan(name=str(number), role=role, dials=sends, secret=self.secret)
 
     def _receives(self, number: int, path: Path) -> tuple[Address, ...]:
         port = self.listens(number)
@@ -205,12 +214,16 @@ def _check_distributed(options: argparse.Namespace) -> None:
     what = options.distributed
     if what and find_spec(what) is None:
         raise ConfigError(f"--distributed {what} needs {what}: {how_to_install('ray')}")
-    if what and any(
-        (options.prefill, options.decode, options.prefill_at, options.prefill_listen)
-    ):
+    if what and any((options.prefill_at, options.prefill_listen, options.kv_listen)):
         raise ConfigError(
-            f"--distributed {what} places --replicas; leave --prefill, --decode, "
-            "--prefill-at and --prefill-listen out"
+            f"--distributed {what} places all engines of a server; leave --prefill-at, "
+            "--prefill-listen and --kv-listen out"
+        )
+    sizes = (options.tensor_parallel_size or 1, options.prefill_tensor_parallel_size or 1)
+    if what and options.prefill and max(sizes) > 1:
+        raise ConfigError(
+            f"--prefill and --decode with --distributed {what} are for engines of one "
+            "rank; leave --tensor-parallel-size and --prefill-tensor-parallel-size out"
         )
 
 

@@ -169,9 +169,11 @@ async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int
     terms, link = own_terms(plan.deployment.secret), remote.replicas[replica]
 
     def find() -> Port | None:
-        noted = noted_address(path)
-        link.machine = "" if noted is None else noted.machine  # it may have moved
-        return None if noted is None else noted.port
+        if (found := noted_address(path)) is None:
+            link.machine = ""
+            return None
+        link.listens, link.machine = found.kv, found.machine  # it may have moved
+        return found.port
 
     await keep_linked_to(remote, find, replica, terms, _name(plan))
 

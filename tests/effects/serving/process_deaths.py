@@ -252,11 +252,14 @@ async def events(
 
 
 async def ask(
-    url: str, body: dict[str, Any], answer: ClientAnswer | None = None
+    url: str, body: dict[str, Any], answer: ClientAnswer | None = None, name: str = ""
 ) -> ClientAnswer:
-    """Ask, and hear all of the answer; `answer` has what came so far."""
+    """Ask, and hear all of the answer; `answer` has what came so far, and `name` is the
+    request's id, if the client chooses it.
+    """
     answer = answer or ClientAnswer()
-    async with httpx.AsyncClient(timeout=SOON) as client:
+    head = {"x-request-id": name} if name else {}
+    async with httpx.AsyncClient(timeout=SOON, headers=head) as client:
         try:
             async for event in events(client, url, body):
                 if event is None:

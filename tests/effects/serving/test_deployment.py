@@ -18,6 +18,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 
 SAID = "--cache-secret=s"
+APART = ("--prefill=1", "--decode=2")
 PATHS = [Path("/x/0/engine"), Path("/x/1/engine"), Path("/x/2/engine")]
 
 
@@ -61,11 +62,14 @@ def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
     ("has_ray", "said", "why"),
     [
         (False, [], r"needs ray: pip install '.\[ray\]'"),
-        (True, ["--prefill=1", "--decode=1"], "places --replicas; leave --prefill"),
-        (True, [SAID, "--prefill-listen=h:1"], "places --replicas; leave --prefill"),
+        (True, [SAID, "--prefill-listen=h:1"], "all engines of a server; leave --pref"),
+        (True, [SAID, "--prefill-at=h:1", "--kv-listen=7"], "all engines of a server"),
+        (True, [*APART, "--tensor-parallel-size=2"], "are for engines of one rank"),
+        (True, [*APART, "--prefill-tensor-parallel-size=2"], "engines of one rank"),
+        (True, ["--prefill=1"], "--prefill and --decode need each other"),
     ],
 )
-def test_engines_are_on_a_cluster_only_with_ray_and_without_parts(
+def test_what_no_cluster_can_have(
     monkeypatch: pytest.MonkeyPatch, has_ray: bool, said: list[str], why: str
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda _: "there" if has_ray else None)
@@ -80,6 +84,11 @@ def test_links_to_a_cluster_have_a_secret_of_their_own(
     each = [deployment("--distributed=ray", "--replicas=2", SAID) for _ in range(2)]
     assert len(each[0].secret) >= 16
     assert each[0].secret != each[1].secret
+    each = [deployment("--distributed=ray", *APART) for _ in range(2)]
+    plans = each[0].peer_plans(PATHS, 1)
+    roles = [(one.role, one.dials, one.is_local) for one in plans if one]
+    assert roles == [(PREFILL, True, False), *[(DECODE, False, True)] * 2]
+    assert {one.secret for one in plans if one} == {each[0].secret} != {each[1].secret}
 
 
 @pytest.mark.parametrize(

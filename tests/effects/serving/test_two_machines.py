@@ -27,8 +27,10 @@ PROMPTS = [
     "".join(f"def f{i}(x):\n    return x + {i}\n\n" for i in range(n, n + 30))
     for n in (100, 200, 300)
 ]
+TOKENS = 12
 BODIES = [
-    {"prompt": one, "max_tokens": 12, "temperature": 0, "stream": True} for one in PROMPTS
+    {"prompt": one, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    for one in PROMPTS
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from attrs import asdict, field, frozen
 
 from minfer.effects.execution.tiers.peers.addresses import Address
+from minfer.effects.execution.tiers.peers.framing import Socket
 
 # Roles of engines.
 PREFILL: Final = "prefill"  # computes prompts, and sends their KV
@@ -20,6 +21,8 @@ class PeerPlan:
     name: str  # of this engine
     role: str  # PREFILL or DECODE
     listens: tuple[Address, ...] = ()  # where its rank 0 receives blocks
+    # A TCP socket where it receives blocks, too, and which listens already.
+    sock: Socket | None = field(default=None, repr=False)
     # To these engines, by name: where their rank 0 receives.
     sends: Mapping[str, Address] = field(factory=dict)
     prefill_ranks: int = 1  # tensor parallel size of engines that compute prompts
@@ -34,7 +37,8 @@ class PeerPlan:
     def is_local(self) -> bool:
         """Whether all engines that exchange blocks are on this machine."""
         every = (*self.listens, *self.sends.values())
-        return not self.dials and all(isinstance(one, Path) for one in every)
+        outside = self.dials or self.sock is not None
+        return not outside and all(isinstance(one, Path) for one in every)
 
 
 def of_rank(address: Address, rank: int) -> Address:

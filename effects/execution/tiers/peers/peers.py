@@ -75,7 +75,7 @@ class Peers:
             for name, address in plan.sends.items()
             for rank in range(plan.decode_ranks)
         }
-        if plan.listens:
+        if plan.listens or plan.sock is not None:
             slots = max(FEWEST, min(INBOX // block_bytes, MOST))
             inbox = self.inbox = Inbox(slots, block_bytes)
             if plan.nixl:
@@ -84,8 +84,10 @@ class Peers:
                 except WriteError as error:
                     _log.warning("KV blocks come over TCP alone: %s", error)
             remote = None if self._remote is None else self._remote.remote
-            for address in plan.listens:
-                sock = listen_at(of_rank(address, self.rank))
+            socks = [listen_at(of_rank(one, self.rank)) for one in plan.listens]
+            if plan.sock is not None:
+                socks.append(plan.sock)
+            for sock in socks:
                 one = Listener(inbox, layout, plan.secret, sock, remote)
                 one.start()
                 self._listeners.append(one)

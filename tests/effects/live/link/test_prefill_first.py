@@ -202,6 +202,8 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     world.judge()
     assert handed(front) == 1
     assert world.fetched == 3
+    every[1].here = ""  # its link is on this machine, and it knows others by name
+    assert every[1].pushes_to(every[0]) == "0"
 
 
 @pytest.mark.parametrize("dies", [False, True])

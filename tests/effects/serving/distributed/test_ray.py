@@ -1,5 +1,6 @@
-"""`minfer serve --distributed ray` on a cluster of this machine, of which actors, their
-processes and whole nodes are lost under load: no request is.
+"""`minfer serve --distributed ray` on a cluster of this machine, of which an engine, the
+process that keeps the engines, and a node are lost under load: no request is.
+`bench.ray_deaths` kills more of them, and more often.
 """
 
 import asyncio
@@ -13,93 +14,32 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from attrs import define
 
-from tests.circles import claimed, long
-from tests.effects.serving.process_deaths import (
-    SOON,
-    Load,
-    Server,
-    bodies,
-    processes,
-    server,
-)
+from minfer import SamplingParams
+from minfer.effects.live.llm import LLM
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.values.checks import ConfigError
+from tests.effects.serving.distributed.ray_nodes import RayNodes, ray_nodes
+from tests.effects.serving.process_deaths import ENGINE, SOON, Load, Server, server
+from tests.effects.serving.test_two_machines import BODIES, PROMPTS, TOKENS
 
-ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+pytest.importorskip("ray", reason="the extra ray is not installed")
 
-MEMORY: Final = 80 * 2**20  # bytes of a node's object store: nothing is in it
-# A node that is gone is noticed within seconds; by default it takes half a minute.
-QUICK: Final = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
-JOINED: Final = 5.0  # seconds in which a node that has joined takes load
 OPTIONS: Final = (
     "--distributed=ray",
     "--dtype=float32",
     "--num-gpu-blocks-override=128",
-    "--routing=round_robin",
 )
-
-
-@define(eq=False)
-class RayNodes:
-    """A cluster, as `ray.cluster_utils` makes one on a single machine."""
-
-    cluster: Any
-
-    def join(self, **more: Any) -> Any:
-        """A node that has room for one replica."""
-        usual = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
-        return self.cluster.add_node(**{**usual, **more})
-
-    def remove(self, node: Any) -> None:
-        """Kill a node's processes."""
-        self.cluster.remove_node(node, allow_graceful=False)
-
-    def actors(self) -> list[Any]:
-        found = ray.util.list_named_actors(all_namespaces=True)
-        names = sorted(one["name"] for one in found)
-        return [ray.get_actor(name, namespace="minfer") for name in names]
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """A cluster of two nodes, of which the second one has been added."""
-    from ray.cluster_utils import Cluster
-
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_worker_niceness", "0")
-    head: dict[str, Any] = {
-        "num_cpus": 1,
-        "object_store_memory": MEMORY,
-        "include_dashboard": False,
-    }
-    head["_system_config"] = QUICK
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        ray.init(address=cluster.address, namespace="minfer", log_to_driver=False)
-        yield RayNodes(cluster)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        patch.undo()
-
-
-def engines() -> dict[int, int]:
-    """Processes of engines on this machine, and those of their actors."""
-    every = processes()
-    actors = {
-        i for i in every if b"ray::EngineActor" in Path(f"/proc/{i}/cmdline").read_bytes()
-    }
-    return {
-        i: one.parent
-        for i, one in every.items()
-        if one.parent in actors
-        and b"spawn_main" in Path(f"/proc/{i}/cmdline").read_bytes()
-    }
+    """A cluster of one node."""
+    with ray_nodes(1) as made:
+        yield made
 
 
 async def until(true: Callable[[], object], within: float = SOON) -> None:
@@ -108,95 +48,85 @@ async def until(true: Callable[[], object], within: float = SOON) -> None:
             await asyncio.sleep(0.05)
 
 
-def ready(served: Server) -> str:
-    return str(served.get("/health").json()["ready"])
+async def until_ready(served: Server, count: int) -> None:
+    said = f"{count} of 2 replicas"
+    await until(lambda: served.get("/health").json()["ready"] == said)
 
 
-async def until_ready(served: Server, said: str) -> None:
-    await until(lambda: ready(served) == said)
+def received(served: Server) -> float:
+    """Blocks that engines have got from others."""
+    said = served.get("/metrics").text
+    found = re.search(r"^minfer_kv_received_blocks_total{.*} (.*)$", said, re.M)
+    return float(found[1]) if found else 0.0
 
 
-def running(served: Server) -> dict[str, int]:
-    """Requests that run, by replica."""
-    each = served.get("/health").json()["replicas"]
-    return {one["replica"]: one["running"] for one in each}
+@pytest.mark.long
+def test_no_request_is_lost_with_engines_keepers_and_nodes(nodes: RayNodes) -> None:
+    node, load = nodes.join(), Load("", BODIES)
 
-
-def machines(served: Server) -> set[str]:
-    """Where replicas are."""
-    return {one["machine"] for one in served.get("/health").json()["replicas"]}
-
-
-@pytest.mark.parametrize(("kills", "tokens"), [*long([(1, 100)]), *claimed([(20, 200)])])
-def test_no_request_is_lost_with_actors_and_nodes(
-    nodes: RayNodes, kills: int, tokens: int
-) -> None:
-    rng = Random(kills)
-    asked = bodies(1, tokens)
-    with server("--dtype=float32", "--num-gpu-blocks-override=128") as alone:
-        alone.drain()
-        one = Load(alone.url, asked)
-        asyncio.run(one.learn())
-    node = nodes.join()
-
-    async def run(served: Server) -> Load:
-        nonlocal node
+    async def run(served: Server) -> None:
         await served.until_ready()
-        await until_ready(served, "2 of 2 replicas")
-        assert machines(served) == {f"{socket.gethostname()} ({node.node_ip_address})"}
-        load = Load(served.url, asked, right=one.right)  # one engine's answers
+        await until_ready(served, 2)
+        each = served.get("/health").json()["replicas"]
+        machine = f"{socket.gethostname()} ({node.node_ip_address})"
+        assert [one["machine"] for one in each] == [machine] * 2
         async with load.clients(2):
-            for _ in range(kills):
-                await load.flows(time.monotonic())
-                await asyncio.sleep(rng.uniform(0, 0.3))
-                ray.kill(rng.choice(nodes.actors()), no_restart=False)
-                await until_ready(served, "1 of 2 replicas")
-                await until_ready(served, "2 of 2 replicas")
-                for which in range(2):  # an engine's process, and an actor's
-                    process = rng.choice([*engines().items()])[which]
-                    os.kill(process, signal.SIGKILL)
-                    await until_ready(served, "1 of 2 replicas")
-                    await until_ready(served, "2 of 2 replicas")
-                nodes.remove(node)
-                await until_ready(served, "1 of 2 replicas")
-                await load.flows(time.monotonic())
-                node = nodes.join()
-                await until_ready(served, "2 of 2 replicas")
-                await until(lambda: all(running(served).values()), JOINED)
-        return load
+            await load.flows(time.monotonic())
+            await until(lambda: received(served) > 0)
+            keeper = served.kill(ENGINE)
+            os.kill(Random(0).choice(nodes.engines()), signal.SIGKILL)
+            await served.successor(ENGINE, keeper)
+            await until_ready(served, 1)
+            await load.flows(time.monotonic())
+            await until_ready(served, 2)
+            nodes.remove(node)
+            await until_ready(served, 1)
+            await load.flows(time.monotonic())
+            nodes.remove(nodes.join())  # one that leaves before anything runs there
+            nodes.join()
+            await until_ready(served, 2)
 
-    with server(*OPTIONS, "--replicas=2") as served:
+    with server(*OPTIONS, "--prefill=1", "--decode=1") as served:
+        load.url = served.url
         served.drain()
-        load = asyncio.run(run(served))
+        asyncio.run(run(served))
+        served.process.send_signal(signal.SIGINT)  # its actors end with it
+        served.process.wait(SOON)
+    assert not nodes.engines()
     assert load.lost() == []
-    assert load.different() == []
-    assert load.flawed() == []
-    assert len(load.ended) >= len(asked)
-    nodes.remove(node)
+    one = LLM(dtype="float32", device="cpu", num_gpu_blocks_override=128)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    right = [each.outputs[0].text for each in one.generate(PROMPTS, params)]
+    assert {(which, answer.text[0]) for which, answer in load.ended} == set(
+        enumerate(right)
+    )
 
 
 @pytest.mark.long
 def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> None:
+    from minfer.effects.serving.distributed.ray_cluster import check_nodes
+    from minfer.effects.serving.distributed.ray_cluster import nodes as found
+
     old = tmp_path / "old" / "minfer"
     old.mkdir(parents=True)
     (old / "__init__.py").touch()
     (old / "version.py").write_text("__version__ = '0.0.7'")
     other = nodes.join(env_vars={"PYTHONPATH": str(old.parent)})
     try:
-        failed = serve_in_vain(tmp_path, "--replicas=2")
+        failed = serve_in_vain(tmp_path)
         assert f"{other.node_id[:8]}): it has minfer 0.0.7" in failed
         assert failed.count("node ") == 1
-        failed = serve_in_vain(tmp_path, "--device=cuda")
-        assert "each replica needs 1 GPU of one node" in failed
-        assert len(re.findall(r" has 0", failed)) == 2
+        with pytest.raises(ConfigError, match="each replica needs 1 GPU of one") as error:
+            check_nodes(EngineArgs(device="cuda"), found())
+        assert str(error.value).count(" has 0") == len(found())
     finally:
         nodes.remove(other)
 
 
-def serve_in_vain(folder: Path, *options: str) -> str:
+def serve_in_vain(folder: Path) -> str:
     """What a server says that cannot start, in a folder: Ray's workers import from it."""
     done = subprocess.run(
-        [sys.executable, "-m", "minfer", "serve", "--port=0", *OPTIONS, *options],
+        [sys.executable, "-m", "minfer", "serve", "--port=0", *OPTIONS],
         capture_output=True,
         text=True,
         timeout=SOON,
