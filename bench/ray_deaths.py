@@ -47,7 +47,8 @@ from tests.effects.serving.process_deaths import (
 )
 
 KINDS: Final = ("engine", "actor", "node", "keeper", "front", "leave")
-TRIES: Final = 5  # of a client whose front was killed
+TRIES: Final = 50  # of a client whose front was killed, until another one is ready
+AGAIN: Final = 0.2  # seconds between two of these
 LOOK: Final = 0.1  # seconds between two questions for the state
 LATE: Final = 300.0  # seconds for what takes a few, where others use the machine
 SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
@@ -77,6 +78,7 @@ class RetriedLoad(Load):
             if answer.done:
                 break
             self.retried += attempt == 0 and self.tries > 1
+            await asyncio.sleep(AGAIN)
         self.longest = max([self.longest, *(b - a for a, b in pairwise(times))])
         self.ended.append((which, answer))
         await asyncio.sleep(self.rest)
@@ -161,7 +163,10 @@ class Trial:
     async def front(self, number: int) -> None:
         """Kill a front."""
         del number
-        name = self.rng.choice(FRONTS)
+        ended, name = len(self.load.ended), self.rng.choice(FRONTS)
+        async with asyncio.timeout(LATE):
+            while len(self.load.ended) == ended:  # or the same request is cut each time
+                await asyncio.sleep(LOOK)
         await self.server.successor(name, self.server.kill(name))
         await self.server.until_ready()
 
