@@ -25,7 +25,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +53,10 @@ POLICIES: Final = ("round_robin", "prefix")
 BLOCK: Final = 16  # tokens
 TOKENS: Final = range(100, 2000)  # ids that prompts are made of
 SPARE: Final = 1.3  # blocks of all caches, of those that all sessions have in the end
+LOAD: Final = (  # the options that say what was measured
+    *("replicas", "distributed", "shape", "sessions", "turns", "system", "first"),
+    *("more", "output", "think", "ramp", "blocks"),
+)
 AIMS: Final = {"hit_share": 1.5, "ttft_p50": 0.8, "error": 0.15}
 
 
@@ -96,7 +100,8 @@ def blocks_of(args: argparse.Namespace) -> int:
     """Of a replica: its part of what all sessions have in the end, and some to spare."""
     last = (len(turns(number, args)[-1]) for number in range(args.sessions))
     total = sum(-(-(size - args.system + args.output) // BLOCK) for size in last)
-    return int(SPARE * total / args.replicas) + args.system // BLOCK
+    blocks: int = int(SPARE * total / args.replicas) + args.system // BLOCK
+    return blocks
 
 
 async def ask(
@@ -265,7 +270,7 @@ def compared(
     for policy, (asked, ran) in runs.items():
         ours = predicted(policy, replicas, asked, ran, cost)
         prompts = sum(len(one.prompt) for one in asked)
-        real = {
+        real: dict[str, Any] = {
             "hit_share": sum(one.cached for one in asked) / prompts,
             "ttft": spread([one.ttft for one in asked]),
         }
@@ -280,18 +285,15 @@ def compared(
                 "ttft_p50": ours["ttft"]["p50"] / real["ttft"]["p50"] - 1,
             },
         }
+    prefix, turn = found["prefix"], found["round_robin"]
     ratios = {
         who: {
-            "hit_share": ratio(found, lambda one, who=who: one[who]["hit_share"]),
-            "ttft_p50": ratio(found, lambda one, who=who: one[who]["ttft"]["p50"]),
+            "hit_share": prefix[who]["hit_share"] / turn[who]["hit_share"],
+            "ttft_p50": prefix[who]["ttft"]["p50"] / turn[who]["ttft"]["p50"],
         }
         for who in ("served", "predicted")
     }
     return {**found, "prefix_to_round_robin": ratios}
-
-
-def ratio(found: dict[str, Any], figure: Callable[[dict[str, Any]], float]) -> float:
-    return figure(found["prefix"]) / figure(found["round_robin"])
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -299,9 +301,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs = {policy: served(policy, args) for policy in POLICIES}
     found = compared(runs, args.replicas)
     show(found)
-    names = ("replicas", "distributed", "shape", "sessions", "turns", "system", "first")
-    names = (*names, "more", "output", "think", "ramp", "blocks")
-    load = {name: getattr(args, name) for name in names}
+    load = {name: getattr(args, name) for name in LOAD}
     return {"load": load, "block_size": BLOCK, "aims": AIMS, **found}
 
 
