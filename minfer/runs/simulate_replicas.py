@@ -62,8 +62,14 @@ def routing_request(request: Request) -> RoutingRequest:
     )
 
 
+def joined(router: RouterConfig, names: tuple[str, ...]) -> RouterState:
+    """A router that these replicas have joined."""
+    events = tuple(map(ReplicaJoined, names))
+    return apply(router, initial_router(router), events).state
+
+
 @define
-class _Replica:
+class SimulatedReplica:
     """A replica: its engine, and requests that are on their way to it."""
 
     name: str
@@ -106,18 +112,22 @@ class ReplicaSimulation:
     lengths: Mapping[SampleId, int] | None = None  # as of `Simulated`
     report_every: float = math.inf  # seconds
     state: RouterState = field(init=False)
-    _replicas: dict[str, _Replica] = field(init=False)
+    _replicas: dict[str, SimulatedReplica] = field(init=False)
     _deferred: deque[Request] = field(init=False, factory=deque)
 
     def __attrs_post_init__(self) -> None:
-        self._replicas = {
-            name: _Replica(
-                name, SimulatedEngine(self.config, Simulated(self.lengths), self.cost)
-            )
-            for name in self.names
-        }
-        joined = tuple(map(ReplicaJoined, self.names))
-        self.state = apply(self.router, initial_router(self.router), joined).state
+        self._replicas = self._started(self.names, self.config)
+        self.state = joined(self.router, self.names)
+
+    def _started(
+        self, names: tuple[str, ...], config: EngineConfig
+    ) -> dict[str, SimulatedReplica]:
+        """Replicas with nothing to do yet."""
+        made = (
+            SimulatedEngine(config, Simulated(self.lengths), self.cost) for _ in names
+        )
+        pairs = zip(names, made, strict=True)
+        return {name: SimulatedReplica(name, one) for name, one in pairs}
 
     def run(self) -> Iterator[ReplicaTurn | RoutedArrival]:
         """Route and take turns until everything has been served, or nothing can happen
@@ -145,9 +155,13 @@ class ReplicaSimulation:
             return
         waiting = [one for one in self._deferred if one.id != what.id]
         self._deferred = deque(waiting)
-        name = self.state.requests.get(what.id)
+        name = self._home(what.id)
         if name is not None:
             self._send(name, time, what, due)
+
+    def _home(self, request: str) -> str | None:
+        """The replica that has a request."""
+        return self.state.requests.get(request)
 
     def _route(
         self, time: float, request: Request, due: dict[str, float]
@@ -168,23 +182,27 @@ class ReplicaSimulation:
         due[name] = replica.due
 
     def _turn(
-        self, replica: _Replica, now: float, due: dict[str, float]
+        self, replica: SimulatedReplica, now: float, due: dict[str, float]
     ) -> Iterator[ReplicaTurn | RoutedArrival]:
         """Take a turn of a replica, tell the router, and route what was deferred."""
         turn = replica.turn(now)
         due[replica.name] = replica.due
-        events: list[RouterEvent] = replica_events(
-            self.config, replica.name, turn, replica.unstarted
-        )
-        if now >= replica.next_report and self.report_every < math.inf:
-            replica.next_report = now + self.report_every
-            state = turn.transition.state
-            events.append(load_report(self.config, replica.name, state))
+        events = self._events(self.config, replica, turn, now)
         if events:
             self.state = apply(self.router, self.state, tuple(events)).state
         yield ReplicaTurn(replica.name, turn)
         if self._deferred and any(isinstance(one, Started | Ended) for one in events):
             yield from self._route_deferred(now, due)
+
+    def _events(
+        self, config: EngineConfig, replica: SimulatedReplica, turn: Turn, now: float
+    ) -> list[RouterEvent]:
+        """What the router must know of a turn of a replica."""
+        events = replica_events(config, replica.name, turn, replica.unstarted)
+        if now >= replica.next_report and self.report_every < math.inf:
+            replica.next_report = now + self.report_every
+            events.append(load_report(config, replica.name, turn.transition.state))
+        return events
 
     def _route_deferred(
         self, now: float, due: dict[str, float]
