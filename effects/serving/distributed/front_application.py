@@ -5,13 +5,14 @@ engine answer it (`serve_engine`).
 from typing import Any, Final
 
 from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from minfer.effects.serving.application import refusal
-from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.distributed.asgi_calls import head_of
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
@@ -76,6 +77,9 @@ class FrontApplication:
             try:
                 async for each in replies:
                     await answer.take(each)
+            except BackPressureError as error:  # more wait than max_queued_requests
+                why = " ".join(str(error).split())
+                raise ApiError(why, None, OVERLOADED, _UNAVAILABLE) from None
             except RayActorError:
                 if answer.begun:
                     raise
@@ -95,6 +99,7 @@ class _Answer:
         self._send = send
         self._homes = homes
         self._replica = ""
+        self._head: list[tuple[bytes, bytes]] | None = None  # until a body follows
         self.begun = self.ended = False
 
     async def take(self, each: str | list[Message]) -> None:
@@ -102,14 +107,15 @@ class _Answer:
         if isinstance(each, str):
             self._replica = each
             return
-        if not self.begun:
-            self.begun = True
-            headers = each[0].get("headers", ())
-            first = b"".join(one.get("body", b"") for one in each)
-            self._homes.note(self._replica, headers, first)
-            # Ray Serve's proxy adds it, to requests and answers.
-            each[0]["headers"] = [one for one in headers if one[0] != HEADER]
         for message in each:
+            if message["type"] == "http.response.start":
+                self._head = [*message.get("headers", ())]
+                # Ray Serve's proxy adds it, to requests and answers.
+                message["headers"] = [one for one in self._head if one[0] != HEADER]
+            elif self._head is not None:
+                self._homes.note(self._replica, self._head, message.get("body", b""))
+                self._head = None
+            self.begun = True
             await self._send(message)
         last = each[-1]
         ends = last["type"] == "http.response.body"

@@ -3,9 +3,12 @@ where their requests go.
 """
 
 import asyncio
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -17,7 +20,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.ray_serve import build
 from minfer.values.checks import ConfigError
 from tests.circles import claimed, long
-from tests.effects.serving.process_deaths import SOON, Load, bodies
+from tests.effects.serving.process_deaths import SOON, Load, bodies, processes
 
 ray = pytest.importorskip("ray", reason="the extra ray-serve is not installed")
 serve = pytest.importorskip("ray.serve", reason="the extra ray-serve is not installed")
@@ -66,6 +69,12 @@ class Served:
         states = app.deployments["engine"].replica_states
         return {str(getattr(k, "value", k)): count for k, count in states.items()}
 
+    def processes(self) -> list[int]:
+        """The processes of its engine's replicas."""
+        title = f"ray::ServeReplica:{self.name}:engine".encode()
+        every = {i: Path(f"/proc/{i}/cmdline") for i in processes()}
+        return [i for i, path in every.items() if title in path.read_bytes()]
+
     async def until_engines(self, count: int) -> None:
         """Wait until it has so many, and no others that start or stop."""
         async with asyncio.timeout(SCALED):
@@ -110,13 +119,13 @@ def alone() -> str:
 
 # The variables that Ray wants in its place do not pass its check of the period above.
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s`:DeprecationWarning")
-@pytest.mark.parametrize("seconds", [*long([2.0]), *claimed([30.0])])
+@pytest.mark.parametrize("seconds", [*long([1.0]), *claimed([30.0])])
 def test_it_scales_under_load_and_loses_no_request(
     cluster: RayServe, seconds: float
 ) -> None:
     served = cluster.run("scaled", autoscaling_config=SCALING)
     check_clients(served)
-    load = Load(served.url, bodies(2, 60))
+    load = Load(served.url, bodies(1, 60))
 
     async def run() -> None:
         await load.learn()
@@ -134,6 +143,36 @@ def test_it_scales_under_load_and_loses_no_request(
     assert load.different() == []
     assert len(load.ended) > len(load.bodies)
     serve.delete("scaled")
+
+
+@pytest.mark.claimed
+def test_a_replica_that_is_killed_is_replaced(cluster: RayServe) -> None:
+    served = cluster.run("killed", num_replicas=2, health_check_period_s=0.5)
+    load = Load(served.url, bodies(1, 60))
+    clients = 4
+
+    async def run() -> None:
+        await load.learn()
+        for number in range(1, 4):
+            load.stopping = False
+            async with load.clients(clients):
+                await load.flows(time.monotonic())
+                one, other = served.processes()
+                os.kill(one, signal.SIGKILL)
+                async with asyncio.timeout(SCALED):
+                    while len({*served.processes()} - {one, other}) < 1:
+                        await asyncio.sleep(0.2)
+                await served.until_engines(2)
+                # Some of those that were being answered there, and no others.
+                assert len(load.lost()) <= number * clients
+                before = len(load.lost())
+                await load.flows(time.monotonic())
+                await asyncio.sleep(1.0)
+            assert len(load.lost()) == before
+
+    asyncio.run(run())
+    assert load.different() == []
+    serve.delete("killed")
 
 
 def check_clients(served: Served) -> None:
