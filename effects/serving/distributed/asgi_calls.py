@@ -58,10 +58,11 @@ def post_head(path: str, size: int, api_key: str = "") -> dict[str, object]:
 
 
 async def answers(
-    app: ASGIApp, head: Scope, body: bytes
+    app: ASGIApp, head: Scope, body: bytes, pause: float = 0.0
 ) -> AsyncGenerator[list[Message]]:
     """Have an application answer a request; yields its messages, all that there are at
-    once. Raises what it raises. Who closes this has the request cancelled.
+    once, with `pause` seconds in between if more are to come. Raises what it raises. Who
+    closes this has the request cancelled.
     """
     sent: list[Message] = []
     new = asyncio.Event()
@@ -87,6 +88,8 @@ async def answers(
             if batch := [*sent]:
                 sent.clear()
                 yield batch
+                if not ended and pause:
+                    await asyncio.wait((task,), timeout=pause)
         await task
     finally:
         if not task.done():

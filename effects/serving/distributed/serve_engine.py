@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from attrs import evolve
@@ -19,6 +19,10 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.distributed.asgi_calls import answers
 from minfer.effects.serving.processes.server import read_options
 from minfer.runs.replica_events import load_report
+
+# Seconds between two parts of an answer. Each is two calls of Ray's: with one for each
+# token, many streams would be slower than the engine.
+PAUSE: Final = 0.02
 
 
 class ServedEngine:
@@ -50,7 +54,7 @@ class ServedEngine:
         """
         del home
         yield self._name
-        async with contextlib.aclosing(answers(self._app, head, body)) as messages:
+        async with contextlib.aclosing(answers(self._app, head, body, PAUSE)) as messages:
             async for each in messages:
                 yield each
 

@@ -23,6 +23,9 @@ async def check_messages() -> None:
     assert [len(one) for one in batches] == [2, 1]  # all that there are, at once
     bodies = [one.get("body") for batch in batches for one in batch]
     assert bodies == [None, b"{}", b"/v1/x"]
+    head = post_head("/v1/x", 2)
+    async with asyncio.timeout(10):  # the pause ends with the answer
+        assert [batch async for batch in answers(echo, head, b"{}", 60.0)] == batches
 
 
 def test_messages_come_as_they_are_sent() -> None:
