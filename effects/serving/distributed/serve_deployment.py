@@ -22,6 +22,7 @@ from minfer.effects.serving.distributed.serve_front import ServedFront
 from minfer.effects.serving.distributed.serve_router import MinferRequestRouter
 from minfer.effects.serving.processes.server import read_options
 from minfer.effects.serving.router.router_options import MAX_BODY
+from minfer.values.checks import ConfigError
 
 REPORT: Final = 1.0  # seconds from one report of a replica's load to the next
 # Requests that a replica has at once, for each of its seats: those that wait there begin
@@ -41,8 +42,8 @@ def application(
     None: Ray Serve's own router. `engines` are Ray Serve's options of the engines'
     deployment; the ingress has so many `fronts`.
 
-    Raises ConfigError, and says it of each node, if nodes that have what an engine needs
-    cannot serve the model.
+    Raises ConfigError for options that Ray Serve refuses, and, which says it of each
+    node, if nodes that have what an engine needs cannot serve the model.
     """
     args = anywhere(read_options(options)[0])
     options.model, options.journal = args.model, args.journal
@@ -65,8 +66,12 @@ def application(
             request_routing_stats_period_s=REPORT,
         )
     resources = {"num_cpus": needed.get(CPU, 0), "num_gpus": needed.get(GPU, 0)}
-    actor = {"ray_actor_options": resources | engines.get("ray_actor_options", {})}
-    engine = serve.deployment(name="engine", **{**usual, **engines, **actor})
+    try:
+        actor = resources | dict(engines.get("ray_actor_options", {}))
+        given = {**usual, **engines, "ray_actor_options": actor}
+        engine = serve.deployment(name="engine", **given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Ray Serve takes no such options: {error}") from error
     front = serve.deployment(
         name="front",
         num_replicas=fronts,

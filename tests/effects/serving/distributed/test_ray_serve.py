@@ -247,7 +247,11 @@ def talk(served: Served, sessions: int, turns: int) -> list[int]:
 
 
 @pytest.mark.long
-def test_a_model_that_no_node_can_read_is_named(cluster: RayServe) -> None:
+def test_what_cannot_be_is_named_before_it_is_deployed(cluster: RayServe) -> None:
     del cluster
     with pytest.raises(ConfigError, match=r"node .*: .*no-such-model"):
         build({"model": "/no-such-model"})
+    with pytest.raises(ConfigError, match=r"Ray Serve takes .*num_replicas"):
+        build({**SMALL, "num_replicas": "few"})
+    with pytest.raises(ConfigError, match="Ray Serve takes no such options"):
+        build({**SMALL, "ray_actor_options": 2})
