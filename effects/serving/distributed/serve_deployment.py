@@ -71,7 +71,8 @@ def application(
         given = {**usual, **engines, "ray_actor_options": actor}
         engine = serve.deployment(name="engine", **given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"Ray Serve takes no such options: {error}") from error
+        why = " ".join(str(error).split())
+        raise ConfigError(f"Ray Serve takes no such options: {why}") from error
     front = serve.deployment(
         name="front",
         num_replicas=fronts,
