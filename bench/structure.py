@@ -47,7 +47,7 @@ SUBFOLDERS: Final = {
     "policies "
     "records sampling blocks values",
     "effects/cli": "bench compare verify",
-    "effects/serving": "router distributed processes input_workers tokens observability "
+    "effects/serving": "distributed router processes input_workers tokens observability "
     "openai anthropic request_parsing access wire page",
     "effects/runs": "load page",
     "effects/live": "input_processing engine link beams constraints journal",

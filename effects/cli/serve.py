@@ -331,6 +331,17 @@ def _time_options(add: Callable[..., Any]) -> None:
     )
 
 
+def complete(options: argparse.Namespace) -> None:
+    """Set the defaults of a server that an engine's settings do not have."""
+    if options.api_key is None:
+        options.api_key = [os.environ.get("MINFER_API_KEY", "")]
+    if options.max_waiting is None:
+        seats = options.max_num_seqs or EngineArgs().max_num_seqs
+        options.max_waiting = LINES_PER_SEAT * seats
+    if options.scheduling_policy is None:
+        options.scheduling_policy = POLICY
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # At once: what follows takes seconds, and tens of seconds for a large model.
@@ -342,13 +353,7 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
 
-    if options.api_key is None:
-        options.api_key = [os.environ.get("MINFER_API_KEY", "")]
-    if options.max_waiting is None:
-        seats = options.max_num_seqs or EngineArgs().max_num_seqs
-        options.max_waiting = LINES_PER_SEAT * seats
-    if options.scheduling_policy is None:
-        options.scheduling_policy = POLICY
+    complete(options)
     args, http = server.read_options(options)
     raise_limit()
     host, port, fronts = options.host, options.port, options.api_processes

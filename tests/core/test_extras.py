@@ -11,7 +11,7 @@ from minfer.extras import how_to_install
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ROOMS: Final = ("minfer", "effects", "kernels", "bench")
-REQUESTED: Final = re.compile(r"""how_to_install\(["'](\w+)""")
+REQUESTED: Final = re.compile(r"""how_to_install\(["']([\w-]+)""")
 ELSEWHERE: Final = re.compile(r"pip install '?minfer")  # than from a clone
 
 
@@ -24,7 +24,7 @@ def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    assert requested == {"bench", "load", "nixl", "otel", "ray", "testing"}
+    assert requested == {"bench", "load", "nixl", "otel", "ray", "ray-serve", "testing"}
     assert requested <= project["optional-dependencies"].keys()
 
 

@@ -1,0 +1,166 @@
+"""The application of Ray Serve, for `serve run`, its configuration files, and Python:
+
+    serve run minfer.effects.cli.ray_serve:build model=MODEL num_replicas=4
+
+Its arguments are options of `minfer serve`, as `max_num_seqs` for `--max-num-seqs`, and
+of Ray Serve's deployments.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, NoReturn
+
+from minfer.effects.cli import serve
+from minfer.extras import how_to_install
+from minfer.routing.policies import ROUTING_POLICIES
+from minfer.values.checks import MOST, ConfigError, check_number
+
+RAY: Final = "2.60."  # what the request router is written against
+RAYS: Final = "ray"  # in place of a routing policy: Ray Serve's own router
+# What a deployment of engines takes of Ray Serve.
+DEPLOYMENT: Final = frozenset(
+    {
+        "autoscaling_config",
+        "graceful_shutdown_timeout_s",
+        "health_check_period_s",
+        "health_check_timeout_s",
+        "logging_config",
+        "max_ongoing_requests",
+        "max_queued_requests",
+        "max_replicas_per_node",
+        "num_replicas",
+        "ray_actor_options",
+    }
+)
+# Options of `minfer serve` for what Ray Serve does itself.
+_SERVES: Final = "Ray Serve has its own settings of HTTP"
+_PLACES: Final = "Ray Serve starts engines: use num_replicas or autoscaling_config"
+NOT_HERE: Final = {
+    **dict.fromkeys(
+        (
+            "access_log",
+            "allowed_host",
+            "allowed_origins",
+            "body_timeout",
+            "header_timeout",
+            "host",
+            "max_connections",
+            "otlp_traces_endpoint",
+            "port",
+            "ssl_ca_certs",
+            "ssl_certfile",
+            "ssl_keyfile",
+            "ssl_keyfile_password",
+        ),
+        _SERVES,
+    ),
+    **dict.fromkeys(
+        (
+            "api_processes",
+            "decode",
+            "distributed",
+            "engine_timeout",
+            "kv_listen",
+            "kv_nixl",
+            "prefill",
+            "prefill_at",
+            "prefill_listen",
+            "prefill_tensor_parallel_size",
+            "replicas",
+        ),
+        _PLACES,
+    ),
+    "shutdown_timeout": "use graceful_shutdown_timeout_s",
+}
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """The application for these arguments: a deployment `engine`, and the ingress
+    `front` before it. Raises ConfigError.
+    """
+    _check_ray()
+    from minfer.effects.serving.distributed import serve_deployment
+
+    engines = {key: _read(value) for key, value in args.items() if key in DEPLOYMENT}
+    own = {
+        key: value
+        for key, value in args.items()
+        if key not in DEPLOYMENT and key not in ("routing", "fronts")
+    }
+    routing = args.get("routing", "prefix")
+    if routing not in (*ROUTING_POLICIES, RAYS):
+        names = ", ".join((*ROUTING_POLICIES, RAYS))
+        raise ConfigError(f"routing must be one of {names}, not {routing!r}")
+    fronts = _read(args.get("fronts", 1))
+    check_number(fronts, "fronts", 1, MOST, whole=True)
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    serve.add_options(parser)
+    options = parser.read(own)
+    serve.complete(options)
+    policy = None if routing == RAYS else routing
+    return serve_deployment.application(options, policy, engines, fronts)
+
+
+def _check_ray() -> None:
+    """Raise ConfigError if Ray Serve is not there, or is another one."""
+    how = how_to_install("ray-serve")
+    try:
+        found = version("ray")
+        import ray.serve  # noqa: F401 - whether it can be imported, with what it needs
+    except (ImportError, PackageNotFoundError) as error:
+        raise ConfigError(f"Ray Serve cannot be used ({error}): {how}") from None
+    if not found.startswith(RAY):
+        wanted = f"{RAY}*, whose interface for request routers minfer uses"
+        raise ConfigError(f"Ray is {found}, not {wanted}: {how}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser of options that come by their names, with values of any type."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(message)
+
+    def read(self, given: Mapping[str, Any]) -> argparse.Namespace:
+        """The options that are given, and the defaults of all others."""
+        words = [word for key, value in given.items() for word in self._words(key, value)]
+        return self.parse_args(words)
+
+    def _words(self, key: str, value: Any) -> list[str]:
+        """What would be typed."""
+        name = key.replace("-", "_")
+        if name in NOT_HERE:
+            self.error(f"{key} is no option here: {NOT_HERE[name]}")
+        flag = f"--{name.replace('_', '-')}"
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            self.error(
+                f"there is no option {key!r}: it must be one of `minfer serve`, or of "
+                f"{', '.join(sorted((*DEPLOYMENT, 'fronts', 'routing')))}"
+            )
+        if value is None:
+            return []
+        if action.nargs == 0:
+            wanted = _read(value)
+            if not isinstance(wanted, bool):
+                self.error(f"{key} must be true or false, not {value!r}")
+            no = f"--no-{flag[2:]}"
+            return [flag] if wanted else [no] if no in action.option_strings else []
+        if isinstance(value, list | tuple):
+            if action.nargs is None:
+                return [f"{flag}={one}" for one in value]
+            return [flag, *map(str, value)]
+        text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+        return [f"{flag}={text}"]
+
+
+def _read(value: Any) -> Any:
+    """A value, which is text if it was typed."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,80 @@
+"""A replica of a deployment of Ray Serve: an engine, in the replica's own process, and
+the application that answers requests for it.
+"""
+
+import argparse
+import contextlib
+from collections.abc import AsyncGenerator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from attrs import evolve
+from ray import serve
+from starlette.types import Message
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.application import Application
+from minfer.effects.serving.distributed.asgi_calls import answers
+from minfer.effects.serving.processes.server import read_options
+from minfer.runs.replica_events import load_report
+
+# Seconds between two parts of an answer. Each is two calls of Ray's: with one for each
+# token, many streams would be slower than the engine.
+PAUSE: Final = 0.02
+
+
+class ServedEngine:
+    """An engine for the options of `minfer serve`. Ray Serve calls its methods in one
+    event loop of a thread of its own; it reports what the constructor raises.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._reports = count(1)
+        args, http = read_options(options)
+        if args.journal is not None:
+            args = evolve(args, journal=Path(args.journal) / self._name)
+        self._llm = AsyncLLM(**attrs.asdict(args, recurse=False))
+        self._llm.warm_grammars()
+        self._app = Application(
+            self._llm,
+            http.names,
+            max_body=http.max_body,
+            bounds=http.bounds,
+            parsers=http.parsers,
+        )
+
+    async def http(
+        self, head: dict[str, Any], body: bytes, home: str = ""
+    ) -> AsyncGenerator[str | list[Message]]:
+        """Answer a request over HTTP: yields this replica's name, and the messages of
+        ASGI by which it is answered. `home` is for the router alone.
+        """
+        del home
+        yield self._name
+        async with contextlib.aclosing(answers(self._app, head, body, PAUSE)) as messages:
+            async for each in messages:
+                yield each
+
+    def check_health(self) -> None:
+        """Raise RuntimeError if requests are not served: Ray Serve then replaces this
+        replica.
+        """
+        if illness := self._app.health.illness():
+            raise RuntimeError(illness)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """The engine's load for routers (`serve_router`), and the report's number."""
+        driver = self._llm.worker.driver
+        load = load_report(driver.config, self._name, driver.state)
+        return {"number": next(self._reports), **attrs.asdict(load)}
+
+    def __del__(self) -> None:
+        """End the engine. Ray Serve calls this once all requests are answered, or their
+        time is over.
+        """
+        if app := getattr(self, "_app", None):
+            app.close()
+            self._llm.close()

@@ -1,0 +1,94 @@
+"""The manifests for KubeRay: options that there are, a Ray that the image has, and pods
+that fit what runs in them.
+"""
+
+import shlex
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+import minfer
+from minfer.effects.cli import ray_serve, serve
+from minfer.effects.cli.main import parser
+from tests.effects.deploy.room import PORT, ROOT, USER, read_all_yaml, read_yaml, whole
+
+JOB = read_all_yaml("kuberay-job.yaml")
+SERVICE = read_yaml("kuberay-service.yaml")
+APPLICATION = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])["applications"][0]
+CLUSTERS = {
+    "job": JOB["RayJob"]["spec"]["rayClusterSpec"],
+    "service": SERVICE["spec"]["rayClusterConfig"],
+}
+EACH = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods of the head and of the engines."""
+    (workers,) = cluster["workerGroupSpecs"]
+    return [one["template"]["spec"] for one in (cluster["headGroupSpec"], workers)]
+
+
+@EACH
+def test_the_image_has_this_minfer_and_this_ray(cluster: dict[str, Any]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (wanted,) = project["optional-dependencies"]["ray-serve"]
+    assert wanted == f"ray[serve]=={ray_serve.RAY}*"
+    assert cluster["rayVersion"].startswith(ray_serve.RAY)
+    for pod in pods(cluster):
+        (container,) = pod["containers"]
+        assert container["image"] == f"minfer:{minfer.__version__}-gpu"
+    assert "wget" in " ".join(whole("gpu").of("RUN"))  # of KubeRay's probes
+
+
+@EACH
+def test_engines_have_a_gpu_and_all_the_model(cluster: dict[str, Any]) -> None:
+    head, engine = pods(cluster)
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in (head, engine)]
+    assert [one.get("nvidia.com/gpu") for one in limits] == [None, 1]
+    assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    for pod in (head, engine):
+        assert pod["securityContext"]["runAsUser"] == USER
+        mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
+        assert {one["name"] for one in pod["volumes"]} == mounts.keys()
+        assert mounts["models"]["mountPath"] == "/models"
+
+
+def test_the_job_has_options_that_there_are_and_a_pod_for_each_engine() -> None:
+    spec = JOB["RayJob"]["spec"]
+    options = parser().parse_args(shlex.split(spec["entrypoint"])[1:])
+    assert (options.distributed, options.device) == ("ray", "cuda")
+    assert (options.host, options.port) == ("0.0.0.0", PORT)  # noqa: S104  # inside
+    assert options.model.startswith("/models/")
+    (workers,) = CLUSTERS["job"]["workerGroupSpecs"]
+    assert workers["replicas"] == workers["minReplicas"] == options.replicas
+    service = JOB["Service"]["spec"]
+    head = CLUSTERS["job"]["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert service["selector"] == head
+    assert service["ports"][0]["targetPort"] == options.port
+
+
+def test_the_service_has_arguments_that_there_are() -> None:
+    module, _, name = APPLICATION["import_path"].partition(":")
+    assert (module, name) == (ray_serve.__name__, ray_serve.build.__name__)
+    given = dict(APPLICATION["args"])
+    scaling = given.pop("autoscaling_config")
+    assert "autoscaling_config" in ray_serve.DEPLOYMENT
+    made = ray_serve._Parser(add_help=False)
+    serve.add_options(made)
+    options = made.read(given)
+    assert (options.device, options.model.partition("Q")[0]) == ("cuda", "/models/")
+    (workers,) = CLUSTERS["service"]["workerGroupSpecs"]
+    assert workers["maxReplicas"] == scaling["max_replicas"]
+    assert workers["minReplicas"] == scaling["min_replicas"]
+    assert CLUSTERS["service"]["enableInTreeAutoscaling"] is True
+
+
+@pytest.mark.long  # Ray takes a second to import
+def test_ray_serve_takes_the_configuration() -> None:
+    schema = pytest.importorskip("ray.serve.schema", reason="no extra ray-serve")
+    config = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
+    (made,) = schema.ServeDeploySchema.model_validate(config).applications
+    assert (made.name, made.args) == ("minfer", APPLICATION["args"])
+    assert made.route_prefix == "/"
