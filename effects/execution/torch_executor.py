@@ -185,8 +185,9 @@ class TorchExecutor:
         )
         self.deferred_packer = DeferredPacker(self.runner.rows, self.runner.padded)
         # A plan takes a slot for each of at most two forwards; or two for one forward
-        # with deferred sampling.
-        slots = (config.depth + 1) * 2 + 1
+        # with deferred sampling. With stages there is a plan for each micro-batch.
+        plans = (config.depth + 1) * ranks.place.parallel.pipeline
+        slots = plans * 2 + 1
         # What a draft model's cache lacks of rows, if there is a draft model; it takes a
         # slot.
         self.catch_up: CatchUp | None = None

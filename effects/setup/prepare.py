@@ -134,7 +134,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         limit = usable_memory(device, args.gpu_memory_utilization)
     parallel = args.parallel
     if parallel.ranks > 1:
-        _check_ranks(args, config, speculative, cuda=device.kind == "cuda")
+        _check_ranks(args, config, speculative)
     if device.kind == "cpu" and limit is not None:
         limit //= parallel.ranks  # they share the machine's
     plans = [
@@ -237,8 +237,6 @@ def _check_ranks(
     args: EngineArgs,
     config: EngineConfig,
     speculative: SpeculativeConfig | None,
-    *,
-    cuda: bool,
 ) -> None:
     """Refuse what engines of several ranks do not do. Raises ConfigError."""
     ranks = "an engine of several ranks (tensor_parallel_size, pipeline_parallel_size)"
@@ -256,12 +254,6 @@ def _check_ranks(
         )
     if args.pipeline_parallel_size == 1:
         return
-    if cuda:
-        # Greedy tokens of two H200s differed from run to run, on the CPU they do not.
-        raise ConfigError(
-            "pipeline stages (pipeline_parallel_size) are for the CPU at present: on "
-            "GPUs their tokens were wrong; use tensor_parallel_size alone"
-        )
     if plan is not None:
         raise ConfigError(
             "prefill and decode apart (--prefill, --decode) are not supported with "

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from multiprocessing import ProcessError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import SimpleQueue
-from socket import SO_RCVTIMEO, SOL_SOCKET, create_server, socket
+from socket import (
+    IPPROTO_TCP,
+    SO_RCVTIMEO,
+    SOL_SOCKET,
+    TCP_NODELAY,
+    create_server,
+    socket,
+)
 from typing import Any, Final
 
 from attrs import define, field, frozen
@@ -54,6 +61,8 @@ class Door:
             # Of each read, here and later: in the middle of a message no one may hang.
             limit = struct.pack("ll", int(SILENCE), 0)
             made.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
+            # Else an item may wait 40 ms for the receipt of the one before.
+            made.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
             link = Connection(made.detach())
             threading.Thread(
                 target=self._greet, args=(link,), name="minfer-joining", daemon=True

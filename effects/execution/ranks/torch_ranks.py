@@ -106,16 +106,14 @@ class TorchRanks:
     def send_tokens(self, tokens: Tensor) -> None:
         """See `Ranks.send_tokens`. Nothing waits until they are received."""
         self._sent = [one for one in self._sent if not one.is_completed()]
-        for rank in range(
-            self.place.rank + self.place.parallel.tensor,
-            self.place.parallel.ranks,
-            self.place.parallel.tensor,
-        ):
-            with on(self._stream):
-                if self._stream is not None:
-                    self._stream.wait_stream(torch.cuda.current_stream(self.device))
-                    tokens.record_stream(self._stream)
-                self._sent.append(dist.isend(tokens, dst=rank, group=self.tokens))
+        stages = self.place.parallel
+        first = self.place.rank + stages.tensor
+        each = range(first, stages.ranks, stages.tensor)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            tokens.record_stream(self._stream)
+        with on(self._stream):
+            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in each]
 
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Ranks.receive_tokens`."""

@@ -24,7 +24,7 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup import device
 from minfer.effects.setup.device import DeviceError
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import _check_ranks, prepare
+from minfer.effects.setup.prepare import prepare
 from minfer.values.checks import ConfigError
 from tests.circles import long
 
@@ -57,13 +57,6 @@ def test_what_ranks_cannot_do_is_refused_before_they_start(
     args = EngineArgs(**{"device": "cpu", "tensor_parallel_size": 2, **settings})
     with pytest.raises((ConfigError, UnsupportedModelError), match=says):
         prepare(args)
-
-
-def test_stages_are_refused_on_gpus() -> None:
-    args = EngineArgs(device="cpu", pipeline_parallel_size=2)
-    config = prepare(args).config
-    with pytest.raises(ConfigError, match="are for the CPU at present"):
-        _check_ranks(args, config, None, cuda=True)
 
 
 def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +160,10 @@ def test_a_silent_stranger_does_not_keep_ranks_from_joining() -> None:
         while not (joined := door.joined()) and time.monotonic() < end:
             pass
         assert [one.message for one in joined] == [{"rank": 1}]
+        with socket.socket(fileno=os.dup(joined[0].link.fileno())) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
+                "items wait for each other"
+            )
 
 
 def test_ranks_end_with_the_engine_and_not_with_a_thread(tmp_path: Path) -> None:
