@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from tests.circles import long
+from tests.circles import claimed, long
 
 TIE: Final = 1e-4  # of log-probabilities: two tokens are equally good
 STORY: Final = (
@@ -51,10 +51,10 @@ SETTINGS: Final[list[Any]] = [
             {"tensor_parallel_size": 2, "kv_host_memory": 64 << 20},
             {"tensor_parallel_size": 4},
             {"pipeline_parallel_size": 2},
-            {"pipeline_parallel_size": 3, "num_gpu_blocks_override": 41},
             {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
         ]
     ),
+    *claimed([{"pipeline_parallel_size": 3, "num_gpu_blocks_override": 41}]),
 ]
 
 

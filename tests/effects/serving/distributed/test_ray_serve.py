@@ -212,17 +212,15 @@ def ends_of(served: Served, name: str) -> object:
     return record["prompts"][0]["finish_reasons"]
 
 
-@pytest.mark.parametrize(("sessions", "turns"), [*long([(12, 3)]), *claimed([(120, 3)])])
-def test_turns_of_a_session_go_where_its_prefix_is(
-    cluster: RayServe, sessions: int, turns: int
-) -> None:
+@pytest.mark.claimed
+def test_turns_of_a_session_go_where_its_prefix_is(cluster: RayServe) -> None:
     # No model, which is not asked what is cached: replicas start sooner.
     two = {"dry_run": True, "num_replicas": 2, "num_gpu_blocks_override": 4096}
     ours = cluster.run("ours", **two)
     rays = cluster.run("rays", **two, routing="ray")
-    cached = talk(ours, sessions, turns)
+    cached = talk(ours, sessions=120, turns=3)
     assert all(cached)
-    elsewhere = talk(rays, sessions, turns)
+    elsewhere = talk(rays, sessions=120, turns=3)
     assert not all(elsewhere)
     assert sum(cached) > sum(elsewhere)
     serve.delete("ours")
