@@ -104,16 +104,18 @@ class _Server:
         head = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             request = Request(self.base + path, headers=head)  # noqa: S310 - see `_base`
-            with build_opener(_NoRedirects).open(request, timeout=_PATIENCE) as answer:
+            try:
+                answer = build_opener(_NoRedirects).open(request, timeout=_PATIENCE)
+            except HTTPError as error:  # a status that is no success
+                answer = error
+            with answer:
                 return answer.status, answer.read(_LONGEST)
-        except HTTPError as error:  # a status that is no success
-            with error:
-                return error.code, error.read(_LONGEST)
         except (OSError, HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
+            text = _word(why) or type(error).__name__  # it may quote the server
             raise ConfigError(
-                f"{self.base} cannot be asked: {why or type(error).__name__}; is a "
-                "server running there? minfer serve starts one"
+                f"{self.base} cannot be asked: {text}; is a server running there? "
+                "minfer serve starts one"
             ) from None
 
 
@@ -159,7 +161,7 @@ def _of_router(server: _Server) -> Mapping[str, Any]:
             "waiting": found["waiting"],
             "replicas": backends,
         }
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return {}
 
 

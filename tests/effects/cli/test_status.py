@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -167,3 +168,37 @@ def test_it_needs_no_torch() -> None:
     )
     run = [sys.executable, "-c", code]
     assert subprocess.check_output(run, text=True, stderr=subprocess.DEVNULL) == "\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x1b[2Jno HTTP\r\n",
+        b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\n99\r\ncut",
+        b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n99\r\ncut",
+    ],
+    ids=["no HTTP", "an error that is cut short", "an answer that is cut short"],
+)
+def test_broken_http(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply() -> None:
+            with server.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        assert main(["status", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 2
+        thread.join()
+    text = capsys.readouterr().err
+    assert "cannot be asked" in text
+    assert text.strip().isprintable(), "no escape sequence reaches the terminal"
+
+
+def test_numbers_of_a_router_that_have_no_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    backends = [{**BACKEND, "requests": most} for most in (10**400, 1.5)]
+    router = said({**ROUTER, "backends": backends})
+    with answering({"/ready": said({"status": "ready"}), "/router": router}) as url:
+        assert main(["status", url]) == 0
+    assert capsys.readouterr().out == f"{url}: ready\n"
