@@ -80,6 +80,8 @@ def build(args: Mapping[str, Any]) -> Any:
     """The application for these arguments: a deployment `engine`, and the ingress
     `front` before it. Raises ConfigError.
     """
+    if not isinstance(args, Mapping) or not all(isinstance(key, str) for key in args):
+        raise ConfigError("arguments are options by their names, as in model=MODEL")
     _check_ray()
     from minfer.effects.serving.distributed import serve_deployment
 

@@ -65,6 +65,11 @@ def run(options: argparse.Namespace) -> int:
     key = options.api_key
     if key is None:
         key = os.environ.get("MINFER_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):  # an error later would quote it
+        raise ConfigError(
+            "the API key (--api-key, or MINFER_API_KEY) has a line break or another "
+            "character that no key has"
+        )
     server = _Server(_base(options.url), key)
     found = server.ask("/ready")
     if "version" not in found:  # a router, or a server that loads
@@ -130,8 +135,9 @@ def _base(url: str) -> str:
     """The address of a server, without /v1. Raises ConfigError."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query
-        fine = fine and parts.port != 0  # raises ValueError for an invalid port
+        whole = parts.scheme in ("http", "https") and parts.hostname is not None
+        bare = not parts.query and not parts.fragment
+        fine = whole and bare and parts.port != 0  # raises ValueError for an invalid one
     except ValueError:
         fine = False
     if not fine:

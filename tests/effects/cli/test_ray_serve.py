@@ -44,6 +44,12 @@ def test_what_is_wrong_is_named(given: dict[str, Any], why: str) -> None:
         read(**given)
 
 
+@pytest.mark.parametrize("given", [None, ["model"], {3: 4}])
+def test_arguments_have_names(given: Any) -> None:
+    with pytest.raises(ConfigError, match="options by their names"):
+        build(given)
+
+
 def test_every_option_that_is_refused_is_one_of_serve() -> None:
     parser = ray_serve._Parser(add_help=False)
     serve.add_options(parser)

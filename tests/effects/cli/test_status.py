@@ -153,13 +153,22 @@ def test_where_nobody_listens_or_speaks_as_asked(
             assert capsys.readouterr().err.startswith(f"minfer: {url} cannot be asked: ")
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "http://", "a:99999", "http://a/?b=c"])
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "a:99999", "a/?b=c", "a#b"])
 def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["status", url]) == 2
     assert "is no address of a server" in capsys.readouterr().err
 
 
 @pytest.mark.long
+def test_a_key_that_no_header_can_have_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["status", "127.0.0.1:1", "--api-key", "sec\nret"]) == 2
+    said = capsys.readouterr().err
+    assert "the API key" in said
+    assert "ret" not in said.replace("MINFER", "").replace("character", "")
+
+
 def test_it_needs_no_torch() -> None:
     code = (
         "import sys; from minfer.effects.cli.main import main\n"
