@@ -1,4 +1,4 @@
-"""Requests to an application of this process, in place of those of a connection."""
+"""Calls of an ASGI application without an HTTP connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Scope
 
-# What a process elsewhere must know of a request: no objects of a server.
+# The parts of a scope that can be sent to another process: plain values.
 _HEAD: Final = (
     "type",
     "asgi",
@@ -23,7 +23,9 @@ _HEAD: Final = (
 
 
 def head_of(scope: Scope) -> dict[str, object]:
-    """A request's head, with its path below the prefix of the application."""
+    """The parts of a request's scope that another process needs. The paths are without
+    the prefix at which the application is mounted (`root_path`).
+    """
     head = {name: scope[name] for name in _HEAD if name in scope}
     if prefix := scope.get("root_path", ""):
         head["path"] = scope["path"].removeprefix(prefix) or "/"
@@ -32,8 +34,8 @@ def head_of(scope: Scope) -> dict[str, object]:
 
 
 def post_head(path: str, size: int, api_key: str = "") -> dict[str, object]:
-    """The head of a request of this program's own, with a body of JSON of `size`
-    bytes.
+    """The scope of a POST that did not come over HTTP, with a JSON body of `size` bytes;
+    an empty `api_key` sends none.
     """
     headers = [
         (b"host", b"localhost"),
@@ -60,9 +62,10 @@ def post_head(path: str, size: int, api_key: str = "") -> dict[str, object]:
 async def answers(
     app: ASGIApp, head: Scope, body: bytes, pause: float = 0.0
 ) -> AsyncGenerator[list[Message]]:
-    """Have an application answer a request; yields its messages, all that there are at
-    once, with `pause` seconds in between if more are to come. Raises what it raises. Who
-    closes this has the request cancelled.
+    """Call an application with a request; yields its ASGI messages in batches: all that
+    it has sent since the batch before. Batches are at least `pause` seconds apart, except
+    the last. Raises what the application raises. Closing this generator cancels the
+    request.
     """
     sent: list[Message] = []
     new = asyncio.Event()

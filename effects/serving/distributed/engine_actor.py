@@ -1,7 +1,8 @@
-"""An actor of Ray's: it has a replica's place on a node, and runs its engine there, in a
-process of its own that it watches. It does not start that again: its keeper has Ray
-restart the actor. While the keeper is away, as when it was killed, the engine serves on;
-if none comes, the server is gone, and the actor ends.
+"""The Ray actor of a replica: it reserves the replica's resources on a node, and runs the
+engine there in a child process that it watches. It does not restart that process: the
+keeper (`engine_keeper`) has Ray restart the whole actor. If the keeper was killed, the
+engine goes on serving until the next one calls; without a call for KEEPER_TIMEOUT, the
+server is taken to be gone, and the actor ends.
 """
 
 import multiprocessing
@@ -22,33 +23,35 @@ from attrs import define, evolve
 from minfer.effects.serving.distributed import engine_plan
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
-    LAST,
+    STOP_TIMEOUT,
     EnginePlan,
     EngineState,
 )
 from minfer.effects.serving.processes.heartbeat import Heartbeat
 from minfer.version import __version__
 
-ALONE: Final = 30.0  # seconds without a keeper after which an actor ends
-_LOOK: Final = 0.5  # seconds between two looks at the clock
-_CHUNK: Final = 2**16  # bytes
-# A program: what it imports takes long, and is not needed here.
+KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
+_LOOK: Final = 0.5  # seconds between two checks of a timeout
+_CHUNK: Final = 2**16  # bytes, at most, of one read
+# Run as a program, so that the actor need not import the engine, which is slow.
 _CHILD: Final = "minfer.effects.serving.distributed.engine_child"
 _HUNG: Final = "it has not answered for too long (--engine-timeout), and was killed"
 
 
 class EngineActor:
-    """The place of a replica. Ray calls its methods one after the other."""
+    """The actor of a replica. Ray calls its methods one after the other."""
 
     def __init__(self) -> None:
         self._engine: _WatchedEngine | None = None
         self._asked = time.monotonic()
         own = ray.get_runtime_context().current_actor
-        threading.Thread(target=self._end_alone, args=[own], daemon=True).start()
+        end = self._end_without_keeper
+        threading.Thread(target=end, args=[own], daemon=True).start()
 
     def keep(self, version: str, plan: EnginePlan) -> EngineState:
-        """Start the engine if it was not yet; returns its state. `version` is the
-        server's.
+        """Start the engine unless it has been started; returns its state. `version` is
+        that of the server's minfer: if the node has another one, no engine is started,
+        and the state says why.
         """
         self._asked = time.monotonic()
         if self._engine is None:
@@ -63,12 +66,12 @@ class EngineActor:
         return self._engine.state
 
     def stop(self) -> None:
-        """Have the engine end, and wait for that."""
+        """Stop the engine; kill it if it has not ended after STOP_TIMEOUT."""
         if self._engine is not None:
             self._engine.stop()
 
-    def _end_alone(self, own: Any) -> None:
-        while time.monotonic() < self._asked + ALONE:
+    def _end_without_keeper(self, own: Any) -> None:
+        while time.monotonic() < self._asked + KEEPER_TIMEOUT:
             time.sleep(_LOOK)
         self.stop()
         ray.kill(own)
@@ -80,7 +83,7 @@ class _WatchedEngine:
 
     host: str
     child: "subprocess.Popen[bytes]"
-    plans: Connection  # to it, whose end ends it
+    plans: Connection  # to the process, which ends when this is closed
     reports: IO[bytes]  # its standard output
     heartbeat: Heartbeat
     state: EngineState
@@ -88,9 +91,10 @@ class _WatchedEngine:
 
     @classmethod
     def started(cls, plan: EnginePlan, state: EngineState, host: str) -> "_WatchedEngine":
-        """Start the process of an engine at this address of the node."""
+        """Start the process of an engine, which listens at the node's address `host`."""
         held, plans = multiprocessing.Pipe(duplex=False)
-        # It dies with the thread that starts it: Ray's main one, that of all calls.
+        # The child dies with the thread that starts it (`die_with_parent`). Calls of an
+        # actor run in its process's main thread, which lives as long as the actor.
         child = subprocess.Popen(
             [sys.executable, "-m", _CHILD, host, str(held.fileno())],
             stdin=subprocess.DEVNULL,
@@ -99,7 +103,7 @@ class _WatchedEngine:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         held.close()
-        with suppress(OSError):  # it has ended, as its log says
+        with suppress(OSError):  # it has ended already; its log says why
             plans.send(plan)
         reports, beats = cast("IO[bytes]", child.stdout), Heartbeat(plan.timeout)
         watched = cls(host, child, plans, reports, beats, state)
@@ -107,7 +111,7 @@ class _WatchedEngine:
         return watched
 
     def watch(self) -> None:
-        """Note what the process reports, and its end; kill it if it hangs."""
+        """Follow the process's reports until it ends; kill it if it hangs."""
         self.heartbeat.begin(self.child.pid)
         with selectors.DefaultSelector() as selector:
             selector.register(self.reports, selectors.EVENT_READ)
@@ -125,11 +129,11 @@ class _WatchedEngine:
         self.state = evolve(self.state, code=self.child.wait())
 
     def stop(self) -> None:
-        """Have the process end, and wait for that."""
+        """Stop the process; kill it if it has not ended after STOP_TIMEOUT."""
         with suppress(OSError):
             self.plans.close()
         with suppress(subprocess.TimeoutExpired):
-            self.child.wait(LAST)
+            self.child.wait(STOP_TIMEOUT)
         self.child.kill()
 
     def _read(self, data: bytes) -> None:

@@ -1,6 +1,7 @@
-"""The process of an engine on a node of a cluster: a child of its actor, so that the
-engine's signals, threads and end are its own. The actor sends a plan on a connection
-that ends with the actor: then it ends, too. Its output is lines for the actor.
+"""The process of an engine on a node of a cluster. It is a child of the actor, and not
+the actor itself, so that signals, threads and crashes of the engine are not those of
+Ray's worker. The actor sends a plan over a pipe; when the pipe is closed, this process
+ends, too. On standard output it reports to the actor, in lines (`engine_plan`).
 """
 
 import contextlib
@@ -22,9 +23,9 @@ from minfer.effects.serving.distributed.engine_plan import (
     BEAT,
     CANNOT_START,
     KV,
-    LAST,
     PORT,
     READY,
+    STOP_TIMEOUT,
     WHY,
     EnginePlan,
 )
@@ -33,16 +34,16 @@ from minfer.effects.serving.processes.process_ends import engine_names
 from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE
 
-_LONGEST: Final = 1000  # characters of a reason
+_LONGEST: Final = 1000  # characters, at most, of the reason that is reported
 
 
 def run_child(host: str, plans: Connection) -> None:
-    """Serve at a free port of this address, and end this process."""
+    """Serve at a free port of the address `host`, and end this process."""
     die_with_parent()
     code = 1
     reports = os.dup(1)
     try:
-        os.dup2(2, 1)  # what is printed is a log
+        os.dup2(2, 1)  # anything that is printed goes to the log
         os.set_blocking(reports, False)
         plan: EnginePlan = plans.recv()
         threading.Thread(target=_end_with_parent, args=[plans], daemon=True).start()
@@ -66,7 +67,8 @@ def _serve(plan: EnginePlan, host: str, report: "partial[None]") -> int:
         if (peers := args.kv_peers) is not None and peers.role == DECODE:
             kv = listen_at((host, 0))
             args = evolve(args, kv_peers=evolve(peers, sock=kv))
-            report(KV, str(kv.getsockname()[1]))  # first: fronts learn both together
+            # Before PORT: the keeper gives fronts both addresses once PORT is known.
+            report(KV, str(kv.getsockname()[1]))
         report(PORT, str(sock.getsockname()[1]))
         return run_engine(
             args,
@@ -80,15 +82,15 @@ def _serve(plan: EnginePlan, host: str, report: "partial[None]") -> int:
 
 
 def _report(reports: int, kind: str, text: str = "") -> None:
-    with contextlib.suppress(OSError):  # the actor is gone, or is stopped
+    with contextlib.suppress(OSError):  # the actor is gone, or does not read
         os.write(reports, f"{kind} {text}\n".encode("utf-8", "replace"))
 
 
 def _end_with_parent(plans: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
-        plans.recv_bytes()  # no more are sent
+        plans.recv_bytes()  # nothing more is sent: returns when the pipe is closed
     os.kill(os.getpid(), STOP)
-    time.sleep(LAST)
+    time.sleep(STOP_TIMEOUT)
     os._exit(1)
 
 

@@ -1,15 +1,17 @@
-"""The process of a server that keeps its engines on a cluster: it has an actor for each,
-asks it how the engine is, and tells the fronts where that listens.
+"""The process of a server that keeps its engines running on a cluster (the keeper). It
+creates an actor for each engine, asks it for the engine's state again and again, and
+tells the fronts the engine's address.
 
-    an actor that answers        its engine is started there, if it was not yet
-    its engine has ended         Ray restarts the actor, on any node that has room
-    it, or its node, is gone     Ray restarts it by itself
-    no node has room             it waits; a node that joins gets it
-    its node is drained          Ray restarts it elsewhere, once another node has room
-    the keeper is killed         the next one finds the actors, whose engines went on
+    the actor answers            it has started its engine, if that was not running
+    its engine has ended         the keeper has Ray restart the actor, on any node
+    it, or its node, is gone     Ray restarts the actor without being asked
+    no node has room             the actor waits; a node that joins may take it
+    its node is drained          it is restarted elsewhere, once another node has room
+    the keeper is killed         the next one finds the actors, and engines keep serving
 
-Calls may be lost with an actor, or wait until it has a place: of each actor one is under
-way, and another one follows when that fails or takes too long.
+A call may be lost with an actor, or wait until the actor has a node. So each actor
+has one pending call, and the next one is made when that returns, fails, or takes longer
+than CALL_TIMEOUT.
 """
 
 import hashlib
@@ -31,17 +33,17 @@ from minfer.effects.live.engine_process import STOP
 from minfer.effects.serving.distributed.engine_place import EnginePlace, restart
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
-    LAST,
+    STOP_TIMEOUT,
     EnginePlan,
     EngineState,
-    anywhere,
+    with_absolute_paths,
 )
 from minfer.effects.serving.distributed.ray_cluster import (
     GPU,
     check_nodes,
     connected,
+    draining_nodes,
     has_room,
-    leaving,
     needs,
     nodes,
 )
@@ -59,27 +61,28 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
-LOOK: Final = 0.1  # seconds between two looks
-LATE: Final = 5.0  # seconds after which another call is made; the first may be lost
-MOVE: Final = 2.0  # seconds between two looks for nodes that are drained
-SAY: Final = 15.0  # seconds in which an actor has begun, if a node has room
+POLL: Final = 0.1  # seconds between two looks at the actors' answers
+CALL_TIMEOUT: Final = 5.0  # seconds after which a call is made again: it may be lost
+DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
+# Seconds after which engines that no node has room for are named on standard error.
+ROOM_WARNING: Final = 15.0
 
 
 def keep_engines(
     engines: EnginesElsewhere, beat: Callable[[], None], ready: Callable[[], None]
 ) -> int:
     """Keep the engines of a server on a cluster until a `STOP`; returns the exit code.
-    `ready` is called once the first of them is ready, and `beat` some times a second.
+    `ready` is called when the first of them is ready, and `beat` every POLL seconds.
 
     Raises ConfigError if the cluster or one of its nodes cannot serve the model, or if
-    an engine cannot be started before any was.
+    an engine cannot be started while none has been ready yet.
     """
     configure_logs("cluster")
     over = threading.Event()
-    _obey(over)
+    _handle_signals(over)
     with connected():
-        _obey(over)  # Ray has handlers of its own
-        args, found = anywhere(engines.args), nodes()
+        _handle_signals(over)  # connecting has set Ray's handlers
+        args, found = with_absolute_paths(engines.args), nodes()
         needed = needs(args, found)
         plans = _plans(engines, args, on_gpu=GPU in needed)
         server = _server_name(engines.deployment.secret)
@@ -96,7 +99,7 @@ def keep_engines(
         except ConfigError:
             _end(kept)
             raise
-        _end(kept)  # else the next keeper finds them
+        _end(kept)  # not after other errors: then the next keeper finds the actors
     return 0
 
 
@@ -126,22 +129,22 @@ def _keep(
     *,
     again: bool,
 ) -> None:
-    """`again`: an earlier keeper has made the actors, and some engine was ready."""
+    """`again`: an earlier keeper created the actors, so that some engine was ready."""
     served, said = again, False
     begun = looked = time.monotonic()
     if again:
         ready()
-    while not over.wait(LOOK):
+    while not over.wait(POLL):
         beat()
         for one in kept:
             one.look(served=served)
         if not served and any(one.ready for one in kept):
             served = True
             ready()
-        if time.monotonic() > looked + MOVE:
+        if time.monotonic() > looked + DRAIN_POLL:
             looked = time.monotonic()
             _move_one(kept)
-        if not said and time.monotonic() > begun + SAY:
+        if not said and time.monotonic() > begun + ROOM_WARNING:
             said = True
             if waiting := [one.name for one in kept if one.state is None]:
                 _say(f"{', '.join(waiting)} of {len(kept)} wait for a node with room")
@@ -152,13 +155,13 @@ class KeptEngine:
     """An engine on the cluster, and its actor."""
 
     plan: EnginePlan
-    path: Path  # beside which its address is
+    path: Path  # the file with its address is beside this
     place: EnginePlace
-    state: EngineState | None = None  # as last said; None: nothing since it was restarted
-    failures: int = 0  # in a row, before it was ready
+    state: EngineState | None = None  # the latest; None: unknown since it was restarted
+    failures: int = 0  # starts in a row that ended before it was ready
     actor: Any = field(init=False)
-    _asked: Any = None  # the call that is under way
-    _since: float = 0.0  # when that was made, or the next one may be
+    _asked: Any = None  # the pending call, a Ray object reference
+    _since: float = 0.0  # monotonic s: when that was made; without one, when to make it
 
     def __attrs_post_init__(self) -> None:
         self.actor = self.place.actor()
@@ -170,12 +173,12 @@ class KeptEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether it is ready, as last said."""
+        """Whether it is ready, by its latest state."""
         return self.state is not None and self.state.blocks is not None
 
     def look(self, *, served: bool) -> None:
-        """Take what the actor says, without waiting for it, and ask again. `served`: some
-        engine has been ready; else raises ConfigError for one that cannot be started.
+        """Take the answer of the actor, if there is one, or call it; never waits. Raises
+        ConfigError if the engine cannot be started, and none has been ready (`served`).
         """
         now = time.monotonic()
         if self._asked is None:
@@ -186,21 +189,21 @@ class KeptEngine:
         try:
             state = ray.get(self._asked, timeout=0)
         except GetTimeoutError:
-            if now > self._since + LATE:
+            if now > self._since + CALL_TIMEOUT:
                 self._asked, self._since = None, now
-                if self.state is None:  # what an earlier keeper noted is no longer so
+                if self.state is None:  # an earlier keeper's note may be out of date
                     note_address(self.path, None)
             return
-        except RayTaskError as error:  # as where minfer is another one
+        except RayTaskError as error:  # e.g. the node has another version of minfer
             why = str(error.cause or error).splitlines()[-1]
             state = EngineState(node="its node", code=CANNOT_START, why=why)
         except RayError as error:
-            self._asked, self._since = None, now + LOOK
+            self._asked, self._since = None, now + POLL
             self._note_lost(error)
-            if isinstance(error, ActorDiedError):  # it may have ended for good
+            if isinstance(error, ActorDiedError):  # perhaps for good: then make another
                 self.actor = self.place.actor()
             return
-        self._asked, self._since = None, now + LOOK
+        self._asked, self._since = None, now + POLL
         self._note(state, served=served)
 
     def _note(self, state: EngineState, *, served: bool) -> None:
@@ -222,14 +225,14 @@ class KeptEngine:
             if not served:
                 raise ConfigError(f"{self.name} cannot be started on {state.node}: {how}")
             self.failures += 1
-            # Another node may have less memory than the one before.
+            # The next node may not have memory for as many blocks.
             self.plan = evolve(self.plan, blocks=None)
         pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
         _say(f"{self.name} on {state.node}: {how}; it is started again")
         self._restart(pause if self.failures else 0.0)
 
     def move(self) -> None:
-        """Have it started again elsewhere, as its node is about to leave."""
+        """Have the engine restarted on another node: its own is being drained."""
         if self.state is not None:
             _say(f"{self.state.node} is drained; {self.name} is started again elsewhere")
         self._restart(0.0)
@@ -249,16 +252,16 @@ class KeptEngine:
 
 
 def _server_name(secret: bytes) -> str:
-    """What names of a server's actors begin with, whichever keeper made them. Those of
-    other servers, also of an earlier one of this machine, begin otherwise.
+    """The prefix of the names of a server's actors: the same for each of its keepers, but
+    not for another server, as `secret` differs.
     """
     own = hashlib.blake2b(secret, digest_size=4, person=b"ray").hexdigest()
     return f"minfer {socket.gethostname()} {own}"
 
 
 def _move_one(kept: Sequence[KeptEngine]) -> None:
-    """Move an engine from a node that is about to leave, if another one has room."""
-    gone = leaving()
+    """Move an engine off a node that is being drained, if another node has room."""
+    gone = draining_nodes()
     for one in kept:
         on = "" if one.state is None else one.state.node_id
         if on in gone and has_room(one.place.needs, gone):
@@ -267,20 +270,20 @@ def _move_one(kept: Sequence[KeptEngine]) -> None:
 
 
 def _end(kept: Sequence[KeptEngine]) -> None:
-    """End the engines, and the actors."""
+    """Stop the engines, and end their actors."""
     for one in kept:
         note_address(one.path, None)
     actors = [one.actor for one in kept]
     with suppress(RayError):
         asked = [one.stop.remote() for one in actors]
-        ray.wait(asked, num_returns=len(asked), timeout=LAST)
+        ray.wait(asked, num_returns=len(asked), timeout=STOP_TIMEOUT)
     for one in actors:
         with suppress(RayError):
             ray.kill(one)
 
 
-def _obey(over: threading.Event) -> None:
-    """Have `STOP`, and no other signal, end this process."""
+def _handle_signals(over: threading.Event) -> None:
+    """Set `over` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor handles."""
     signal.signal(STOP, lambda *_: over.set())
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)

@@ -1,5 +1,5 @@
-"""An engine's actor in the cluster, by its name: it outlives the process that made it, so
-that the next one finds it.
+"""The actor of an engine in the cluster, by name. It is detached: it outlives the keeper
+that created it, and the next keeper finds it.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,23 @@ from minfer.effects.serving.distributed.ray_cluster import CPU, GPU
 
 @frozen
 class EnginePlace:
-    """The actor of an engine, which is there or is to be made."""
+    """The name of an engine's actor, and the resources that it needs."""
 
     name: str
-    needs: Mapping[str, float]  # of one node
+    needs: Mapping[str, float]  # of one node, by Ray's name of the resource
 
     @property
     def is_there(self) -> bool:
-        """Whether it was made before, and has not ended for good."""
+        """Whether an earlier keeper created the actor, and it has not ended for good."""
         with suppress(ValueError):
             ray.get_actor(self.name)
             return True
         return False
 
     def actor(self) -> Any:
-        """The actor; a new one waits until a node has what it needs."""
+        """The actor, which is created if there is none. Returns at once: Ray starts a new
+        actor when a node has the resources.
+        """
         made = ray.remote(EngineActor).options(
             name=self.name,
             num_cpus=self.needs.get(CPU, 0),
@@ -43,6 +45,6 @@ class EnginePlace:
 
 
 def restart(actor: Any) -> None:
-    """Have Ray restart an actor, on any node that has room and is to stay."""
+    """Have Ray restart an actor, on any node that has room and is not being drained."""
     with suppress(RayError):
         ray.kill(actor, no_restart=False)

@@ -1,4 +1,4 @@
-"""What is said between the keeper of engines, an actor, and the engine in its process."""
+"""The messages between the keeper of engines, the actor of each, and its process."""
 
 from pathlib import Path
 from typing import Final
@@ -10,19 +10,19 @@ from minfer.effects.serving.processes.replica_devices import ReplicaDevice
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
 
-LAST: Final = 5.0  # seconds that an engine has to end in
-CANNOT_START: Final = 2  # exit code: as of all commands, for what the user can mend
-# What an engine reports, a line of each, with:
+STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
+CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
+# Kinds of lines that an engine's process writes to its actor: KIND VALUE.
 KV: Final = "kv"  # the port where it receives KV blocks
 PORT: Final = "port"  # the port that it listens at
 READY: Final = "ready"  # the number of its KV blocks
-BEAT: Final = "beat"
-WHY: Final = "why"  # the reason: it cannot be started
+BEAT: Final = "beat"  # no value: a heartbeat
+WHY: Final = "why"  # the reason why it cannot be started
 
 
 @frozen(kw_only=True)
 class EnginePlan:
-    """An engine: one of a server's replicas."""
+    """What an actor needs to start the engine of a replica."""
 
     number: int  # of the replica, from 0
     replicas: int
@@ -30,18 +30,20 @@ class EnginePlan:
     args: EngineArgs
     secret: bytes = field(repr=False)  # of the links to these fronts
     on_gpu: bool = False
-    timeout: float = 60.0  # seconds without a heartbeat; 0: any number
-    blocks: int | None = None  # KV blocks of the engine before, which requests may need
+    timeout: float = 60.0  # seconds without a heartbeat until it is killed; 0: never
+    # KV blocks of the engine that it replaces: requests that are resubmitted may need as
+    # many. None: as the settings say.
+    blocks: int | None = None
 
     def settings(self, gpus: str) -> EngineArgs:
-        """Have this process use its part of the machine, of which Ray has shown it these
-        GPUs; returns the engine's settings.
+        """Limit this process to its part of the node; returns the engine's settings.
+        `gpus` are those that Ray gave the actor, as in CUDA_VISIBLE_DEVICES.
         """
         device = ReplicaDevice(
             number=self.number,
             gpus=gpus if self.on_gpu else "",
             threads=self.args.parallel.ranks,
-            memory=CPU_SHARE / self.replicas,  # if all are on one machine
+            memory=CPU_SHARE / self.replicas,  # all may be on one node
         )
         args = device.take(self.args)
         if self.blocks is None:
@@ -53,19 +55,19 @@ class EnginePlan:
 
 @frozen(kw_only=True)
 class EngineState:
-    """An engine's process on a node, as its actor knows it."""
+    """The state of an engine's process on a node, as its actor knows it."""
 
     node: str  # for messages
-    node_id: str = ""  # Ray's
+    node_id: str = ""  # Ray's, in hex
     port: Port | None = None  # where it listens; None: not yet
     kv: Port | None = None  # where it receives KV blocks, if it does
     blocks: int | None = None  # of its KV cache; None: it is not ready
-    code: int | None = None  # of its end; negative: by this signal; None: it runs
-    why: str = ""  # it ended; empty: its log says so
+    code: int | None = None  # exit code; negative: the signal's number; None: it runs
+    why: str = ""  # why it ended; empty: see its log
 
 
-def anywhere(args: EngineArgs) -> EngineArgs:
-    """Returns settings with absolute paths: processes elsewhere have other folders."""
+def with_absolute_paths(args: EngineArgs) -> EngineArgs:
+    """Returns settings with absolute paths, for processes with other working folders."""
     model, journal = args.model, args.journal
     if model is not None and Path(model).exists():
         model = str(Path(model).resolve())

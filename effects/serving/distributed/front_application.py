@@ -1,5 +1,5 @@
-"""The ASGI application of an ingress of Ray Serve: it reads a request whole, and has an
-engine answer it (`serve_engine`).
+"""The ASGI application of the Ray Serve ingress: it reads the whole request, and passes
+it to an engine (`serve_engine`).
 """
 
 from typing import Any, Final
@@ -22,13 +22,13 @@ from minfer.effects.serving.wire.connections import LIVE
 from minfer.effects.serving.wire.request_ids import HEADER
 
 _UNAVAILABLE: Final = 503
-# Engines that may end over a request before it is given up: it may be what ends them.
+# Engines that may die with a request before it is refused: the request may be the cause.
 _MOST_ENDED: Final = 2
 
 
 class FrontApplication:
-    """It passes on what `minfer route` passes on. Bodies may have `most` bytes; `engines`
-    is the handle to the engines' deployment.
+    """The endpoints that `minfer route` passes on. `engines`: a handle to the deployment
+    of engines; `most`: most bytes of a body.
     """
 
     def __init__(self, engines: Any, most: int) -> None:
@@ -67,8 +67,8 @@ class FrontApplication:
     async def _pass_on(
         self, target: Target, scope: Scope, body: bytes, send: Send
     ) -> None:
-        """Have an engine answer; another one, if it ends before it has begun to. Raises
-        ApiError.
+        """Have an engine answer, or another one if that dies before its answer begins.
+        Raises ApiError.
         """
         home = self._homes.find(target.id) if target.way is Way.HOME else None
         for _ in range(_MOST_ENDED):
@@ -93,24 +93,26 @@ class FrontApplication:
 
 
 class _Answer:
-    """An answer under way: for its client it has `begun`, and `ended`."""
+    """An answer on its way to the client. `begun`: the client has a part of it; `ended`:
+    the client has all of it.
+    """
 
     def __init__(self, send: Send, homes: Homes) -> None:
         self._send = send
         self._homes = homes
         self._replica = ""
-        self._head: list[tuple[bytes, bytes]] | None = None  # until a body follows
+        self._head: list[tuple[bytes, bytes]] | None = None  # headers, until a body comes
         self.begun = self.ended = False
 
     async def take(self, each: str | list[Message]) -> None:
-        """Pass on what a replica said: its name, then messages of ASGI."""
+        """Take what a replica yields: first its name, then ASGI messages to pass on."""
         if isinstance(each, str):
             self._replica = each
             return
         for message in each:
             if message["type"] == "http.response.start":
                 self._head = [*message.get("headers", ())]
-                # Ray Serve's proxy adds it, to requests and answers.
+                # Ray Serve's proxy adds a request id of its own to requests and answers.
                 message["headers"] = [one for one in self._head if one[0] != HEADER]
             elif self._head is not None:
                 self._homes.note(self._replica, self._head, message.get("body", b""))

@@ -1,12 +1,12 @@
-"""What a node of a cluster says of a model before an engine is started there."""
+"""The check, on a node of a cluster, that an engine there can read the model."""
 
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 
 
-def why_not(args: EngineArgs) -> str:
-    """Returns why this machine cannot read the model of these settings, or nothing."""
+def model_error(args: EngineArgs) -> str:
+    """Returns why this node cannot read the model's configuration; empty if it can."""
     try:
         read_config(model_folder(args.model))
     except (ValueError, OSError) as error:

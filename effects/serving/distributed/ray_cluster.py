@@ -1,9 +1,9 @@
-"""The cluster: how minfer connects to it, what a replica needs of a node, and whether the
-nodes can serve the model.
+"""The Ray cluster: how minfer connects to it, which resources a replica needs, and
+whether the nodes can serve the model.
 
-Ranks of a replica are processes that its engine starts, on one machine. So a replica is
-one actor with as many GPUs, which Ray gives it on one node; a placement group is for what
-is divided among several actors.
+Ranks of a replica are processes that its engine starts on its own node. So a replica is
+one actor with a GPU for each rank, and Ray takes the resources of an actor from one node;
+a placement group would be needed for several actors.
 """
 
 import contextlib
@@ -17,12 +17,13 @@ from attrs import field, frozen
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from minfer.effects.serving.distributed.node_check import why_not
+from minfer.effects.serving.distributed.node_check import model_error
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
-CHECK: Final = 120.0  # seconds that nodes have to check a model in, which may be loaded
+# Seconds that nodes have to check a model in: they may have to download it.
+CHECK_TIMEOUT: Final = 120.0
 GPU: Final = "GPU"
 CPU: Final = "CPU"
 
@@ -33,19 +34,19 @@ class Node:
 
     id: str
     name: str  # for messages
-    resources: Mapping[str, float] = field(repr=False)
+    resources: Mapping[str, float] = field(repr=False)  # in all, used or not
 
     def has(self, needs: Mapping[str, float]) -> bool:
-        """Whether a replica could be there, if nothing else was."""
+        """Whether a replica would fit if nothing else ran on the node."""
         return all(self.resources.get(name, 0) >= count for name, count in needs.items())
 
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """A connection to the cluster of `RAY_ADDRESS`, or one that runs on this machine, or
-    else a new one of this machine alone. Raises ConfigError.
+    """Connect to the cluster of `RAY_ADDRESS`, else to one that runs on this machine,
+    else to a new one with only this machine; disconnect at the end. Raises ConfigError.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a new one
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # holds for a new cluster
     try:
         ray.init(namespace="minfer", logging_level=logging.WARNING)
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
@@ -75,15 +76,15 @@ def nodes() -> list[Node]:
     ]
 
 
-def leaving() -> frozenset[str]:
-    """The ids of nodes that are drained: they are about to leave, and get no actors."""
-    # What it says is not stable, nor is it said elsewhere; Ray's own libraries use it.
+def draining_nodes() -> frozenset[str]:
+    """The ids of nodes that are being drained: they will leave, and get no new actors."""
+    # Not part of Ray's stable API, which has no such call; Ray's own libraries use it.
     drained: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return frozenset(drained)
 
 
 def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
-    """Whether a node that is not one of these could take a replica now."""
+    """Whether a replica fits now on a node that is not in `without` (ids of nodes)."""
     free: Mapping[str, Mapping[str, float]]
     free = ray._private.state.available_resources_per_node()
     return any(
@@ -94,7 +95,9 @@ def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
 
 
 def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
-    """What a replica needs of a node: a GPU for each rank, or else a CPU."""
+    """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
+    With `--device auto`, GPUs if any of the nodes has one.
+    """
     on_gpus = args.executor == "torch" and (
         args.device == "cuda" or (args.device == "auto" and any(map(_has_gpu, found)))
     )
@@ -102,8 +105,9 @@ def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
 
 
 def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
-    """Raise ConfigError, which says it of each node, if none has what a replica needs, or
-    some that have it lack this version of minfer, or cannot read the model.
+    """Raise ConfigError if no node has the resources of a replica, or if one that has
+    them lacks this version of minfer, or cannot read the model. The error names each such
+    node.
     """
     needed = needs(args, found)
     able = [node for node in found if node.has(needed)]
@@ -114,17 +118,17 @@ def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
             f"each replica needs {count} {name} of one node: {'; '.join(has)}"
         )
     bad = _asked(able, _version_check(), __version__)
-    if not bad:  # else it could not read the settings either
-        bad = _asked(able, why_not, args)
-    there = {node.id for node in nodes()}  # others have left meanwhile
+    if not bad:  # another version may not be able to unpickle the settings
+        bad = _asked(able, model_error, args)
+    there = {node.id for node in nodes()}  # a node that has left meanwhile is no error
     each = [f"node {node.name}: {why}" for node, why in bad if node.id in there]
     if each:
         raise ConfigError(f"the cluster cannot serve this model: {'; '.join(each)}")
 
 
 def _version_check() -> Callable[[str], str]:
-    """A check for another version of minfer than that of the argument. Ray sends nested
-    functions by value, so that it runs whatever a node has.
+    """A check that a node has the version of minfer that the argument names. Ray pickles
+    nested functions by value, so it runs even where minfer is missing.
     """
 
     def check(version: str) -> str:
@@ -142,7 +146,9 @@ def _version_check() -> Callable[[str], str]:
 def _asked(
     able: Sequence[Node], check: Callable[[Any], str], about: object
 ) -> list[tuple[Node, str]]:
-    """What a check says on each of these nodes, where it says something."""
+    """Run a check on each of these nodes; returns those with a result that is not empty,
+    or that failed, with the result or the error.
+    """
     task = ray.remote(check)
     asked = [
         task.options(
@@ -152,7 +158,7 @@ def _asked(
         ).remote(about)
         for node in able
     ]
-    ray.wait(asked, num_returns=len(asked), timeout=CHECK)
+    ray.wait(asked, num_returns=len(asked), timeout=CHECK_TIMEOUT)
     said = zip(able, map(_answer, asked), strict=True)
     return [(node, why) for node, why in said if why]
 
@@ -161,7 +167,7 @@ def _answer(asked: Any) -> str:
     try:
         return str(ray.get(asked, timeout=0))
     except TimeoutError:
-        return f"it did not answer within {CHECK:g} s"
+        return f"it did not answer within {CHECK_TIMEOUT:g} s"
     except RayError as error:
         return " ".join(str(error).split())[-300:]
 

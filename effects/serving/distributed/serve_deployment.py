@@ -1,4 +1,4 @@
-"""An application of Ray Serve: a deployment of engines, and the ingress in front."""
+"""The Ray Serve application: a deployment of engines, and the ingress in front of it."""
 
 import argparse
 import logging
@@ -9,7 +9,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from minfer.effects.serving.distributed.engine_plan import anywhere
+from minfer.effects.serving.distributed.engine_plan import with_absolute_paths
 from minfer.effects.serving.distributed.ray_cluster import (
     CPU,
     GPU,
@@ -24,12 +24,12 @@ from minfer.effects.serving.processes.server import read_options
 from minfer.effects.serving.router.router_options import MAX_BODY
 from minfer.values.checks import ConfigError
 
-REPORT: Final = 1.0  # seconds from one report of a replica's load to the next
-# Requests that a replica has at once, for each of its seats: those that wait there begin
-# at once when a seat gets free. All others wait in front, and go to a replica that joins.
-LINE: Final = 2
-FRONT_REQUESTS: Final = 2**14  # at once, of one front
-DRAIN: Final = 600.0  # seconds that requests have to end in when a replica goes
+REPORT_PERIOD: Final = 1.0  # seconds between two reports of a replica's load
+# Requests that a replica has at once, in multiples of --max-num-seqs: of 2, one runs and
+# one waits, ready to start. The rest wait in the ingress, where a new replica gets them.
+REQUESTS_PER_SEAT: Final = 2
+FRONT_REQUESTS: Final = 2**14  # at once, of one replica of the ingress
+DRAIN_TIMEOUT: Final = 600.0  # seconds to end requests in when a replica is removed
 
 
 def application(
@@ -38,32 +38,34 @@ def application(
     engines: Mapping[str, Any],
     fronts: int,
 ) -> Any:
-    """The application for the options of `minfer serve`. `routing` is a policy's name;
-    None: Ray Serve's own router. `engines` are Ray Serve's options of the engines'
-    deployment; the ingress has so many `fronts`.
+    """The bound application for the options of `minfer serve`. Connects to Ray.
 
-    Raises ConfigError for options that Ray Serve refuses, and, which says it of each
-    node, if nodes that have what an engine needs cannot serve the model.
+    `routing`: the name of a routing policy; None: Ray Serve's own router.
+    `engines`: options of `serve.deployment` for the engines.
+    `fronts`: the number of replicas of the ingress.
+
+    Raises ConfigError for options that Ray Serve refuses, or if a node with the resources
+    of an engine cannot serve the model: the error names each such node.
     """
-    args = anywhere(read_options(options)[0])
+    args = with_absolute_paths(read_options(options)[0])
     options.model, options.journal = args.model, args.journal
     if not ray.is_initialized():
         ray.init(namespace="serve", logging_level=logging.WARNING)
     found = nodes()
     needed = needs(args, found)
     able = [node for node in found if node.has(needed)]
-    if able:  # else nodes may join: Ray Serve says so while it waits
+    if able:  # else such a node may join later; Ray Serve warns while it waits
         check_nodes(args, able)
     usual: dict[str, Any] = {
-        "max_ongoing_requests": LINE * args.max_num_seqs,
-        "graceful_shutdown_timeout_s": DRAIN,
+        "max_ongoing_requests": REQUESTS_PER_SEAT * args.max_num_seqs,
+        "graceful_shutdown_timeout_s": DRAIN_TIMEOUT,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
     if routing is not None:
         usual["request_router_config"] = RequestRouterConfig(
             request_router_class=MinferRequestRouter,
             request_router_kwargs={"policy": routing},
-            request_routing_stats_period_s=REPORT,
+            request_routing_stats_period_s=REPORT_PERIOD,
         )
     resources = {"num_cpus": needed.get(CPU, 0), "num_gpus": needed.get(GPU, 0)}
     try:
@@ -77,7 +79,7 @@ def application(
         name="front",
         num_replicas=fronts,
         max_ongoing_requests=FRONT_REQUESTS,
-        graceful_shutdown_timeout_s=DRAIN,
+        graceful_shutdown_timeout_s=DRAIN_TIMEOUT,
         ray_actor_options={"num_cpus": 0},
     )
     return front(serve.ingress()(ServedFront)).bind(

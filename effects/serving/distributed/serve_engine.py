@@ -1,5 +1,5 @@
-"""A replica of a deployment of Ray Serve: an engine, in the replica's own process, and
-the application that answers requests for it.
+"""A replica of the deployment `engine` of Ray Serve: an engine, in the replica's own
+process, and the ASGI application that answers its requests.
 """
 
 import argparse
@@ -17,17 +17,18 @@ from starlette.types import Message
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.distributed.asgi_calls import answers
+from minfer.effects.serving.distributed.serve_router import NUMBER
 from minfer.effects.serving.processes.server import read_options
 from minfer.runs.replica_events import load_report
 
-# Seconds between two parts of an answer. Each is two calls of Ray's: with one for each
-# token, many streams would be slower than the engine.
+# Seconds between two parts of an answer. Each part passes through Ray twice: sent token
+# by token, many streams at once would be slower than the engine.
 PAUSE: Final = 0.02
 
 
 class ServedEngine:
-    """An engine for the options of `minfer serve`. Ray Serve calls its methods in one
-    event loop of a thread of its own; it reports what the constructor raises.
+    """An engine for the options of `minfer serve`. Ray Serve calls all methods in one
+    event loop, which has a thread of its own, and reports errors of the constructor.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -49,8 +50,9 @@ class ServedEngine:
     async def http(
         self, head: dict[str, Any], body: bytes, home: str = ""
     ) -> AsyncGenerator[str | list[Message]]:
-        """Answer a request over HTTP: yields this replica's name, and the messages of
-        ASGI by which it is answered. `home` is for the router alone.
+        """Answer a request whose scope is `head`: yields the name of this replica, and
+        then the ASGI messages of the answer, in batches. `home` is only read by the
+        router.
         """
         del home
         yield self._name
@@ -59,21 +61,21 @@ class ServedEngine:
                 yield each
 
     def check_health(self) -> None:
-        """Raise RuntimeError if requests are not served: Ray Serve then replaces this
-        replica.
+        """Raise RuntimeError if the engine does not make progress: Ray Serve then
+        replaces this replica.
         """
         if illness := self._app.health.illness():
             raise RuntimeError(illness)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """The engine's load for routers (`serve_router`), and the report's number."""
+        """The fields of a LoadReport for `serve_router`, and the number of the report."""
         driver = self._llm.worker.driver
         load = load_report(driver.config, self._name, driver.state)
-        return {"number": next(self._reports), **attrs.asdict(load)}
+        return {NUMBER: next(self._reports), **attrs.asdict(load)}
 
     def __del__(self) -> None:
-        """End the engine. Ray Serve calls this once all requests are answered, or their
-        time is over.
+        """Close the engine. Ray Serve calls this when all requests have been answered, or
+        graceful_shutdown_timeout_s is over.
         """
         if app := getattr(self, "_app", None):
             app.close()

@@ -3,8 +3,9 @@
     client --HTTP--> proxy --> ServedFront --handle, MinferRequestRouter--> ServedEngine
     DeploymentHandle --------------^
 
-It is a deployment of its own, as a request router sees what a handle is called with: of
-HTTP, Ray Serve's proxy has only the head when it chooses a replica.
+The ingress is a deployment of its own because the request router has to see the body. For
+a call of a handle, the router has the arguments; for HTTP, the proxy chooses a replica
+when it has only the request's head.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ _END: Final = b"[DONE]"
 
 
 class AnswerError(RuntimeError):
-    """What a call of a handle got in place of an answer; `status` is that of HTTP."""
+    """The error that answers a call of a handle; `status` is its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -36,18 +37,18 @@ class AnswerError(RuntimeError):
 
 
 class ServedFront:
-    """The ingress. Arguments are those of its application."""
+    """The ingress. `engines`: a handle to the engines; `most`: most bytes of a body."""
 
     def __init__(self, engines: Any, most: int) -> None:
         self._app = FrontApplication(engines, most)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """The application that Ray Serve passes requests over HTTP to."""
+        """The ASGI application that Ray Serve calls for HTTP requests."""
         return self._app
 
     async def ask(self, path: str, body: Mapping[str, Any], api_key: str = "") -> Any:
-        """The answer to a body of an endpoint, such as `/v1/chat/completions`. Raises
-        AnswerError.
+        """POST a JSON body to an endpoint, such as `/v1/chat/completions`; returns the
+        JSON of the answer. Raises AnswerError.
         """
         parts = [part async for part in self._parts(path, body, api_key)]
         return json.loads(b"".join(parts))
@@ -55,8 +56,8 @@ class ServedFront:
     async def stream(
         self, path: str, body: Mapping[str, Any], api_key: str = ""
     ) -> AsyncGenerator[Any]:
-        """Yields the events of an answer that comes in parts, whether the body says
-        `"stream": true` or not. Raises AnswerError, also for an error in between.
+        """POST a JSON body with `"stream": true` set; yields the JSON of each event.
+        Raises AnswerError, also for an error event within the stream.
         """
         left = b""
         async for part in self._parts(path, {**body, "stream": True}, api_key):

@@ -1,15 +1,15 @@
 """A request router of Ray Serve that chooses replicas as `minfer route` chooses servers:
-by what is assumed to be cached, and waits, there.
+by what a replica probably has in its prefix cache, and by its load.
 
     update_replicas          a replica joins, leaves, or has reported its load
-    choose_replicas          route: the chosen one first, then, if that is full, another
-    on_request_routed        it was another one
+    choose_replicas          route: the chosen replica first; if it is full, any other
+    on_request_routed        the replica that took it, which may be another one
     on_request_completed     the request has ended
 
-Each handle to the deployment has a router of its own, in its own process; what others
-send is known by the loads that replicas report. Ray Serve says nothing of an answer's
-first token. So the prefill of a request counts until its replica reports, and no request
-is deferred for its tenant's sake: within a replica, shares are the engine's to keep.
+Each handle to the deployment has its own router, in its own process: it learns what other
+routers send only from the loads that replicas report. Ray Serve does not tell a router of
+an answer's first token. So the prefill of a request counts as load until the next report
+of its replica, and fairness among tenants is left to the engines: no request is deferred.
 """
 
 from collections.abc import Sequence
@@ -33,24 +33,26 @@ from minfer.routing.messages import LoadReport, RoutingRequest
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 
-NUMBER: Final = "number"  # of a report, in what a replica records
+NUMBER: Final = "number"  # key of a report's number, beside the fields of LoadReport
 
 
 class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
     """The router of a handle to engines (`serve_engine`)."""
 
     def initialize_state(self, policy: str = "prefix") -> None:
-        """Begin without replicas. Raises ConfigError if there is no such policy."""
+        """Start with no replicas, and this policy. Raises ConfigError if there is none of
+        that name.
+        """
         config = RouterConfig(routing_policy_named(policy), BLOCK_TOKENS)
         self._dispatcher = Dispatcher(
             config, cache_blocks=CACHE_TOKENS // BLOCK_TOKENS, most_waiting=0
         )
         self._reader = RequestReader(MAX_BODY)
         self._requests: dict[str, RoutingRequest] = {}  # those that have not ended
-        self._reports: dict[str, int] = {}  # the number of each replica's last one
+        self._reports: dict[str, int] = {}  # number of the last report, by replica
 
     def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
-        """Take the replicas that there are, and their loads."""
+        """Take the current replicas, and their reports of load that are new."""
         super().update_replicas(replicas)
         there = {one.replica_id.unique_id: one.routing_stats for one in replicas}
         for name in self._dispatcher.state.names:
@@ -65,7 +67,7 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
                 self._dispatcher.report(name, LoadReport(**load))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Take a replica that is gone out at once."""
+        """Remove a replica that has died, without waiting for `update_replicas`."""
         super().on_replica_actor_died(replica_id)
         self._leave(replica_id.unique_id)
 
@@ -74,7 +76,7 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         candidate_replicas: Sequence[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replica of a request, and those to take if that has no room."""
+        """The replica for a request, and then those to use if it has no room."""
         named = {one.replica_id.unique_id: one for one in candidate_replicas}
         if pending_request is None or not named:
             return [[*named.values()]]
@@ -94,7 +96,7 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
-        """Count a request where it is, if it was not chosen for it."""
+        """Count a request at the replica that took it, if another one had been chosen."""
         del result
         request = self._requests.get(pending_request.metadata.internal_request_id)
         name = replica_id.unique_id
@@ -106,16 +108,16 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     def on_request_completed(
         self, replica_id: ReplicaID, internal_request_id: str
     ) -> None:
-        """A request has ended there, or was refused there and goes elsewhere."""
+        """Stop counting a request at a replica: it ended there, or was refused there."""
         if self._home(internal_request_id) in (None, replica_id.unique_id):
             self._end(internal_request_id)
 
     async def _read(self, pending: PendingRequest) -> RoutingRequest:
-        """What must be known of a request; of a call that is none, its id alone."""
+        """The routing data of a request; if a call's arguments are no request, its id."""
         name = pending.metadata.internal_request_id
         if name not in self._requests:
             request = RoutingRequest(name, (), 0)
-            # Whatever it was called with: an error here would stop Ray Serve's routing.
+            # Arguments may be anything, and an error here would stop Ray Serve's routing.
             with suppress(Exception):
                 read = await self._reader.read(*pending.args[:2])
                 request = evolve(read.routed, id=name, tenant="")
@@ -123,7 +125,7 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         return self._requests[name]
 
     def _note_cancelled(self, name: str, future: Any) -> None:
-        """A request was given up before it had a replica."""
+        """Forget a request that was cancelled before it had a replica."""
         if future.cancelled():
             self._end(name)
 
@@ -141,7 +143,9 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
 
 
 def _home_of(pending: PendingRequest) -> str:
-    """The replica that has what a request names, or nothing."""
+    """The name of the replica that holds what a request names, such as an earlier answer;
+    empty if it names nothing.
+    """
     match pending.args:
         case [_, _, str() as home, *_]:
             return home

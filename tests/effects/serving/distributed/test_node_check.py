@@ -2,20 +2,20 @@
 
 from pathlib import Path
 
-from minfer.effects.serving.distributed.engine_plan import anywhere
-from minfer.effects.serving.distributed.node_check import why_not
+from minfer.effects.serving.distributed.engine_plan import with_absolute_paths
+from minfer.effects.serving.distributed.node_check import model_error
 from minfer.effects.setup.engine_args import EngineArgs
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
-    assert why_not(EngineArgs()) == ""
-    assert "/nowhere/model" in why_not(EngineArgs(model="/nowhere/model"))
+    assert model_error(EngineArgs()) == ""
+    assert "/nowhere/model" in model_error(EngineArgs(model="/nowhere/model"))
 
 
 def test_paths_do_not_depend_on_the_folder_of_a_process() -> None:
-    args = anywhere(EngineArgs(model=".", journal="journals"))
+    args = with_absolute_paths(EngineArgs(model=".", journal="journals"))
     assert args.model is not None
     assert Path(args.model).is_absolute()
     assert args.journal is not None
     assert Path(args.journal).is_absolute()
-    assert anywhere(EngineArgs(model="org/name")).model == "org/name"
+    assert with_absolute_paths(EngineArgs(model="org/name")).model == "org/name"
