@@ -1,9 +1,9 @@
-"""The application of Ray Serve, for `serve run`, its configuration files, and Python:
+"""Builds the Ray Serve application, for `serve run`, configuration files, and Python:
 
     serve run minfer.effects.cli.ray_serve:build model=MODEL num_replicas=4
 
-Its arguments are options of `minfer serve`, as `max_num_seqs` for `--max-num-seqs`, and
-of Ray Serve's deployments.
+Arguments are options of `minfer serve`, such as `max_num_seqs` for `--max-num-seqs`, and
+options of Ray Serve for the deployment of engines.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
 from minfer.values.checks import MOST, ConfigError, check_number
 
-RAY: Final = "2.60."  # what the request router is written against
-RAYS: Final = "ray"  # in place of a routing policy: Ray Serve's own router
-# What a deployment of engines takes of Ray Serve.
+RAY: Final = "2.60."  # prefix of the versions that have the router interface in use
+RAY_ROUTER: Final = "ray"  # in place of a routing policy: Ray Serve's own router
+# Options of Ray Serve that are passed on to the deployment of engines.
 DEPLOYMENT: Final = frozenset(
     {
         "autoscaling_config",
@@ -34,9 +34,9 @@ DEPLOYMENT: Final = frozenset(
         "ray_actor_options",
     }
 )
-# Options of `minfer serve` for what Ray Serve does itself.
 _SERVES: Final = "Ray Serve has its own settings of HTTP"
 _PLACES: Final = "Ray Serve starts engines: use num_replicas or autoscaling_config"
+# Options of `minfer serve` for what Ray Serve does itself, and why they are refused.
 NOT_HERE: Final = {
     **dict.fromkeys(
         (
@@ -78,7 +78,8 @@ NOT_HERE: Final = {
 
 def build(args: Mapping[str, Any]) -> Any:
     """The application for these arguments: a deployment `engine`, and the ingress
-    `front` before it. Raises ConfigError.
+    `front` in front of it. Raises ConfigError for arguments, nodes or a version of Ray
+    that cannot be used.
     """
     if not isinstance(args, Mapping) or not all(isinstance(key, str) for key in args):
         raise ConfigError("arguments are options by their names, as in model=MODEL")
@@ -92,8 +93,8 @@ def build(args: Mapping[str, Any]) -> Any:
         if key not in DEPLOYMENT and key not in ("routing", "fronts")
     }
     routing = args.get("routing", "prefix")
-    if routing not in (*ROUTING_POLICIES, RAYS):
-        names = ", ".join((*ROUTING_POLICIES, RAYS))
+    if routing not in (*ROUTING_POLICIES, RAY_ROUTER):
+        names = ", ".join((*ROUTING_POLICIES, RAY_ROUTER))
         raise ConfigError(f"routing must be one of {names}, not {routing!r}")
     fronts = _read(args.get("fronts", 1))
     check_number(fronts, "fronts", 1, MOST, whole=True)
@@ -101,12 +102,12 @@ def build(args: Mapping[str, Any]) -> Any:
     serve.add_options(parser)
     options = parser.read(own)
     serve.complete(options)
-    policy = None if routing == RAYS else routing
+    policy = None if routing == RAY_ROUTER else routing
     return serve_deployment.application(options, policy, engines, fronts)
 
 
 def _check_ray() -> None:
-    """Raise ConfigError if Ray Serve is not there, or is another one."""
+    """Raise ConfigError if Ray Serve is not installed, or has another version."""
     how = how_to_install("ray-serve")
     try:
         found = version("ray")
@@ -119,19 +120,19 @@ def _check_ray() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser of options that come by their names, with values of any type."""
+    """A parser of options from a mapping of their names to values of any type."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
         raise ConfigError(message)
 
     def read(self, given: Mapping[str, Any]) -> argparse.Namespace:
-        """The options that are given, and the defaults of all others."""
+        """The given options, and the defaults of all others. Raises ConfigError."""
         words = [word for key, value in given.items() for word in self._words(key, value)]
         return self.parse_args(words)
 
     def _words(self, key: str, value: Any) -> list[str]:
-        """What would be typed."""
+        """The command line for an option. Raises ConfigError."""
         name = key.replace("-", "_")
         if name in NOT_HERE:
             self.error(f"{key} is no option here: {NOT_HERE[name]}")
@@ -159,7 +160,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read(value: Any) -> Any:
-    """A value, which is text if it was typed."""
+    """A value; `serve run` gives all as text, which is read as JSON if it is that."""
     if not isinstance(value, str):
         return value
     try:

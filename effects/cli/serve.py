@@ -133,9 +133,9 @@ def _process_options(add: Callable[..., Any]) -> None:
         "--distributed",
         choices=("ray",),
         default="",
-        help="have Ray place these engines on the nodes of its cluster, where minfer is "
-        "installed and the model can be read, and start them again (extra ray; the "
-        "cluster: RAY_ADDRESS, or one on this machine; default: all run here)",
+        help="have Ray start these engines on the nodes of its cluster, and restart "
+        "them; each node needs minfer and the model (extra ray; the cluster: that of "
+        "RAY_ADDRESS, or one on this machine; default: all run here)",
     )
     for name, what in (
         ("prefill", "compute prompts, and send their KV"),
@@ -332,7 +332,9 @@ def _time_options(add: Callable[..., Any]) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Set the defaults of a server that an engine's settings do not have."""
+    """Set, in place, the defaults of options whose default is another one for a library:
+    API keys, --max-waiting and --scheduling-policy.
+    """
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:

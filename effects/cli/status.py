@@ -1,7 +1,7 @@
-"""`minfer status`: what a running server, or a router, says of itself.
+"""`minfer status`: the state of a running server or router, and of its replicas.
 
-Both answer `/ready` without a key. A server's answer has all that is shown; a router has
-its backends at `/router`, for which it may need a key.
+Both answer `/ready` without a key. A server's answer has all that is shown; a router's
+backends are at `/router`, for which it may require a key.
 """
 
 import argparse
@@ -26,7 +26,7 @@ DESCRIPTION: Final = (
 UNREADY: Final = 1  # the exit code
 _URL: Final = "http://127.0.0.1:8000"
 _PATIENCE: Final = 10.0  # seconds for an answer
-_LONGEST: Final = 2**20  # bytes of one
+_LONGEST: Final = 2**20  # bytes, at most, that are read of an answer
 _REFUSED: Final = (401, 403)
 _READY: Final = "ready"
 _COLUMNS: Final = {  # titles, and the names of what is below them
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the status; returns the exit code. Raises ConfigError if the server cannot be
-    asked, or is none of minfer's.
+    reached, refuses the key, or is not minfer.
     """
     key = options.api_key
     if key is None:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         )
     server = _Server(_base(options.url), key)
     found = server.ask("/ready")
-    if "version" not in found:  # a router, or a server that loads
+    if "version" not in found:  # a router, or a server that still loads its model
         found = {**found, **_of_router(server)}
     print("\n".join(_lines(server.base, found)))
     return 0 if found["status"] == _READY else UNREADY
@@ -80,13 +80,15 @@ def run(options: argparse.Namespace) -> int:
 
 @frozen
 class _Server:
-    """A server that is asked."""
+    """The server or router whose status is shown."""
 
-    base: str  # its address
-    key: str  # of its clients, or nothing
+    base: str  # its URL, without /v1
+    key: str  # API key; empty: none is sent
 
     def ask(self, path: str) -> dict[str, Any]:
-        """Returns what it says, with a text as its `status`. Raises ConfigError."""
+        """GET `path`; returns the JSON object, with a string `status`. Raises ConfigError
+        for any other answer.
+        """
         status, body = self.get(path)
         if status in _REFUSED:
             raise ConfigError(
@@ -105,19 +107,19 @@ class _Server:
         )
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Returns the status and body of an answer. Raises ConfigError."""
+        """GET `path`; returns the HTTP status and the body. Raises ConfigError."""
         head = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             request = Request(self.base + path, headers=head)  # noqa: S310 - see `_base`
             try:
                 answer = build_opener(_NoRedirects).open(request, timeout=_PATIENCE)
-            except HTTPError as error:  # a status that is no success
+            except HTTPError as error:  # a status of 300 or more
                 answer = error
             with answer:
                 return answer.status, answer.read(_LONGEST)
         except (OSError, HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
-            text = _word(why) or type(error).__name__  # it may quote the server
+            text = _word(why) or type(error).__name__  # may have text of the server
             raise ConfigError(
                 f"{self.base} cannot be asked: {text}; is a server running there? "
                 "minfer serve starts one"
@@ -125,7 +127,7 @@ class _Server:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirect would send the key to whatever it names."""
+    """Follows no redirect, which would send the key to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -146,10 +148,12 @@ def _base(url: str) -> str:
 
 
 def _of_router(server: _Server) -> Mapping[str, Any]:
-    """The figures of a router; nothing if it is none. Raises ConfigError."""
+    """A router's figures, under the names that a server has; empty if it is no router.
+    Raises ConfigError.
+    """
     status, body = server.get("/router")
     if status in _REFUSED:
-        server.ask("/router")
+        server.ask("/router")  # raises: the key is missing or wrong
     try:
         found = json.loads(body)
         backends = [
@@ -206,6 +210,6 @@ def _cell(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """What a server says, as what a terminal may be sent."""
+    """A server's value as text, without control characters, which a terminal obeys."""
     text = str(value)
     return text if text.isprintable() else ascii(text)

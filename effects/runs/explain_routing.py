@@ -1,5 +1,5 @@
-"""Where a request ran, for `minfer explain`; and what the routers of a server's fronts
-did with it: the replicas to which they sent it, one after the other, and why.
+"""For `minfer explain`: the replica and machine where a request ran, and from the
+journals of the fronts' routers, to which replicas it was sent, in order, and why.
 """
 
 import json
@@ -19,8 +19,8 @@ from minfer.runs.replay import Journal
 from minfer.runs.routed_requests import ENDED, LOST, MOVED, RoutedRequest, RoutedRequests
 from minfer.runs.routing_journal import RoutingJournal
 
-_PREFILLED: Final = "prefilled"  # it ended at a replica that only prefills
-_ENDS: Final = {  # what became of it there, by whether its first token came
+_PREFILLED: Final = "prefilled"  # in place of ENDED, at a replica that only prefills
+_ENDS: Final = {  # by how it left a replica, and whether its first token came from there
     (ENDED, False): "; it ended there, without a token",
     (LOST, False): "; the replica died or was cut off before a token of it came",
     (LOST, True): "; the replica died or was cut off while it ran there",
@@ -36,7 +36,7 @@ def where_of(run: RunFiles, journal: Journal) -> dict[str, str]:
 
 
 def place_lines(found: Mapping[str, str]) -> Iterator[str]:
-    """A line that says what `where_of` does, if that is known."""
+    """A line with the results of `where_of`; none if neither is known."""
     parts = [f"at replica {found['replica']}"] if found["replica"] else []
     parts += [f"on machine {found['machine']}"] if found["machine"] else []
     if parts:
@@ -44,8 +44,10 @@ def place_lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
-    """What the routers of a folder did with the requests of these ids, or with the beams
-    of searches of these ids: JSON values, one for each time that one was sent.
+    """The decisions of the routers of a folder about requests, or beams of searches, with
+    these ids: for each time that one was sent, the name of the `router` and the fields of
+    a RoutedRequest. A journal that cannot be read is named on standard error, and what
+    comes before the error is used.
     """
     if not folder.is_dir() or not ids:
         return []
@@ -59,14 +61,14 @@ def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
                 continue
             for turn in RoutingJournal(data).turns():
                 requests.turn(turn)
-        except (OSError, JournalError) as error:  # what comes before that is right
+        except (OSError, JournalError) as error:
             print(f"minfer: {file}: {error}", file=sys.stderr)
         found += [_figures(file.stem, one) for one in requests.all if _is_of(one, ids)]
     return found
 
 
 def _is_of(one: RoutedRequest, ids: Collection[str]) -> bool:
-    """Whether it is one of these requests, or a beam that a router decided about."""
+    """Whether it is one of these requests, or a beam of one that a router placed."""
     return one.id in ids or (one.placed is not None and search_of(one.id) in ids)
 
 
@@ -77,7 +79,9 @@ def _figures(router: str, one: RoutedRequest) -> dict[str, Any]:
 def routing_lines(
     routing: list[dict[str, Any]], places: Iterable[Mapping[str, str]]
 ) -> Iterator[str]:
-    """In plain words; `places` are what `where_of` returned."""
+    """Lines of text for the results of `routing_of`; `places` are results of `where_of`,
+    from which the machines are taken.
+    """
     machines = {one["replica"]: one["machine"] for one in places}
     named = ""
     for one in routing:
@@ -85,9 +89,8 @@ def routing_lines(
             yield f"Routed by {named}:"
         machine = machines.get(one["replica"])
         where = f"replica {one['replica']}" + (f" ({machine})" if machine else "")
-        waited = f", after it was deferred {one['deferred']:,} times" * bool(
-            one["deferred"]
-        )
+        times = one["deferred"]
+        waited = f", after it was deferred {times:,} times" if times else ""
         why = _why(one["placed"]) if one["placed"] else "sent there without a decision"
         prefilled = one["end"] == ENDED and named.endswith(PREFILL_ROUTER)
         how = _PREFILLED if prefilled else one["end"]
@@ -96,7 +99,7 @@ def routing_lines(
 
 
 def _why(placed: dict[str, Any]) -> str:
-    """The reason of a decision."""
+    """Why a replica was chosen, with its expected cost and those of the others."""
     words = str(placed["why"])
     if placed["override"]:
         words += f", as the policy {placed['override']}"

@@ -1,5 +1,5 @@
-"""`minfer replay`: a journal folded through the engine, every decision verified; states
-(`replay_state`) and forks (`replay_fork`).
+"""`minfer replay`: runs a journal through the engine again, and verifies every decision;
+or shows a state (`replay_state`), or makes a fork (`replay_fork`).
 
 Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""The replay of one run of an engine, and what is printed of it."""
+"""The replay of one run of an engine, and the lines that are printed about it."""
 
 import json
 import time
@@ -15,8 +15,8 @@ from minfer.runs.replay import DivergenceError, Journal
 from minfer.runs.turns import EngineRaisedError
 
 Results = dict[str, Any]
-DIVERGED: Final = 1  # exit codes
-RAISED: Final = 3
+DIVERGED: Final = 1  # exit code: a decision is not the recorded one
+RAISED: Final = 3  # exit code: the engine raised
 
 
 def code_of(found: Results) -> int:
@@ -27,7 +27,9 @@ def code_of(found: Results) -> int:
 
 
 def verify_run(journal: Journal, until: int | None = None) -> Results:
-    """Replay a run; returns the results."""
+    """Replay a run, or its turns before turn `until`; returns the results, as JSON has
+    them. A divergence, and an error of the engine, are results and not raised.
+    """
     report = Report(journal.config)
     divergence = raised = None
     begin = time.perf_counter()
@@ -59,7 +61,7 @@ def verify_run(journal: Journal, until: int | None = None) -> Results:
 
 
 def summary(found: Results) -> Iterator[str]:
-    """The results, in lines."""
+    """The results of `verify_run`, and `run`, the run's name, as lines of text."""
     yield from _run_lines(found)
     if found["raised"]:
         yield from raised_lines(found["raised"])
@@ -107,13 +109,13 @@ def _run_lines(found: Results) -> Iterator[str]:
 
 
 def raised_lines(one: Results) -> Iterator[str]:
-    """The turn in which the engine raised, and the place."""
+    """The turn in which the engine raised, and where in the code."""
     yield summary_line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
     yield summary_line("  in", one["where"])
 
 
 def divergence_lines(one: Results) -> Iterator[str]:
-    """The turn in which the engine decides otherwise, and the difference."""
+    """The first turn whose decision is not the recorded one, and the difference."""
     yield summary_line(
         "DIVERGED",
         f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s); "
@@ -128,7 +130,7 @@ def divergence_lines(one: Results) -> Iterator[str]:
 
 
 def _verified_lines(found: Results) -> Iterator[str]:
-    """That all is equal, and how the journal ends."""
+    """What was verified, and how the journal ends."""
     states = f"{found['state_digests']} digests of whole states"
     if found["by_decisions_alone"]:
         states = (

@@ -1,8 +1,8 @@
-"""`minfer replay` of a server's folder: the journals of its replicas and of its fronts'
-routers, and whether they agree.
+"""`minfer replay` of a server's folder: replays the journals of its replicas and of its
+fronts' routers, and checks that they agree.
 
-    FOLDER/replica-0/RUN-000001.journal      the engines of a replica, one run after the
-    FOLDER/replica-1/...                     other, of whatever machines
+    FOLDER/replica-0/RUN-000001.journal      a replica: a run for each time its engine was
+    FOLDER/replica-1/...                     started, on whichever machine
     FOLDER/RUN-front-0.routing               the router of a front
 """
 
@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from attrs import asdict
 
@@ -21,6 +21,7 @@ from minfer.effects.live.journal.routing_journal_file import SUFFIX as ROUTERS
 from minfer.effects.live.request_names import request_of
 from minfer.effects.runs import replay_routing, replay_run
 from minfer.effects.runs.recorded import UNUSABLE, read_each
+from minfer.effects.runs.replay_run import Results
 from minfer.effects.runs.replay_state import summary_line
 from minfer.runs.agreement import (
     Agreement,
@@ -33,20 +34,20 @@ from minfer.runs.agreement import (
 from minfer.runs.journal import JournalError
 from minfer.runs.routed_requests import RoutedRequests
 
-Results = dict[str, Any]
 Say: TypeAlias = Callable[[Iterator[str]], None]  # prints lines
-_SHOWN: Final = 5  # disagreements of a kind
+_SHOWN: Final = 5  # disagreements of each kind, at most, that are printed
 _MISSING: Final = "{id!r} got tokens from replica {replica}, and is not in its journal"
 _UNSENT: Final = "{id!r} is in a journal of replica {replica}, where no router sent it"
 _LINE: Final = "{name:<44} {what:>34}  {how}"
-_ENDS: Final = {True: "", False: "; it stops while it ran"}  # by whether it was closed
+_ENDS: Final = {True: "", False: "; it stops while it ran"}  # by `closed`
 
 
 def replay_server(
     folder: Path, replicas: Mapping[str, Sequence[RunFiles]], options: argparse.Namespace
 ) -> int:
     """Replay all journals of a folder, print the results, and return the exit code.
-    Raises JournalError if none can be used, and ConfigError.
+    `replicas`: the runs of each replica, by its number. Raises JournalError if no run of
+    an engine can be used, and ConfigError for an option that is for one journal.
     """
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
@@ -77,7 +78,9 @@ def replay_server(
 
 
 def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Results], int]:
-    """The results of routers, of which none may be usable."""
+    """The results of routers, and an exit code. If none can be used, the error
+    is printed, and the code is UNUSABLE.
+    """
     try:
         return read_each(files, routers.verify)
     except JournalError as error:
@@ -86,7 +89,7 @@ def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Resul
 
 
 class _Engines:
-    """The runs of engines, as they are replayed."""
+    """Replays runs of engines, and keeps what is compared with the routers' journals."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -106,7 +109,7 @@ class _Engines:
     def records(
         self, replicas: Mapping[str, Sequence[RunFiles]]
     ) -> dict[str, ReplicaRecord]:
-        """What is recorded of each replica."""
+        """The requests of each replica, in the order of its runs, by its number."""
         return {
             name: ReplicaRecord(
                 [one for run in runs for one in self._asked.get(run.name, ())],
@@ -117,7 +120,7 @@ class _Engines:
 
 
 class _Routers:
-    """The journals of routers, as they are replayed."""
+    """Replays journals of routers, and keeps what is compared with the engines'."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -172,7 +175,7 @@ def _how(found: Results, wrong: bool) -> str:
 def _sums(
     runs: Sequence[Results], routers: Sequence[Results], agreement: Agreement | None
 ) -> Iterator[str]:
-    """All of them together."""
+    """The totals of all journals, and the comparison."""
     turns = sum(one["turns"] for one in runs)
     samples = sum(one["samples"] for one in runs)
     machines = {one["about"].get("machine") for one in runs} - {None}

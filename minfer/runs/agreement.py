@@ -1,15 +1,15 @@
-"""Whether the journals of a server's routers and of its replicas agree: what routers sent
-to a replica came there, and nothing else did.
+"""Compares the journals of a server's routers with those of its replicas: each replica
+must have received the requests that routers sent to it, and no others.
 
-A request whose first token came from a replica must be in the replica's journal. Of
-others that is not certain: they may have ended, or been lost with their replica, before
-its engine took them; so they are counted. And a request in a replica's journal must have
-been sent there by a router, with these exceptions, which are counted, too:
+A request whose first token came from a replica must be in that replica's journal. Other
+requests need not be: they may have ended, or been lost with the replica, before its
+engine took them; they are only counted. A request in a replica's journal must have been
+sent there by a router, with two exceptions, which are counted, too:
 
-- one that was resubmitted, as it may be what engines died of: then it runs alone in an
-  engine that begins, without a decision of a router;
-- one that came when a router's journal had been cut short: behind all that this router is
-  known to have sent there.
+- one that was resubmitted because it may have killed engines: it runs alone in a new
+  engine, without a decision of a router;
+- one that may have come after a router's journal was cut short: it is later than the last
+  request that this router is known to have sent there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from minfer.runs.routed_requests import RoutedRequest
 
 @frozen
 class RouterRecord:
-    """What the journal of a router says."""
+    """The requests in the journal of a router."""
 
     name: str
     requests: Sequence[RoutedRequest]
-    closed: bool = True  # else it was cut short, or goes on
-    # Its replicas compute prompts for those of other routers, which may never get a
-    # request whose first token is its last.
+    closed: bool = True  # False: it was cut short, or is still being written
+    # Its replicas only compute prompts, and replicas of other routers decode. The latter
+    # never get a request that ends with its first token.
     prefills: bool = False
 
 
@@ -35,16 +35,16 @@ class RouterRecord:
 class EngineRequest:
     """A request in the journal of a replica."""
 
-    id: str  # its router's
-    again: bool = False  # it was resubmitted
+    id: str  # as in the router's journal
+    again: bool = False  # whether it was resubmitted
 
 
 @frozen
 class ReplicaRecord:
-    """What the journals of a replica's engines say."""
+    """The requests in the journals of a replica's engines."""
 
-    requests: Sequence[EngineRequest]  # in order
-    whole: bool = True  # they begin with each engine's first turn
+    requests: Sequence[EngineRequest]  # in the order in which they came
+    whole: bool = True  # whether each journal begins with the engine's first turn
 
 
 @frozen
@@ -53,35 +53,37 @@ class Disagreement:
 
     id: str
     replica: str
-    router: str = ""  # that sent it; empty: none did
+    router: str = ""  # the one that sent it; empty: none did
 
 
 @define
 class Agreement:
-    """What was compared. Counts are of requests at replicas: one that was sent to two
-    counts twice.
+    """The result of a comparison. Numbers count requests; one that was sent to two
+    replicas counts twice.
     """
 
     sent: int = 0  # by routers
-    found: int = 0  # of these, in the journals of replicas
-    unstarted: int = 0  # not there, and no token came from there
-    unrecorded: int = 0  # not there, where the replica's journal is not whole
-    alone: int = 0  # resubmitted there without a decision
-    late: int = 0  # there, after the journal of a router had been cut short
-    absent: dict[str, int] = field(factory=dict)  # by replica that has no journal
-    missing: list[Disagreement] = field(factory=list)
-    unsent: list[Disagreement] = field(factory=list)
+    found: int = 0  # of those sent: in the replica's journal
+    unstarted: int = 0  # of those sent: not in it, but no token came from the replica
+    unrecorded: int = 0  # of those sent: not in it, but its beginning was deleted
+    alone: int = 0  # in a replica's journal, resubmitted without a router's decision
+    late: int = 0  # in a replica's journal, perhaps sent after a router's was cut short
+    absent: dict[str, int] = field(factory=dict)  # sent to replicas without a journal
+    missing: list[Disagreement] = field(factory=list)  # sent, and not in the journal
+    unsent: list[Disagreement] = field(factory=list)  # in a journal, and not sent
 
     @property
     def holds(self) -> bool:
-        """Whether the journals agree, as far as they are there."""
+        """Whether no disagreement was found, and every replica has a journal."""
         return not (self.absent or self.missing or self.unsent)
 
 
 def compare(
     routers: Sequence[RouterRecord], replicas: Mapping[str, ReplicaRecord]
 ) -> Agreement:
-    """Compare the journals of routers with those of replicas, by name."""
+    """Compare the journals of routers with those of replicas. `replicas` is by name, as
+    in `RoutedRequest.replica`.
+    """
     found = Agreement()
     there = {
         name: {one.id for one in replica.requests} for name, replica in replicas.items()
@@ -116,7 +118,7 @@ def _note_sent(
     *,
     certain: bool,
 ) -> None:
-    """Note a request that a router sent; `certain`: its replica's engine took it."""
+    """Count a request that a router sent; `certain`: it must be in the journal."""
     found.sent += 1
     name = one.replica
     if name not in replicas:
@@ -134,8 +136,8 @@ def _note_sent(
 def _certain_until(
     routers: Iterable[RouterRecord], name: str, asked: Sequence[EngineRequest]
 ) -> int:
-    """How many of a replica's requests came before the journal of any router was cut
-    short: all of them up to the last one that this router is known to have sent.
+    """How many of a replica's first requests came before any router's journal was cut
+    short: those up to the last one that each such router is known to have sent.
     """
     least = len(asked)
     for router in routers:

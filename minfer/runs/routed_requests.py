@@ -1,10 +1,10 @@
-"""Where a router sent each request, and what became of it there: a fold over the turns of
-its journal.
+"""To which replicas a router sent each request, and how each request left them: a fold
+over the turns of the router's journal.
 
-    routed or Dispatched ---> at a replica ---> Ended          "ended"
-                                 |  Started     ReplicaLeft    "lost"
-                                 |              routed anew    "moved"
-                                 +---> ""       the journal ends before
+    placed, or Dispatched ---> at a replica ---> Ended           end: "ended"
+                               (Started: its     ReplicaLeft     end: "lost"
+                               first token)      routed again    end: "moved"
+                                                 none of these   end: ""
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from minfer.runs.routing_journal import RoutingTurn
 
 ENDED: Final = "ended"
 LOST: Final = "lost"  # the replica left with it
-MOVED: Final = "moved"
+MOVED: Final = "moved"  # it was routed again
 
 
 @define
@@ -35,23 +35,23 @@ class RoutedRequest:
 
     id: str
     replica: str
-    turn: int  # in which it was sent
+    turn: int  # of the journal, in which it was sent
     placed: Placed | None  # the decision; None: it was sent without one
-    deferred: int = 0  # times that it had to wait before
-    started: bool = False  # its first token came from there
-    end: str = ""  # why it is not there any more; empty: the journal ends before
+    deferred: int = 0  # times that the router deferred it before it was sent
+    started: bool = False  # whether its first token came from there
+    end: str = ""  # how it left: ENDED, LOST, MOVED; empty: it was there at the end
 
 
 @define(eq=False)
 class RoutedRequests:
-    """The requests of some turns, in the order in which they were sent."""
+    """The requests of the turns so far."""
 
-    all: list[RoutedRequest] = field(factory=list)
-    _there: dict[str, RoutedRequest] = field(factory=dict)  # now, by id
+    all: list[RoutedRequest] = field(factory=list)  # in the order in which they were sent
+    _there: dict[str, RoutedRequest] = field(factory=dict)  # those at a replica, by id
     _deferred: Counter[str] = field(factory=Counter)
 
     def turn(self, turn: RoutingTurn) -> None:
-        """Fold a turn."""
+        """Take the next turn of the journal."""
         if not isinstance(turn.taken, RoutingRequest):
             for event in turn.taken:
                 self._event(event, turn.number)

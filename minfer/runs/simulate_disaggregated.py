@@ -1,18 +1,17 @@
-"""Simulation of disaggregation: prompts are computed by some replicas, and outputs by
-others, on one virtual clock.
+"""Simulation of disaggregation: some replicas prefill and others decode, on one virtual
+clock.
 
     prefill replica                           decode replica
-    the prompt, and the first token
-    the first token: hand over -------------> the request with that token as history:
-                                              it fetches the blocks that it lacks, and
-                                              decodes
+    computes the prompt and one token
+    hands over -----------------------------> gets the request with that token as history,
+                                              fetches the KV blocks that it lacks, decodes
 
-Theory. It is what the server does: the replica that will decode is chosen first, by what
-it caches; if that lacks more than a few tokens of the prompt, another replica computes
-it for one token, and the request goes on where it will decode, with that token. Blocks
-are sent while the prompt is computed; what is left of that at the first token, and to
-fetch them, is the cost of a load in the keyed tier of `config`, one load after the other
-on each decode replica.
+Theory. As in the server, the decode replica is chosen first, by its cached prefixes. If
+it lacks more than `direct` tokens of the prompt, a prefill replica computes the prompt
+and one token, and the request goes on at the decode replica with that token. The server
+sends blocks while the prompt is computed. What of that remains at the first token is
+modelled as loads from the keyed tier of `config`, one after the other on each decode
+replica.
 """
 
 from collections.abc import Iterator
@@ -36,22 +35,24 @@ from minfer.runs.simulate_replicas import (
     routing_request,
 )
 
-# Tokens of a prompt, at most, that a decode replica computes itself, as in the server.
+# Most uncached prompt tokens that a decode replica computes itself, as in the server.
 DIRECT: Final = 256
 
 
 @frozen
 class _FirstHalf:
-    """A request whose prompt is computed."""
+    """A request at a prefill replica."""
 
     request: Request
-    replica: str  # that computes it
-    target: str  # that will decode
-    held: int  # blocks that the target has
+    replica: str  # the prefill replica
+    target: str  # the decode replica
+    held: int  # blocks of its prompt that the target has cached
     cancelled: bool = False
 
     def rest(self, tokens: tuple[int, ...]) -> Request:
-        """What is left to do after its first tokens; without any, it was refused."""
+        """The request for the decode replica, after these tokens of the prefill replica.
+        No tokens: that refused it, and the decode replica gets the request unchanged.
+        """
         if not tokens:
             return self.request
         output, keys = self.request.output + tokens, self.request.keys
@@ -66,14 +67,14 @@ class _FirstHalf:
 
 @define
 class DisaggregatedSimulation(ReplicaSimulation):
-    """Replicas that prefill, and `names`, which decode, with the configuration `config`,
-    which has a keyed tier. `router` and `state` are those of the latter.
+    """Replicas `prefill`, and replicas `names`, which decode. `config`, `router` and
+    `state` are those of the decode replicas; `config` must have a keyed tier.
     """
 
-    prefill: tuple[str, ...] = field(kw_only=True)  # names of replicas
+    prefill: tuple[str, ...] = field(kw_only=True)  # names of the replicas that prefill
     prefill_config: EngineConfig = field(kw_only=True)
     prefill_router: RouterConfig = field(kw_only=True)
-    direct: int = field(default=DIRECT, kw_only=True)  # tokens
+    direct: int = field(default=DIRECT, kw_only=True)  # tokens; see DIRECT
     prefill_state: RouterState = field(init=False)
     _halves: dict[str, _FirstHalf] = field(init=False, factory=dict)
 
@@ -97,8 +98,8 @@ class DisaggregatedSimulation(ReplicaSimulation):
     def _route(
         self, time: float, request: Request, due: dict[str, float]
     ) -> RoutedArrival:
-        """Route a request among those that decode, and then, if its prompt is long enough
-        and it has more than one token to yield, among those that prefill.
+        """Choose a decode replica. If that lacks more than `direct` tokens of the prompt,
+        and the request yields more than one token, first send it to a prefill replica.
         """
         asked = routing_request(request)
         decode = route(self.router, self.state, asked)
@@ -110,7 +111,7 @@ class DisaggregatedSimulation(ReplicaSimulation):
         if placed.prefill <= self.direct or request.n > 1 or most < 2:
             return super()._route(time, request, due)
         first = route(self.prefill_router, self.prefill_state, asked)
-        if first.replica is None:  # it computes its own prompts then
+        if first.replica is None:  # then the decode replica computes the prompt
             return super()._route(time, request, due)
         self.state, self.prefill_state = decode.state, first.state
         half = _FirstHalf(request, first.replica, placed.replica, placed.hit)
@@ -147,7 +148,7 @@ class DisaggregatedSimulation(ReplicaSimulation):
 
 
 def _ended(turn: Turn) -> Iterator[tuple[Finished, tuple[int, ...]]]:
-    """The requests of one sample that ended in a turn, with their tokens of that turn."""
+    """The samples that ended in a turn, each with its tokens of that turn."""
     for command in turn.transition.commands:
         if isinstance(command, Emit):
             tokens = dict(zip(command.ids, command.tokens, strict=True))
