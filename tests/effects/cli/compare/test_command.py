@@ -112,7 +112,8 @@ def test_figures_are_those_of_a_direct_computation(
         assert [speed["batch"] for speed in one["speeds"]] == [1, 2]
         for speed in one["speeds"]:
             assert speed["ttft"] > 0
-            assert 0 < speed["throughput"] < speed["batch"] / speed["tpot"]
+            # Medians of two things: on a busy machine they may be of different runs.
+            assert 0 < speed["throughput"] < 2 * speed["batch"] / speed["tpot"]
     shown = re.sub(" +", " ", capsys.readouterr().out)
     assert f"perplexity {base['perplexity']:.4f} {level['perplexity']:.4f}\n" in shown
 
