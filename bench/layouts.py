@@ -38,6 +38,7 @@ from bench.layout_runs import (
     simulation,
 )
 from bench.results import run, show
+from bench.routing import TRACE
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
 from minfer.effects.runs.load.due_times import due_times
 from minfer.effects.runs.trace_files import read_trace
@@ -227,11 +228,7 @@ if __name__ == "__main__":
         "layouts",
         measure,
         {
-            "--trace": {
-                "type": Path,
-                "default": Path("mooncake_conversation.jsonl"),
-                "help": "mooncake_conversation.jsonl",
-            },
+            "--trace": TRACE,
             "--requests": {"type": int, "default": 1200, "help": "of the trace"},
             "--workers": {"type": int, "default": 2, "help": "processes"},
         },

@@ -26,10 +26,9 @@ import httpx
 from attrs import frozen
 
 from bench.results import percentiles, run, show
-from bench.routing import summed
+from bench.routing import reported, summed
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.costs import MeasuredStep, fit, measured_steps
-from minfer.effects.runs.report import Report
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.request import Request
@@ -39,7 +38,7 @@ from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.runs.cost import CostModel
 from minfer.runs.routing_journal import RoutingJournal
-from minfer.runs.simulate_replicas import ReplicaSimulation, RoutedArrival
+from minfer.runs.simulate_replicas import ReplicaSimulation
 from tests.effects.serving.process_deaths import SOON, Server, events, server
 
 POLICIES: Final = ("prefix", "round_robin")
@@ -160,7 +159,6 @@ def recorded(folder: Path) -> Run:
 
 def simulate(ran: Run, policy: str, replicas: int) -> dict[str, Any]:
     names = [f"{number}" for number in range(replicas)]
-    reports = {name: Report(ran.config) for name in names}
     simulation = ReplicaSimulation(
         ran.config,
         RouterConfig(routing_policy_named(policy), ran.config.block_size),
@@ -170,12 +168,7 @@ def simulate(ran: Run, policy: str, replicas: int) -> dict[str, Any]:
         ran.lengths,
         report_every=0.25,
     )
-    for one in simulation.run():
-        if not isinstance(one, RoutedArrival):
-            reports[one.replica].see(one.turn)
-        elif one.routed.replica is not None:
-            reports[one.routed.replica].arrives(one.request.id, one.time)
-    found = summed([*reports.values()])
+    found = summed(reported(simulation, ran.config, names))
     return {name: found[name] for name in ("hit_share", "ttft", "requests")}
 
 

@@ -27,7 +27,7 @@ import msgspec
 from bench.layout_costs import GPUS, Layout
 from bench.layout_runs import simulation
 from bench.results import RESULTS, run, show
-from bench.routing import BLOCK, KEYS, decided, documents, names, resident
+from bench.routing import BLOCK, KEYS, TRACE, decided, documents, names, resident
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.link.link_messages import CachedKeys
 from minfer.effects.runs.trace_files import read_trace
@@ -212,11 +212,7 @@ if __name__ == "__main__":
         "router_scale",
         measure,
         {
-            "--trace": {
-                "type": Path,
-                "default": Path("mooncake_conversation.jsonl"),
-                "help": "mooncake_conversation.jsonl",
-            },
+            "--trace": TRACE,
             "--requests": {"type": int, "default": 2000, "help": "of the trace"},
             "--speed": {"type": float, "default": 4.5, "help": "of a machine's trace"},
             "--replicas": {"type": int, "nargs": "+", "default": [16, 125, 250, 1000]},

@@ -25,7 +25,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +72,11 @@ WAITING: Final = 32  # of these, at first
 TENANT_REQUESTS: Final = 900
 PART: Final = 250  # decisions that are timed together
 # An H200's pool for a 7B, as in results/mooncake.json.
+TRACE: Final = {  # an option
+    "type": Path,
+    "default": Path("mooncake_conversation.jsonl"),
+    "help": "mooncake_conversation.jsonl",
+}
 ENGINE: Final = EngineConfig(
     num_blocks=27_000,
     block_size=BLOCK,
@@ -220,10 +225,7 @@ def decisions(count: int) -> dict[str, Any]:
 
 def served(trace: ArrivalTrace, load: Load, name: str) -> dict[str, Any]:
     """Simulate the trace under a policy."""
-    begin, reports = (
-        time.perf_counter(),
-        {n: Report(ENGINE) for n in names(load.replicas)},
-    )
+    begin = time.perf_counter()
     simulation = ReplicaSimulation(
         ENGINE,
         RouterConfig(policy_of(name), BLOCK),
@@ -233,18 +235,27 @@ def served(trace: ArrivalTrace, load: Load, name: str) -> dict[str, Any]:
         report_every=0.25,
     )
     with paused_collector():
-        for one in simulation.run():
-            if not isinstance(one, RoutedArrival):
-                reports[one.replica].see(one.turn)
-            elif one.routed.replica is not None:
-                reports[one.routed.replica].arrives(one.request.id, one.time)
+        reports = reported(simulation, ENGINE, names(load.replicas))
     return {
         "policy": name,
         "replicas": load.replicas,
         "speed": load.speed,
-        **summed([*reports.values()]),
+        **summed(reports),
         "simulated_in": time.perf_counter() - begin,
     }
+
+
+def reported(
+    simulation: ReplicaSimulation, config: EngineConfig, replicas: Sequence[str]
+) -> list[Report]:
+    """Run a simulation; returns a report of each replica, in the order of their names."""
+    reports = {name: Report(config) for name in replicas}
+    for one in simulation.run():
+        if not isinstance(one, RoutedArrival):
+            reports[one.replica].see(one.turn)
+        elif one.routed.replica is not None:
+            reports[one.routed.replica].arrives(one.request.id, one.time)
+    return [*reports.values()]
 
 
 def summed(reports: list[Report]) -> dict[str, Any]:
@@ -364,11 +375,7 @@ if __name__ == "__main__":
         "routing",
         measure,
         {
-            "--trace": {
-                "type": Path,
-                "default": Path("mooncake_conversation.jsonl"),
-                "help": "mooncake_conversation.jsonl",
-            },
+            "--trace": TRACE,
             "--requests": {"type": int, "default": 4000, "help": "of the trace"},
             "--decisions": {
                 "type": int,

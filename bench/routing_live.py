@@ -34,6 +34,7 @@ import numpy
 from attrs import frozen
 
 from bench.results import run, show
+from bench.routing import reported
 from bench.server_clients import write_model
 from bench.server_gpu import serving
 from bench.shapes import qwen
@@ -47,7 +48,7 @@ from minfer.records.sequence import SampleId
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.runs.cost import CostModel
-from minfer.runs.simulate_replicas import ReplicaSimulation, RoutedArrival
+from minfer.runs.simulate_replicas import ReplicaSimulation
 
 POLICIES: Final = ("round_robin", "prefix")
 BLOCK: Final = 16  # tokens
@@ -231,7 +232,6 @@ def predicted(
 ) -> dict[str, Any]:
     """The figures of the simulator, for requests at the times when they were sent."""
     names = tuple(f"{number}" for number in range(replicas))
-    reports = {name: Report(ran.config) for name in names}
     simulation = ReplicaSimulation(
         ran.config,
         RouterConfig(routing_policy_named(policy), BLOCK),
@@ -241,17 +241,13 @@ def predicted(
         ran.lengths,
         report_every=0.25,
     )
-    for one in simulation.run():
-        if not isinstance(one, RoutedArrival):
-            reports[one.replica].see(one.turn)
-        elif one.routed.replica is not None:
-            reports[one.routed.replica].arrives(one.request.id, one.time)
+    reports = reported(simulation, ran.config, names)
     ttft = DurationHistogram()
-    for report in reports.values():
+    for report in reports:
         ttft.update(report.spreads["ttft"])
-    prompts = sum(report.sums["prompt"] for report in reports.values())
+    prompts = sum(report.sums["prompt"] for report in reports)
     return {
-        "hit_share": sum(report.sums["hit"] for report in reports.values()) / prompts,
+        "hit_share": sum(report.sums["hit"] for report in reports) / prompts,
         "ttft": {"p50": ttft.at(0.5), "p90": ttft.at(0.9)},
     }
 
