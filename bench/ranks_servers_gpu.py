@@ -2,8 +2,9 @@
 
 python -m bench.ranks_servers_gpu --parts replicas apart losses
 
-replicas   two replicas of two ranks beside one: output tokens a second over HTTP, of
-           random weights, 512 tokens in and 128 out, so many clients for each replica
+replicas   several replicas of so many ranks beside one: output tokens a second over HTTP,
+           of random weights, 512 tokens in and 128 out, so many clients for each replica;
+           with `--distributed ray`, Ray places the engines
 apart      engines that compute prompts and engines that decode, of other parallel
            sizes, and one engine that does both: the bundled model in float32, greedy
            and seeded, must say the same
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.results import run, show
+from bench.routing_live import until_ready
 from bench.server_clients import write_model
 from bench.server_gpu import OUTPUT, PROMPT, load, serving
 from bench.shapes import SHAPES, TINY, qwen
@@ -53,18 +55,24 @@ def throughput(url: str, args: argparse.Namespace, replicas: int) -> list[float]
 
 
 def replicas(args: argparse.Namespace) -> dict[str, Any]:
-    """One replica of so many ranks, and two."""
+    """Different numbers of replicas of so many ranks, and the last beside the first."""
     found = dict[int, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), qwen(args.shape))
-        for count in (1, 2):
+        for count in args.replicas:
             options = ["--model", folder, "--device", args.device, "--load-format=dummy"]
             options += ["--max-model-len=1024", "--no-enable-prefix-caching"]
             options += [f"--tensor-parallel-size={args.ranks}", f"--replicas={count}"]
-            with serving([*options, f"--api-processes={args.fronts}"]) as (url, *_):
+            options.append(f"--api-processes={args.fronts}")
+            if args.distributed:
+                options.append(f"--distributed={args.distributed}")
+            with serving(options) as (url, *_):
+                if count > 1:
+                    asyncio.run(until_ready(url, count))
                 found[count] = throughput(url, args, count)
     middle = {count: runs[RUNS // 2] for count, runs in found.items()}
-    return {"tokens/s": found, "times": middle[2] / middle[1]}
+    first, *_, last = args.replicas
+    return {"tokens/s": found, "times": middle[last] / middle[first]}
 
 
 def learnt(served: Server, asked: list[dict[str, Any]]) -> Load:
@@ -140,6 +148,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": args.shape,
         "ranks": args.ranks,
+        "distributed": args.distributed,
         "device": args.device,
         **{part: PARTS[part](args) for part in args.parts},
     }
@@ -153,6 +162,8 @@ if __name__ == "__main__":
             "--parts": {"nargs": "+", "choices": [*PARTS], "default": [*PARTS]},
             "--shape": {"choices": [*SHAPES, *TINY], "default": "7B"},
             "--ranks": 2,
+            "--replicas": {"type": int, "nargs": "+", "default": [1, 2]},
+            "--distributed": {"choices": ("ray",), "help": "what places the engines"},
             "--clients": {"type": int, "default": 128, "help": "for each replica"},
             "--each": {"type": int, "default": 6, "help": "requests of a client"},
             "--fronts": 4,
