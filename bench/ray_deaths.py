@@ -94,6 +94,7 @@ class Trial:
     load: RetriedLoad
     replicas: int
     rng: Random
+    apart: bool = False  # then routing by prefixes need not give a new engine any load
     client: httpx.AsyncClient = field(factory=lambda: httpx.AsyncClient(timeout=SOON))
     back: list[float] = field(factory=list)  # seconds until all were ready again
     # Seconds from a node's joining until its engine was ready, and had a request.
@@ -137,6 +138,8 @@ class Trial:
         joined = time.monotonic()
         await self.until_ready(self.replicas)
         self.joined.append(time.monotonic() - joined)
+        if self.apart:
+            return
         async with asyncio.timeout(LATE):
             while not await self.runs(missing):
                 pass
@@ -211,14 +214,11 @@ class Trial:
             "asked_again_by_clients": load.retried,
             "longest_pause": load.longest,
             "seconds_until_all_are_ready": _seconds(self.back),
-            **(
-                {
-                    "seconds_from_joining_to_ready": _seconds(self.joined),
-                    "seconds_from_joining_to_load": _seconds(self.loaded),
-                }
-                if self.joined
-                else {}
-            ),
+            **{
+                f"seconds_from_joining_to_{what}": _seconds(each)
+                for what, each in (("ready", self.joined), ("load", self.loaded))
+                if each
+            },
             "load_average_at_the_end": os.getloadavg()[0],  # of the whole machine
         }
 
@@ -245,7 +245,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 made.drain()
                 load = RetriedLoad(made.url, asked, right=right, rest=args.rest)
                 load.tries = TRIES if kind == "front" else 1
-                trial = Trial(nodes, made, load, count, rng)
+                trial = Trial(nodes, made, load, count, rng, args.apart)
                 asyncio.run(trial.run(kind, args.kills, count + args.more))
                 _report(trial)
                 made.process.send_signal(signal.SIGINT)
