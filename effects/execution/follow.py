@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,6 +37,7 @@ from minfer.effects.execution.ranks.items import (
     Want,
     item_from,
 )
+from minfer.effects.execution.ranks.joining import join
 from minfer.effects.execution.ranks.rank_store import ADDRESS, KEY
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Failed, Lost, Moved
@@ -54,8 +55,8 @@ class Leader:
         """Connect to the rank 0 that made `store`."""
         host, _, port = store.get(ADDRESS).decode().rpartition(":")
         key = bytes.fromhex(store.get(KEY).decode())
-        leader = cls(Client((host, int(port)), authkey=key))
-        leader.say(JOINED, rank=rank, process=os.getpid(), about=dict(about))
+        leader = cls(join((host, int(port)), key, rank))
+        leader.say(JOINED, process=os.getpid(), about=dict(about))
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
 

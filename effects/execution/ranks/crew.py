@@ -30,7 +30,7 @@ from attrs import define, field
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.parent_death import in_lasting_thread
 from minfer.effects.execution.ranks.items import Item, item_to
-from minfer.effects.execution.ranks.joining import SILENCE, Door, Joined
+from minfer.effects.execution.ranks.joining import SILENCE, Joined, RankListener
 from minfer.effects.execution.ranks.rank_store import (
     ADDRESS,
     HERE,
@@ -120,7 +120,6 @@ class Crew:
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
     followers: list[Follower]
     transfers: Transfers
-    door: Door
     lose: "Callable[[], None]" = lambda: None
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
@@ -138,16 +137,17 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises RankStartError.
         """
-        store, door = make_store(ranks), Door(secrets.token_bytes(32))
-        store.set(KEY, door.key.hex())
+        store, listener = make_store(ranks), RankListener(secrets.token_bytes(32))
+        store.set(KEY, listener.key.hex())
         store.set(SETTINGS, json.dumps(dict(settings)))
-        store.set(ADDRESS, "{}:{}".format(*door.address))
+        store.set(ADDRESS, "{}:{}".format(*listener.address))
         followers = [Follower(rank) for rank in range(1, ranks)]
-        crew = cls(store, about, followers, Transfers(ranks), door)
+        crew = cls(store, about, followers, Transfers(ranks))
         try:
-            if not is_by_torchrun():
-                in_lasting_thread(lambda: crew._start_all(environments), crew.over)
-            crew._await_all()
+            with contextlib.closing(listener):
+                if not is_by_torchrun():
+                    in_lasting_thread(lambda: crew._start_all(environments), crew.over)
+                crew._await_all(listener)
         except BaseException:
             crew.abandon()
             raise
@@ -172,16 +172,16 @@ class Crew:
 
     # --- joining ------------------------------------------------------------------------
 
-    def _await_all(self) -> None:
+    def _await_all(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has something else.
         """
         end = time.monotonic() + LATE
         waiting = {one.rank for one in self.followers}
         while waiting:
-            for joined in self.door.joined():
+            if joined := listener.joined():
                 self._accept(joined)
-                waiting.discard(int(joined.message["rank"]))
+                waiting.discard(joined.rank)
             for one in self.followers:
                 if one.process is not None and one.process.poll() is not None:
                     raise RankStartError(
@@ -196,7 +196,7 @@ class Crew:
 
     def _accept(self, joined: Joined) -> None:
         """Take a rank that has joined. Raises RankStartError for another engine's."""
-        rank, about = int(joined.message["rank"]), joined.message["about"]
+        rank, about = joined.rank, joined.message["about"]
         one = next((f for f in self.followers if f.rank == rank), None)
         if one is None or one.link is not None:
             joined.link.close()
@@ -292,7 +292,6 @@ class Crew:
                     one.process.wait()
             if one.link is not None:
                 one.link.close()
-        self.door.close()
         self.over.set()
 
 

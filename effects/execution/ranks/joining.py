@@ -1,28 +1,22 @@
-"""How other ranks join rank 0: each connects to its socket, proves that it has the key,
-and says which rank it is. A stranger that connects and is silent holds up no other one.
+"""How other ranks join rank 0: each connects to its socket, both prove that they have the
+engine's key (tiers/peers/handshake.py), and the rank says what it has.
 """
 
-import contextlib
 import json
 import struct
-import threading
 from collections.abc import Mapping
-from multiprocessing import ProcessError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from queue import SimpleQueue
-from socket import (
-    IPPROTO_TCP,
-    SO_RCVTIMEO,
-    SOL_SOCKET,
-    TCP_NODELAY,
-    create_server,
-    socket,
-)
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from socket import SO_RCVTIMEO, SOL_SOCKET
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
 from minfer.effects.execution.ranks.rank_store import HERE
+from minfer.effects.execution.tiers.peers.addresses import Port, listen_at
+from minfer.effects.execution.tiers.peers.door import Door, connect
+from minfer.effects.execution.tiers.peers.framing import Socket
+from minfer.effects.execution.tiers.peers.handshake import Terms
 
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 POLL: Final = 0.05  # seconds
@@ -32,51 +26,59 @@ POLL: Final = 0.05  # seconds
 class Joined:
     """A rank that has proven that it is one."""
 
+    rank: int
     link: Connection
     message: Mapping[str, Any]  # the first one
 
 
 @define(eq=False)
-class Door:
+class RankListener:
     """Rank 0's socket."""
 
     key: bytes
-    _socket: socket = field(init=False)
+    address: Port = field(init=False)  # where ranks connect
+    _door: Door = field(init=False)
     _joined: SimpleQueue[Joined] = field(factory=SimpleQueue, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._socket = create_server((HERE, 0))
-        self._socket.settimeout(POLL)
+        sock = listen_at((HERE, 0))
+        self.address = sock.getsockname()
+        self._door = Door(sock, _terms(self.key), self._enter, "a rank")
+        self._door.start()
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where ranks connect: host and port."""
-        host, port = self._socket.getsockname()
-        return host, port
-
-    def joined(self) -> list[Joined]:
-        """Those that have joined since the last call; waits `POLL` seconds for more."""
-        with contextlib.suppress(TimeoutError):
-            made, _ = self._socket.accept()
-            # Of each read, here and later: in the middle of a message no one may hang.
-            limit = struct.pack("ll", int(SILENCE), 0)
-            made.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
-            # Else an item may wait 40 ms for the receipt of the one before.
-            made.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-            link = Connection(made.detach())
-            threading.Thread(
-                target=self._greet, args=(link,), name="minfer-joining", daemon=True
-            ).start()
-        return [self._joined.get() for _ in range(self._joined.qsize())]
-
-    def _greet(self, link: Connection) -> None:
+    def joined(self) -> Joined | None:
+        """Returns the next rank that has joined; None if there is none for `POLL`
+        seconds.
+        """
         try:
-            deliver_challenge(link, self.key)
-            answer_challenge(link, self.key)
-            self._joined.put(Joined(link, json.loads(link.recv_bytes())))
-        except (OSError, EOFError, ProcessError):
-            link.close()  # it is no rank
+            return self._joined.get(timeout=POLL)
+        except Empty:
+            return None
+
+    def _enter(self, sock: Socket, name: str) -> None:
+        # Of each read, here and later: in the middle of a message no one may hang.
+        limit = struct.pack("ll", int(SILENCE), 0)
+        sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
+        link = Connection(sock.detach())
+        try:
+            message = json.loads(link.recv_bytes())
+        except (OSError, EOFError):
+            link.close()  # its process has ended
+        else:
+            self._joined.put(Joined(int(name), link, message))
 
     def close(self) -> None:
         """Take no more connections."""
-        self._socket.close()
+        self._door.close()
+
+
+def join(address: Port, key: bytes, rank: int) -> Connection:
+    """Connect to rank 0. Raises PeerError and OSError."""
+    return Connection(connect(address, _terms(key), str(rank)).detach())
+
+
+def _terms(key: bytes) -> Terms:
+    """What ranks and rank 0 have in common; versions and weights are compared later, as
+    rank 0 ends with an error if they differ.
+    """
+    return Terms(purpose="rank", version="1", layout=b"", secret=key)

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from minfer.effects.execution.tiers.peers.addresses import CUT, Port, dial, port_text
-from minfer.effects.execution.tiers.peers.door import Door
+from minfer.effects.execution.tiers.peers.addresses import CUT, Port, port_text
+from minfer.effects.execution.tiers.peers.door import Door, connect
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
-from minfer.effects.execution.tiers.peers.handshake import Terms, introduce
+from minfer.effects.execution.tiers.peers.handshake import Terms
 from minfer.effects.execution.warming.start_progress import START
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import LinkClient, LinkServer
@@ -108,12 +108,7 @@ async def keep_linked_to(
 
 
 def _dial(address: Port, terms: Terms, name: str) -> Socket:
-    sock = dial(address)
-    try:
-        introduce(sock, terms, name)
-    except BaseException:
-        sock.close()
-        raise
+    sock = connect(address, terms, name)
     sock.setblocking(False)
     return sock
 

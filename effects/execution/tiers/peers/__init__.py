@@ -8,10 +8,11 @@ inbox          received blocks, in slots of memory, until the engine fetches the
 remote_memory  an inbox that engines of other machines write to through NIXL
 peer_messages  the messages between sender and listener
 
-Connections between processes of a deployment, also used by `live.link.tcp_links`:
+Connections between processes of a deployment, also used by `live.link.tcp_links` and
+`execution.ranks.joining`:
 
 addresses      local sockets, and TCP ports
-door           accepts connections whose other side proves that it knows the secret
+door           accepts and makes connections whose sides prove that they know the secret
 handshake      how both sides prove that
 framing        messages on a blocking socket
 """

@@ -1,5 +1,5 @@
-"""Accepts connections of other processes, and passes on those that prove that they know
-the secret.
+"""Connections between processes that prove to each other that they know the secret: a
+`Door` accepts them, `connect` makes one.
 """
 
 import logging
@@ -12,9 +12,14 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.addresses import notice_cuts
+from minfer.effects.execution.tiers.peers.addresses import Address, dial, notice_cuts
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
-from minfer.effects.execution.tiers.peers.handshake import RefusedError, Terms, answer
+from minfer.effects.execution.tiers.peers.handshake import (
+    RefusedError,
+    Terms,
+    answer,
+    introduce,
+)
 
 MOST: Final = 64  # connections in the handshake at a time
 AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
@@ -108,3 +113,16 @@ class Door:
         elif self._said[0] != what or now > self._said[1] + AGAIN:
             self._said = what, now
             _log.warning("%s", what)
+
+
+def connect(address: Address, terms: Terms, name: str) -> Socket:
+    """Returns a connection to a process that has proven the secret, and knows this one by
+    its name. Raises PeerError and OSError.
+    """
+    sock = dial(address)
+    try:
+        introduce(sock, terms, name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -14,9 +14,10 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.execution.tiers.keyed_store import checksum_of
-from minfer.effects.execution.tiers.peers.addresses import Address, dial, where
+from minfer.effects.execution.tiers.peers.addresses import Address, where
+from minfer.effects.execution.tiers.peers.door import connect
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket, framed
-from minfer.effects.execution.tiers.peers.handshake import GREETING, introduce
+from minfer.effects.execution.tiers.peers.handshake import GREETING
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Block,
     Grant,
@@ -207,9 +208,8 @@ class Sender:
 
     def _connect(self) -> _Connected:
         """Raises PeerError and OSError."""
-        sock = dial(self.address)
+        sock = connect(self.address, terms_of(self.layout, self.secret), self.name)
         try:
-            introduce(sock, terms_of(self.layout, self.secret), self.name)
             sock.settimeout(GREETING)
             connected = self._welcomed(sock)
         except BaseException:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import pytest
 
 from minfer import SamplingParams
 from minfer.effects.execution.ranks import crew, rank_store
-from minfer.effects.execution.ranks.joining import Door
+from minfer.effects.execution.ranks.joining import RankListener, join
 from minfer.effects.execution.ranks.rank_store import RankStartError, make_store
+from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.live.engine import ranks
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup import device
@@ -147,23 +147,23 @@ def test_a_port_of_another_program_is_named(
 
 def test_a_silent_stranger_does_not_keep_ranks_from_joining() -> None:
     with (
-        closing(Door(b"key")) as door,
-        closing(socket.create_connection(door.address)),
-        ThreadPoolExecutor(1) as pool,
+        closing(RankListener(b"key")) as listener,
+        closing(socket.create_connection(listener.address)),
     ):
-        assert not door.joined()  # the stranger is let in, and says nothing
-        link = pool.submit(Client, door.address, authkey=b"key")
-        end = time.monotonic() + 5
-        while not link.done() and time.monotonic() < end:
-            assert not door.joined()
-        link.result(0).send_bytes(b'{"rank": 1}')
-        while not (joined := door.joined()) and time.monotonic() < end:
-            pass
-        assert [one.message for one in joined] == [{"rank": 1}]
-        with socket.socket(fileno=os.dup(joined[0].link.fileno())) as sock:
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
-                "items wait for each other"
-            )
+        assert not listener.joined()  # the stranger is let in, and says nothing
+        with pytest.raises(PeerError, match="the secret is another one"):
+            join(listener.address, b"another key", 1)
+        with closing(join(listener.address, b"key", 1)) as link:
+            link.send_bytes(b'{"about": {}}')
+            end = time.monotonic() + 5
+            while not (joined := listener.joined()):
+                assert time.monotonic() < end
+            assert (joined.rank, joined.message) == (1, {"about": {}})
+            for one in (joined.link, link):
+                with socket.socket(fileno=os.dup(one.fileno())) as sock:
+                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
+                        "items wait for each other"
+                    )
 
 
 def test_ranks_end_with_the_engine_and_not_with_a_thread(tmp_path: Path) -> None:
