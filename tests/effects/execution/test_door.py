@@ -154,8 +154,8 @@ def test_who_listens_without_the_secret_is_not_trusted() -> None:
 def test_nonsense_is_cut_off(opened: Opened, said: bytes) -> None:
     with opened.dial() as sock:
         sock.sendall(said)
-        sock.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
+        with suppress(OSError):  # it may be cut off by now
+            sock.shutdown(socket.SHUT_WR)
             while sock.recv(100):
                 pass
     opened.come()
