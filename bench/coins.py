@@ -26,6 +26,7 @@ from torch import Tensor
 from minfer.effects.execution import torch_executor
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import wait
+from minfer.effects.execution.open_backend import open_backend
 from minfer.kernels import on_triton
 from minfer.kernels.row_state import RowTensors
 
@@ -152,10 +153,10 @@ class Coined:
 @contextmanager
 def tossing() -> Iterator[list[Coined]]:
     """Executors that are opened meanwhile decide by coins: theirs are noted."""
-    made, inner = list[Coined](), torch_executor.open_backend
+    made = list[Coined]()
 
     def opened(*of: Any, **how: Any) -> Any:
-        made.append(Coined(inner(*of, **how)))
+        made.append(Coined(open_backend(*of, **how)))
         return made[-1]
 
     with patch.object(torch_executor, "open_backend", opened):

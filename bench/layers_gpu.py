@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from bench.results import run, spread
 from minfer import LLM, SamplingParams
-from minfer.effects.execution.running.runner import OwnModel
+from minfer.effects.execution.running.own_model import OwnModel
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.models.moe import MoE, MoEWeights
 from minfer.effects.models.weights import Weights
@@ -139,7 +139,7 @@ class Model:
         )
         self.start = time.perf_counter() - began
         self.executor = cast(TorchExecutor, self.llm.worker.driver.executor)
-        self.model = cast(OwnModel, self.executor.runner.model)
+        self.model = cast(OwnModel, self.executor.runner.step.model)
         draw(self.model.weights)
         self.rng = random.Random(0)
 

@@ -145,7 +145,7 @@ def measure_engine(settings: Mapping[str, Any]) -> Measured:
     runner, plan = executor.runner, llm.setup.memory
     if kind == GPU:
         torch.cuda.synchronize()
-    model, cache = held_bytes([runner.model]), held_bytes([runner.cache])
+    model, cache = held_bytes([runner.step.model]), held_bytes([runner.cache])
     found = dict(storages(kind))
     ranges = graph_ranges() if kind == GPU else []
     inside = sum(

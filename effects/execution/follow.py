@@ -148,12 +148,12 @@ def _follow_step(executor: TorchExecutor, item: DummyStep | Capture | Replay) ->
     match item:
         case DummyStep(shape):
             with executor.between_steps():
-                executor.runner.dummy_step(shape)
+                executor.rehearsals.dummy_step(shape)
         case Capture(shape):
             executor.capture(shape)
         case Replay(shape):
             with executor.between_steps():
-                executor.runner.replay(shape)
+                executor.rehearsals.replay(shape)
 
 
 def fail(leader: Leader, error: BaseException) -> None:

@@ -90,7 +90,7 @@ def _result(
 def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
     """Returns the memory of weights and KV, a draft model's included."""
     plan, runner = llm.setup.memory, executor.runner
-    models, caches = [runner.model], [runner.cache.data, runner.cache.scales]
+    models, caches = [runner.step.model], [runner.cache.data, runner.cache.scales]
     if runner.draft is not None:
         models.append(runner.draft.model)
         caches.append(runner.draft.cache.data)

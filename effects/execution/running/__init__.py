@@ -1,1 +1,3 @@
-"""A step on the device: the forward pass, speculation (speculative_step.py), sampling."""
+"""A plan on the device: its launches (plan_launcher.py, runner.py), and those of a step
+(device_step.py): the forward pass, speculation (speculative_step.py), sampling.
+"""

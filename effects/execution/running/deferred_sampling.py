@@ -190,6 +190,18 @@ def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
     return count
 
 
+def with_masks(
+    command: SampleDeferred, deferred: Sequence[int], lines: Bits
+) -> SampleDeferred:
+    """Returns a command that has the masks that were written for it, [deferred, words],
+    for an executor that has not lent their memory.
+    """
+    rows = zip(deferred, lines, strict=False)
+    return SampleDeferred(
+        command.step, tuple(Mask(index, line.tobytes()) for index, line in rows)
+    )
+
+
 def mask_words(vocab: int) -> int:
     """Returns the words of a mask over a vocabulary."""
     return -(-vocab // WORD)

@@ -5,11 +5,10 @@ row changes into one pinned buffer, copy that without waiting, scatter the chang
 the step, from embedding to sampled tokens and advanced rows; copy the tokens to pinned
 memory and record an event.
 
-A step's launches are a function of its `StepShape` (step_shape.py) and of the device's
-state, so a step can be a CUDA graph: one for each shape, captured before it is needed
-(warm_up.py), or while no request waits. A step whose shape has none yet is launched
-kernel by kernel, as are those with so many prefill tokens that launching them takes less
-than their work.
+A step (device_step.py) can be a CUDA graph: one for each shape, captured before it is
+needed (warm_up.py), or while no request waits. A step whose shape has none yet is
+launched kernel by kernel, as are those with so many prefill tokens that launching them
+takes less than their work.
 
 Everything is on one stream, in order: the next step's copy may overwrite a device buffer,
 as it is enqueued after all reads of it.
@@ -21,98 +20,43 @@ of its own: it is part of its target's steps, and uses the same rows (draft_mode
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-from attrs import evolve, frozen
-from torch import Tensor
+from attrs import evolve
 
 from minfer.effects.execution.cuda.graphs import GraphCache, watched
-from minfer.effects.execution.device.backend import Backend, Cache
+from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.execution.device.streams import is_gpu, new_stream, wait
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
-from minfer.effects.execution.packing.inputs import (
-    ForwardWords,
-    PrefillWords,
-    dummy_words,
-    most_words,
-)
+from minfer.effects.execution.packing.inputs import most_words
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
-from minfer.effects.execution.ranks.items import Capture, DummyStep, Item, Replay
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
+from minfer.effects.execution.running.device_step import DeviceStep
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
-from minfer.effects.execution.running.feeding import (
-    Feeder,
-    StepRows,
-    sampled,
-    verified_of,
-)
-from minfer.effects.execution.running.prefill_chunks import prefill_chunks, uses_history
-from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
+from minfer.effects.execution.running.feeding import Feeder
+from minfer.effects.execution.running.own_model import model_of
+from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.speculative_step import speculative_step
 from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.execution.running.stage_sampler import make_sampler
 from minfer.effects.models import shapes
-from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.cache_layout import layout_for
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.model import Model, forward
-from minfer.effects.models.ranks import ALONE, Ends, Ranks
+from minfer.effects.models.model import Model
+from minfer.effects.models.ranks import ALONE, Ranks
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
-from minfer.kernels.packages import QUACK
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Plan
 
-Tell = Callable[[Item], None]  # has other ranks do something next
 CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
-
-
-@frozen(eq=False)
-class OwnModel:
-    """A step by minfer's own forward pass, as a function of a batch and a cache."""
-
-    spec: ModelSpec
-    weights: Weights
-    ranks: Ranks = ALONE  # that run it together
-    ends: Ends | None = None  # of its stage; None: the ranks
-
-    def __call__(self, batch: Batch, cache: Cache) -> Tensor:
-        """Returns logits [sampled, vocab] of a packed step."""
-        return forward(self.spec, self.weights, batch, cache, self.ranks, self.ends)
-
-    def with_few_layers(self) -> "OwnModel":
-        """Returns the model with its first layers only: up to the first layer of each
-        type, and one more, as the last layer is narrowed to the sampled tokens. It
-        launches the same kernels, fewer times.
-        """
-        layers = self.spec.layers
-        count = max(layers.index(layer) for layer in layers) + 2
-        return OwnModel(
-            evolve(self.spec, layers=layers[:count]),
-            evolve(self.weights, layers=self.weights.layers[:count]),
-            self.ranks,
-            self.ends,
-        )
-
-
-def model_of(
-    spec: ModelSpec,
-    weights: Weights | Model,
-    ranks: Ranks = ALONE,
-    ends: Ends | None = None,
-) -> Model:
-    """Returns the function of a batch and a cache that runs the model."""
-    if not isinstance(weights, Weights):
-        return weights
-    return OwnModel(spec, weights, ranks, ends)
 
 
 class ModelRunner:
@@ -129,13 +73,11 @@ class ModelRunner:
         checked: bool = False,
         draft: LoadedDraft | None = None,
         ranks: Ranks = ALONE,
-        tell: Tell | None = None,
         keeps_logits: bool = False,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
         `keeps_logits`: any step may have deferred sampling, so all graphs support it.
-        `ranks` run the model together; `tell` tells the others what this one runs besides
-        plans.
+        `ranks` run the model together.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -149,11 +91,9 @@ class ModelRunner:
         draws = most_draws(config.max_num_seqs)
         inputs = self.captured + draws if graphs else 0  # of a graph, at most
         self.ends = StageEnds.of(ranks, spec, inputs, device)
-        self.model = model_of(spec, weights, ranks, self.ends)
         # Of several ranks, shapes are captured only where rank 0 says so: not in a step.
         self.ranks = ranks
         self.several = ranks.place.parallel.ranks > 1
-        self.tell = tell
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.cache = backend.make_cache(
             spec,
@@ -165,7 +105,7 @@ class ModelRunner:
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
         slots = config.num_blocks * config.block_size
-        self.feeder = Feeder(
+        feeder = Feeder(
             backend,
             self.rows,
             config.block_size,
@@ -174,7 +114,7 @@ class ModelRunner:
         self.draft: DraftModel | None = None
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
-            self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
+            self.draft = DraftModel.open(draft.spec, model, feeder, config, length)
         self.drafts = shapes.most_drafts(config)
         self.lines = most_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
@@ -192,89 +132,23 @@ class ModelRunner:
         self.checked = checked
         self.stream = new_stream(device)
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
+        self.step = DeviceStep(
+            model_of(spec, weights, ranks, self.ends),
+            self.cache,
+            self.rows,
+            self.staging,
+            feeder,
+            self.draft,
+            self.sampler,
+            backend.routes,
+            self.shortcuts,
+        )
         most = shapes.cuda_activation_bytes(
             spec, config, self.captured + config.max_num_seqs
         )
         self.captures = GraphCache(device, most)
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Run dummy steps on this rank alone; their results are meaningless."""
-        tell, self.tell = self.tell, None
-        try:
-            with self.ranks.silent():
-                yield
-        finally:
-            self.tell = tell
-
-    def dummy_step(self, shape: StepShape) -> None:
-        """Run a dummy step, while no other step is in flight: it changes no row."""
-        self._announce(DummyStep(shape))
-        self._dummy_step(shape)
-
-    def _announce(self, item: Item) -> None:
-        """Have the other ranks do the same, if this one decides."""
-        if self.tell is not None:
-            self.tell(item)
-
-    def _dummy_step(self, shape: StepShape) -> None:
-        length = self.rows.blocks * self.config.block_size
-        words = dummy_words(
-            shape, self.rows.scratch, min(length, self.config.max_model_len)
-        )
-        self.staging[: len(words)].copy_(torch.from_numpy(words))
-        self._step(shape, dummy=True)
-
-    @contextlib.contextmanager
-    def few_layers(self) -> Iterator[None]:
-        """Cut the models short, for steps that only need to launch each kernel."""
-        whole: list[tuple[ModelRunner | DraftModel, OwnModel]] = [
-            (one, one.model)
-            for one in (self, self.draft)
-            if one is not None and isinstance(one.model, OwnModel)
-        ]
-        try:
-            for one, model in whole:
-                one.model = model.with_few_layers()
-            yield
-        finally:
-            for one, model in whole:
-                one.model = model
-
-    def capture(self, shape: StepShape) -> None:
-        """Capture a shape's graph, while no step is in flight. A dummy step before it
-        loads what its launches need, which a capture must not do.
-        """
-        self._announce(Capture(shape))
-        with self.ends.held():
-            with self.few_layers():
-                self._dummy_step(shape)
-            self.shortcuts.capture()
-            self.captures.capture(shape, self._step)
-
-    def rehearsal(self, shape: StepShape) -> Callable[[], object]:
-        """Returns a function that runs a dummy step of a shape, by a graph where such
-        steps have one. To be called while no step is in flight.
-        """
-        shape = self._with_splits(self.padded(shape), CONTEXT)
-        if not self._may_be_captured(shape):
-            return lambda: self.dummy_step(shape)
-        if shape not in self.captures.made:
-            self.capture(shape)
-        self.dummy_step(shape)  # fills the graph's inputs with the scratch row
-        return lambda: self.replay(shape)
-
-    def replay(self, shape: StepShape) -> None:
-        """Run the graph of a shape, whose inputs are those of a dummy step before it."""
-        self._announce(Replay(shape))
-        self.rows.batch.fill_(self.rows.scratch)
-        self.rows.sampling_split.fill_(self.rows.scratch)
-        if (graph := self.captures.made.get(shape)) is None:  # on this rank
-            self._dummy_step(shape)
-        else:
-            self.ends.replay(graph, shape.inputs)
 
     @property
     def parts_drafts(self) -> bool:
@@ -289,9 +163,10 @@ class ModelRunner:
         """
         if self.keeps_logits and not shape.deferred_draws:
             shape = evolve(shape, keeps_logits=True)
-        return shape.padded() if self._may_be_captured(shape) else shape
+        return shape.padded() if self.may_be_captured(shape) else shape
 
-    def _may_be_captured(self, shape: StepShape) -> bool:
+    def may_be_captured(self, shape: StepShape) -> bool:
+        """Returns whether steps of a shape have a graph."""
         return self.shortcuts.graphs and shape.fits(self.captured)
 
     def take(self, plan: Plan) -> None:
@@ -315,7 +190,7 @@ class ModelRunner:
 
     def run(self, forward: Forward, slot: HostSlot) -> None:
         """Send a forward's words, run it, and start copying its tokens to the host."""
-        shape = self._with_splits(forward.shape, forward.longest)
+        shape = self.with_splits(forward.shape, forward.longest)
         routes, size = self.backend.routes, self.config.block_size
         if uses_history(shape, forward, routes, size):
             shape = evolve(shape, history=forward.history)
@@ -326,7 +201,7 @@ class ModelRunner:
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
             if extra := ExtraOutputs.of(forward, self.pooler, self.scorer):
-                self._step(shape, extra=extra)
+                self.step(shape, extra=extra)
                 extra.fetch(slot)
             else:
                 self._replay(shape)
@@ -365,11 +240,12 @@ class ModelRunner:
         self.captures.made.clear()
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
-        del self.cache, self.model, self.rows, self.staging, self.sampler
-        del self.feeder, self.draft, self.ends
+        del self.step, self.cache, self.rows, self.staging, self.sampler
+        del self.draft, self.ends
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
+
     def cut(self, shape: StepShape, context: int) -> StepShape:
         """Returns the shape with the splits for contexts of up to so many tokens."""
         splits = drafting = tuple[int, ...]()
@@ -381,7 +257,7 @@ class ModelRunner:
             return shape
         return evolve(shape, splits=splits, draft_splits=drafting)
 
-    def _with_splits(self, shape: StepShape, longest: int) -> StepShape:
+    def with_splits(self, shape: StepShape, longest: int) -> StepShape:
         """Returns the shape with the splits for contexts of up to `longest` tokens,
         rounded up so that there are few different ones.
         """
@@ -405,111 +281,15 @@ class ModelRunner:
 
     def _replay(self, shape: StepShape) -> None:
         """Run a step by its graph; kernel by kernel while there is none."""
-        if not self._may_be_captured(shape):
-            self._step(shape)
+        if not self.may_be_captured(shape):
+            self.step(shape)
             return
         if (graph := self.captures.find(shape)) is None:
             begin = time.monotonic()
             if self.several or not self.captures.due(shape, begin):
-                self._step(shape)
+                self.step(shape)
                 self.captures.note(shape, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
-            graph = self.captures.capture(shape, self._step)
+            graph = self.captures.capture(shape, self.step)
         self.ends.replay(graph, shape.inputs)
-
-    def _step(
-        self, shape: StepShape, dummy: bool = False, extra: ExtraOutputs | None = None
-    ) -> None:
-        """Run a whole step, from the words on the device to the sampler's `out` and the
-        rows.
-
-        `dummy`: a dummy step. The scratch row then takes the place of all decode rows; so
-        it does in the words of chunks and draws.
-        """
-        words = ForwardWords.of(self.staging, shape)
-        if words.deferred is not None:
-            rows, positions = words.deferred.rows, words.deferred.positions
-            self.sampler.sample_kept(rows, positions, shape.wants)
-            return
-        decode_rows = self.rows.batch[: shape.decode_rows]
-        if dummy:
-            decode_rows = decode_rows.new_full((shape.decode_rows,), self.rows.scratch)
-        if words.prefill is not None:
-            decode_rows = words.prefill.draws[0, : shape.decode_rows]
-        step = StepRows(decode_rows, None, words.prefill, dummy)
-        if words.drafts is not None:
-            speculative_step(self, shape, words, step, words.drafts, extra)
-            return
-        logits, positions = self.forward(shape, words, step, extra)
-        self.sample_first(shape, words, step, logits, positions)
-
-    def forward(
-        self,
-        shape: StepShape,
-        words: ForwardWords[Tensor],
-        step: StepRows,
-        extra: ExtraOutputs | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the model; returns the logits, those after drafts last, and the positions
-        after the inputs.
-        """
-        inputs = self.feeder.decode_inputs(step)
-        verified = None
-        if words.drafts is not None:
-            verified = verified_of(shape, words.drafts, inputs)
-        batch = self.feeder.batch(
-            step,
-            inputs,
-            sampled(shape, words),
-            self._chunks(shape, words.prefill),
-            splits=shape.splits,
-            fused=self._fuses(shape),
-            verified=verified,
-        )
-        batch = extra.add_to(batch) if extra else batch
-        return self.model(batch, self.cache), inputs.ahead
-
-    def sample_first(
-        self,
-        shape: StepShape,
-        words: ForwardWords[Tensor],
-        step: StepRows,
-        logits: Tensor,
-        positions: Tensor,
-        drafts: PlaceDrafts | None = None,
-    ) -> Tensor:
-        """Sample after the last token of each row; returns the rows that sampled.
-
-        `logits` are [draws, vocab], `positions` those after all inputs; `drafts`: see
-        `Sampler.sample`. Logits of rows with deferred sampling are kept.
-        """
-        rows, ahead = step.decode_rows, positions[: shape.draws]
-        if not shape.draws:
-            return rows
-        if words.prefill is not None:
-            rows, drawn = words.prefill.draws.unbind(0)
-            ahead = positions.index_select(0, drawn)
-        if shape.keeps_logits:
-            lines = words.sampling_split
-            if lines is None:
-                lines = self.rows.sampling_split[:, : shape.draws]
-            now, deferred = (rows, rows) if step.dummy else lines.unbind(0)
-            self.sampler.keep(logits, deferred)
-            rows = now
-        self.sampler.sample(logits, rows, ahead, shape.wants, drafts=drafts)
-        return rows
-
-    def _fuses(self, shape: StepShape) -> bool:
-        fuses = self.shortcuts.fused and self.backend.routes.fuses(shape.inputs)
-        return fuses and self.shortcuts.may_take(QUACK)
-
-    def _chunks(
-        self, shape: StepShape, prefill: PrefillWords[Tensor] | None
-    ) -> Chunks | None:
-        if prefill is None:
-            return None
-        size = self.config.block_size
-        return prefill_chunks(
-            shape, prefill, self.rows.table, size, self.backend.routes, self.shortcuts
-        )

@@ -33,7 +33,7 @@ from minfer.effects.execution.running.sampler import Sampler
 
 
 class StepParts(Protocol):
-    """What a step consists of: a `ModelRunner`."""
+    """What a step consists of: a `DeviceStep`."""
 
     rows: DeviceRows
     sampler: Sampler

@@ -12,6 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.blocks.prefix import Pages
+from minfer.effects.execution.device.backend import Cache
 from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.execution.tiers.host_pages import HostPages
 from minfer.kernels.cache_numbers import as_bytes
@@ -44,6 +45,17 @@ class Part:
     def page_bytes(self) -> int:
         """Bytes of a page."""
         return self.device[0].numel() * self.device.element_size()
+
+
+def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
+    """Returns the tensors of a cache, with so many pages in host memory; in equal slices
+    of key heads, one after the other.
+    """
+    tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
+    if slices > 1:  # never of latents
+        split = [tensor.chunk(slices, HEADS) for tensor in tensors]
+        tensors = [one for each in zip(*split, strict=True) for one in each]
+    return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
 
 @frozen(eq=False)

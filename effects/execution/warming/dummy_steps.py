@@ -25,6 +25,7 @@ from minfer.effects.execution.device.step_shape import (
 )
 from minfer.effects.execution.packing.inputs import ForwardWords
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
@@ -41,14 +42,15 @@ ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 FEW: Final = 33  # chunks: one more than a graph has
 
 
-def launch_dummy_steps(runner: ModelRunner) -> None:
+def launch_dummy_steps(rehearsals: Rehearsals) -> None:
     """Launch all that Triton has to compile, also for a draft model; before any plan."""
+    runner = rehearsals.runner
     _besides(runner)
     spec, config = runner.spec, runner.config
     draft = None if runner.draft is None else runner.draft.spec
-    with runner.few_layers():
+    with rehearsals.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
-            runner.dummy_step(shape)
+            rehearsals.dummy_step(shape)
             prompts = ForwardWords.of(runner.staging, shape).prefill
             if runner.draft is not None and prompts is not None and not shape.decode_rows:
                 runner.draft.absorb(shape, prompts)

@@ -15,7 +15,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.models.shapes import drafts_from
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
@@ -33,55 +33,57 @@ PREFILL: Final = {"cuda": 8192, "cpu": 256}
 TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
 
 
-def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
+def step_costs(rehearsals: Rehearsals, how: Speculation) -> Costs:
     """Returns the seconds of steps, for an engine with this speculation; no step may be
     in flight.
     """
-    drafts = drafts_from(how.drafts)
+    runner, drafts = rehearsals.runner, drafts_from(how.drafts)
     shapes = _plain(runner.config, how, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
-    rising = accumulate((_seconds(runner, shape) for shape in shapes), max)
+    rising = accumulate((_seconds(rehearsals, shape) for shape in shapes), max)
     verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
     one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
-    judged = _seconds(runner, one)
+    judged = _seconds(rehearsals, one)
     # One more forward, of the fewest inputs.
     beside = verify[0][1] if runner.parts_drafts else 0.0
     costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
     more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
     if how.drafter != DEVICE:
         return evolve(costs, fixed=costs.fixed + max(0.0, more))
-    drafting = [*_drafting(runner, how, shapes[-1].decode_inputs)]
+    drafting = [*_drafting(rehearsals, how, shapes[-1].decode_inputs)]
     draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
     longer = [each - draft for each in took]
     draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
     return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
 
 
-def token_seconds(runner: ModelRunner) -> float:
+def token_seconds(rehearsals: Rehearsals) -> float:
     """Returns the seconds to compute the KV of a token, among as many as a step has at
     most; no step may be in flight.
     """
-    config = runner.config
-    most = PREFILL[runner.backend.device.type]
+    config = rehearsals.runner.config
+    most = PREFILL[rehearsals.runner.backend.device.type]
     tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, most)
     shape = StepShape(decode_rows=0, draws=1, tokens=tokens, chunks=1, longest=tokens)
-    return _seconds(runner, shape) / tokens
+    return _seconds(rehearsals, shape) / tokens
 
 
 def _drafting(
-    runner: ModelRunner, how: Speculation, largest: int
+    rehearsals: Rehearsals, how: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
     """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
     them: the difference between steps with its drafts and steps with the host's.
     """
-    seats = runner.config.max_num_seqs
+    seats = rehearsals.runner.config.max_num_seqs
     rows, most = 1, min(seats, how.rows or seats)
     while True:
         room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
         drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
         verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
-        took = [_seconds(runner, evolve(verifying, proposes=by)) for by in (False, True)]
-        yield rows, max(0.0, took[1] - took[0]) / drafts
+        by_host, by_device = (
+            _seconds(rehearsals, evolve(verifying, proposes=by)) for by in (False, True)
+        )
+        yield rows, max(0.0, by_device - by_host) / drafts
         if rows == most:
             return
         rows = min(ROWS_STEP * rows, most)
@@ -105,15 +107,15 @@ def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShap
     return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]
 
 
-def _seconds(runner: ModelRunner, shape: StepShape) -> float:
+def _seconds(rehearsals: Rehearsals, shape: StepShape) -> float:
     """Returns the shortest time of some steps of a shape, after one that compiles
     kernels: other load on the machine makes steps slower, never faster.
     """
-    run = runner.rehearsal(shape)
+    run = rehearsals.prepared(shape)
     times = list[float]()
     for _ in range(1 + REPEATS):
         begin = time.perf_counter()
         run()
-        runner.wait()
+        rehearsals.runner.wait()
         times.append(time.perf_counter() - begin)
     return min(times[1:])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
@@ -23,35 +23,49 @@ from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
+from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
     Report,
     StartProgress,
+    ignore_progress,
 )
-from minfer.effects.models.spec import ModelSpec
 
 SECONDS: Final = 2.5  # of captures before an executor is ready
 DRAFTING: Final = 2.0  # times as long, where there are drafts
+PLAIN: Final = Wants(filtered=False, scored=False)
 _log = logging.getLogger("minfer.executor")
+
+
+@frozen
+class Readiness:
+    """What an executor does before it is ready, and where it reports progress."""
+
+    report: Report = ignore_progress
+    likely: Wants = PLAIN  # of requests with default sampling
+    capturing: float = SECONDS  # seconds of captures, at most
+    grammars: bool = False  # whether requests may have grammars
+    fewer_drafts: bool = False  # whether the number of drafts will vary
 
 
 @define(eq=False)
 class WarmUp:
     """The remaining work."""
 
-    runner: ModelRunner
-    spec: ModelSpec
-    report: Report
-    likely: Wants  # default sampling of requests
-    seconds: float = SECONDS
-    fewer_drafts: bool = False  # whether the number of drafts varies
+    rehearsals: Rehearsals
+    readiness: Readiness
     pending: deque[StepShape] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
+    @property
+    def runner(self) -> ModelRunner:
+        """What runs the steps."""
+        return self.rehearsals.runner
+
     def prepare(self) -> None:
         """Compile all kernels, on each rank by itself."""
-        with self.runner.alone():
+        with self.rehearsals.alone():
             self._compile()
             self._packages()
 
@@ -60,7 +74,7 @@ class WarmUp:
         self.pending.extend(self._order())
         # Every decode step has several numbers of drafts.
         drafting = self.runner.config.speculation is not None
-        self._capture_for(self.seconds * (DRAFTING if drafting else 1))
+        self._capture_for(self.readiness.capturing * (DRAFTING if drafting else 1))
         self.runner.wait()
 
     def piece(self) -> bool:
@@ -78,7 +92,7 @@ class WarmUp:
         """Compile all of Triton's kernels, or find them on disk, and load them."""
         from minfer.kernels.compiling import compiled
 
-        self.report(StartProgress(KERNELS, 0, 0))
+        self.readiness.report(StartProgress(KERNELS, 0, 0))
         try:
             found = compiled(self._dummy_steps, self._report_kernels)
         except Exception as error:
@@ -105,13 +119,13 @@ class WarmUp:
         shortcuts.flash = shortcuts.fused = False
         try:
             with self._at_work():
-                launch_dummy_steps(self.runner)
+                launch_dummy_steps(self.rehearsals)
                 self.runner.wait()
         finally:
             shortcuts.flash, shortcuts.fused = before
 
     def _report_kernels(self, done: int) -> None:
-        self.report(StartProgress(KERNELS, done, 0))
+        self.readiness.report(StartProgress(KERNELS, done, 0))
 
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""
@@ -126,7 +140,7 @@ class WarmUp:
         try:
             with self._at_work():
                 shortcuts.begin()
-                self.runner.dummy_step(shape)
+                self.rehearsals.dummy_step(shape)
                 self.runner.wait()
         except Exception as error:
             shortcuts.blame(error)
@@ -142,17 +156,18 @@ class WarmUp:
         return capture_order(
             config,
             runner.captured,
-            self.likely,
+            self.readiness.likely,
             contexts,
             runner.cut,
             grammars=runner.keeps_logits,
-            fewer_drafts=self.fewer_drafts,
+            fewer_drafts=self.readiness.fewer_drafts,
         )
 
     def _capture_for(self, seconds: float) -> None:
         end, total = time.monotonic() + seconds, len(self.pending)
         while time.monotonic() < end and (shape := self._next()) is not None:
-            self.report(StartProgress(GRAPHS, total - len(self.pending) - 1, total))
+            done = total - len(self.pending) - 1
+            self.readiness.report(StartProgress(GRAPHS, done, total))
             self._capture(shape)
 
     def _next(self) -> StepShape | None:
@@ -174,7 +189,7 @@ class WarmUp:
         shortcuts.begin()
         try:
             with self._at_work():
-                self.runner.capture(shape)
+                self.rehearsals.capture(shape)
         except Exception as error:
             if self.runner.several:  # all ranks have the same shapes, padded for graphs
                 _log.warning("no more graphs are captured: %r", error)

@@ -234,7 +234,8 @@ def open_rank(
     report(StartProgress(WEIGHTS, 1, 1))
     try:
         from minfer.effects.execution.device.device_rows import Wants, is_filtered
-        from minfer.effects.execution.torch_executor import Readiness, TorchExecutor
+        from minfer.effects.execution.torch_executor import TorchExecutor
+        from minfer.effects.execution.warming.warm_up import Readiness
 
         advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
         filtered = is_filtered(advised, setup.spec.vocab_size)

@@ -183,7 +183,7 @@ def executing(
 def foreseen(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
     """What dummy steps launch before any request."""
     with executing(case, config) as (executor, found), torch.inference_mode():
-        compiled(lambda: launch_dummy_steps(executor.runner), lambda _: None)
+        compiled(lambda: launch_dummy_steps(executor.rehearsals), lambda _: None)
     return found
 
 
@@ -197,7 +197,7 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         patch.object(torch, "empty", torch.zeros),
     ):
         runner: Any = executor.runner
-        runner._replay = runner._step  # what would be captured
+        runner._replay = runner.step  # what would be captured
         driver = Driver(config, executor)
         wanted = requests(rng, 160)
         for crowd in case.crowds:

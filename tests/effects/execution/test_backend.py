@@ -10,8 +10,8 @@ from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.execution.cuda.cuda_backend import CudaBackend
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, Wants
+from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.execution.torch_executor import open_backend
 from minfer.kernels import plain
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request, SamplingParams

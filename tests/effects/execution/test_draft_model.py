@@ -167,7 +167,7 @@ def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
 def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
     """It takes no part in steps without drafts."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
-    hand.executor.catch_up = None
+    hand.executor.launcher.catch_up = None
     draft = hand.executor.runner.draft
     assert draft is not None
     draft.cache.data.zero_()  # what is lacking is not what happened to be there
@@ -204,8 +204,8 @@ def test_it_catches_up_in_forwards_of_what_a_step_may_take(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand = Hand.start(model, WANTED, modelled(), same(model))
-    assert hand.executor.catch_up is not None
-    hand.executor.catch_up.budget = 5
+    assert hand.executor.launcher.catch_up is not None
+    hand.executor.launcher.catch_up.budget = 5
     without(hand, 4)
     taken, absorb = list[int](), DraftModel.absorb
 

@@ -203,7 +203,7 @@ def test_out_of_memory_in_any_forward_costs_only_its_step(
         wanted = tokens(llm, prompts)
     with LLM(dtype="float32", **settings) as llm:
         runner: ModelRunner = runner_of(llm)
-        model, calls = runner.model, 0
+        model, calls = runner.step.model, 0
 
         def scarce(*of: Any) -> Tensor:
             nonlocal calls
@@ -213,7 +213,7 @@ def test_out_of_memory_in_any_forward_costs_only_its_step(
             found: Tensor = model(*of)
             return found
 
-        monkeypatch.setattr(runner, "model", scarce)
+        monkeypatch.setattr(runner.step, "model", scarce)
         seen = TokenCounts(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
@@ -608,5 +608,5 @@ def forced(
             work = FlashWork.of(*four, size)
             batch = evolve(batch, chunks=evolve(several, flash=(work,)))
         with torch.inference_mode():
-            parts.append(runner.model(batch, cache).view(COUNT, size, -1))
+            parts.append(runner.step.model(batch, cache).view(COUNT, size, -1))
     return torch.cat(parts, 1)

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
-from minfer.effects.execution.torch_executor import unsupported
+from minfer.effects.execution.running.plan_launcher import unsupported
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Preempted

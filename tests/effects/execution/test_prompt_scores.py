@@ -89,7 +89,7 @@ def test_padding_is_not_scored(
         due = [one.outputs[0].token_ids for one in llm.generate(prompts(), plain)]
         runner = runner_of(llm)
         monkeypatch.setattr(runner.shortcuts, "graphs", True)  # as on a GPU
-        monkeypatch.setattr(runner, "_replay", runner._step)
+        monkeypatch.setattr(runner, "_replay", runner.step)
         each = [plain] * 3 + [SCORED] * 3 + [plain] * 3
         beside = prompts()[:3]
         outputs = llm.generate([*beside, *beside, *prompts()[3:]], each)

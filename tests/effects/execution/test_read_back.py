@@ -14,8 +14,8 @@ from minfer.effects.execution.packing.read_back import (
     SlotRing,
     results,
 )
-from minfer.effects.execution.running import runner
-from minfer.effects.execution.torch_executor import LaunchedPlan
+from minfer.effects.execution.running import own_model
+from minfer.effects.execution.running.plan_launcher import LaunchedPlan
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Discarded, Executed, Preempted
 from minfer.records.plan import Fill, Plan
@@ -81,7 +81,7 @@ def test_log_probabilities_where_steps_fail(
             raise MemoryError
         return model_forward(*arguments)
 
-    monkeypatch.setattr(runner, "forward", failing)
+    monkeypatch.setattr(own_model, "forward", failing)
     run, wanted = Run.start(model, num_blocks=20), asking(requests(0))
     assert run.serve(wanted, arrival_gap=1) == reference
     check_scores(model, run, wanted)
@@ -139,12 +139,13 @@ def test_logits_that_are_not_finite_name_the_owner_at_launch(
         LaunchedPlan(prefill(1, "next", 5)),
     ]
     for launched in launched_plans:
-        executor._attempt(launched, executor._launch)
+        executor._attempt(launched, executor.launcher.launch)
     with pytest.raises(LogitsError, match="for request 'bad' "):
-        executor._results(launched_plans[0])
+        executor.launcher.results(launched_plans[0], receives=False)
     request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
     expected = model.expected(request)[0]
-    assert executor._results(launched_plans[1]).yields == ((expected,),)
+    found = executor.launcher.results(launched_plans[1], receives=False)
+    assert found.yields == ((expected,),)
 
 
 # --- slots ------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
+from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.running import shortcuts
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights, random_weights
 from minfer.kernels.packages import FLASH

@@ -13,7 +13,7 @@ from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.graphs import GraphCache
 from minfer.effects.execution.device import routes
 from minfer.effects.execution.device.step_shape import StepShape
-from minfer.effects.execution.running import runner, shortcuts
+from minfer.effects.execution.running import own_model, shortcuts
 from minfer.effects.execution.running.shortcuts import (
     GRAPHS,
     MOST_SPOILED,
@@ -127,7 +127,7 @@ def test_a_step_that_failed_is_not_captured_next_time(
             raise errors.pop()
         return model_forward(*arguments)
 
-    monkeypatch.setattr(runner, "forward", failing)
+    monkeypatch.setattr(own_model, "forward", failing)
     run = Run.start(model, depth=1)
     captured = capturing(run, monkeypatch)
     one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.effects.execution.running.feeding import StepRows
 from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.speculative_step import speculative_step
-from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.records.plan import Open
 from minfer.records.request import Request, SamplingParams, row_sampling

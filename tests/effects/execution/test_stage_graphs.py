@@ -18,7 +18,8 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.follow import follow
 from minfer.effects.execution.ranks.items import Item, item_from, item_to
 from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
-from minfer.effects.execution.running.runner import ModelRunner
+from minfer.effects.execution.running.device_step import DeviceStep
+from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.models.ranks import Parallel, Place
@@ -126,18 +127,19 @@ def stages_of(model: Model) -> Iterator[Stages]:
 class StandIn:
     """A graph: a step whose residual stream is in its stage's buffers."""
 
-    runner: ModelRunner
+    step: DeviceStep
+    ends: StageEnds
     shape: StepShape
 
     @property
     def rank(self) -> int:
-        return self.runner.ranks.place.rank
+        return self.ends.ranks.place.rank
 
     def replay(self) -> None:
         replays.append(self)
-        self.runner.ends.is_held = True
-        self.runner._step(self.shape)
-        self.runner.ends.is_held = False
+        self.ends.is_held = True
+        self.step(self.shape)
+        self.ends.is_held = False
 
 
 replays: list[StandIn] = []
@@ -149,12 +151,12 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     rank: int | None = request.param
 
     def capture(self: Any, shape: StepShape, step: Any) -> None:
-        runner: ModelRunner = step.__self__
-        assert runner.ends.is_held  # else the graph would exchange, and replays, too
+        ends: StageEnds = step.model.ends
+        assert ends.is_held  # else the graph would exchange, and replays, too
         step(shape)  # as a capture does, but that nothing runs
-        if runner.ranks.place.rank == rank:
+        if ends.ranks.place.rank == rank:
             raise RuntimeError("no graph")
-        self.add(shape, StandIn(runner, shape))
+        self.add(shape, StandIn(step, ends, shape))
         self.forget(shape)
 
     monkeypatch.setattr(GraphCache, "capture", capture)

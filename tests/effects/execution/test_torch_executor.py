@@ -14,7 +14,7 @@ from minfer.effects.execution.cpu.paged_attention import KVCache
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.execution.running import runner
+from minfer.effects.execution.running import own_model
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
 from minfer.records.messages import Admitted, Cancel, Discarded, Failed, Preempted, Submit
@@ -141,7 +141,7 @@ def test_a_failing_forward_fails_its_step_only(
         assert out is not None
         return out
 
-    monkeypatch.setattr(runner, "forward", failing)
+    monkeypatch.setattr(own_model, "forward", failing)
     run = Run.start(model, num_blocks=20)
     assert run.serve(requests(0), arrival_gap=1) == reference
     voided = [reason for reason in run.reasons if isinstance(reason, Discarded)]

@@ -299,7 +299,7 @@ def test_a_row_with_many_drafts_beside_rows_with_few(
 ) -> None:
     """What there is no room for is refused: if it were cut, it would count as wrong."""
     hand = Hand.start(model, WANTED)
-    hand.executor.packer.drafts = 8  # two for each row
+    hand.executor.launcher.packer.drafts = 8  # two for each row
     hand.go_on({row: answers[row][1:][: 2 if row == 1 else 1] for row in range(4)})
     assert list(map(len, hand.collect().yields)) == [2, 3, 2, 2]
     check(hand, answers)

@@ -15,12 +15,10 @@ from minfer.effects.execution.cuda.graphs import GraphCache
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import background
-from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.running.shortcuts import SPOILED
-from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warming import warm_up as module
 from minfer.effects.execution.warming.start_progress import GRAPHS, KERNELS, StartProgress
-from minfer.effects.execution.warming.warm_up import WarmUp
+from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.kernels import compiling as kernels
 from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
 
@@ -59,8 +57,9 @@ def run(model: Model) -> Run:
 
 def warm_up(run: Run, reports: list[StartProgress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
-    runner: ModelRunner = executor.runner
-    return WarmUp(runner, runner.spec, reports.append, GREEDY, seconds)
+    return WarmUp(
+        executor.rehearsals, Readiness(reports.append, GREEDY, capturing=seconds)
+    )
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
@@ -224,7 +223,7 @@ def test_a_rest_has_what_came_after_all_was_captured(
     monkeypatch.setattr(background, "QUIET", 0.01)
     monkeypatch.setattr(graphs, "WORTH", math.inf)
     executor: Any = run.driver.executor
-    executor._warm_up(executor.runner.spec, Readiness(capturing=60.0))
+    executor._warm_up(Readiness(capturing=60.0))
     thread = executor.background.thread
     thread.join(5)
     assert not thread.is_alive()
@@ -251,7 +250,7 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     monkeypatch.setattr(background, "QUIET", 0.01)
     executor: Any = run.driver.executor
     reports = list[StartProgress]()
-    executor._warm_up(executor.runner.spec, Readiness(reports.append, capturing=0.0))
+    executor._warm_up(Readiness(reports.append, capturing=0.0))
     assert {one.stage for one in reports} == {KERNELS}
     assert not captured
     assert run.serve(requests(0)) == reference  # whatever is captured meanwhile

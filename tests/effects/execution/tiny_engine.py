@@ -49,7 +49,7 @@ def make_executor(
         runner = executor.runner
         runner.shortcuts.graphs = True
         # What would be captured.
-        runner._replay = runner._step  # type: ignore[method-assign]
+        runner._replay = runner.step  # type: ignore[method-assign]
     return executor
 
 
@@ -211,6 +211,7 @@ def serve_by_packages(
             no_quack="",
         ),
     )
+    runner.step.routes = runner.backend.routes
     runner.shortcuts.flash = runner.backend.routes.uses_flash
 
 

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from minfer.effects.execution.device.device_rows import Wants
 from minfer.effects.execution.dry_executor import Dry
-from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warming.start_progress import WEIGHTS, StartProgress
+from minfer.effects.execution.warming.warm_up import Readiness
 from minfer.effects.live.engine.open_engine import open_executor, open_journal
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.models.config_reader import CheckpointError

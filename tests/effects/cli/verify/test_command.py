@@ -14,7 +14,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.cli.verify import tokens
 from minfer.effects.execution.cpu import cpu_backend
 from minfer.effects.execution.cpu.cpu_sampler import choose
-from minfer.effects.execution.running import runner
+from minfer.effects.execution.running import own_model
 from minfer.effects.models.model import forward
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
@@ -334,7 +334,7 @@ def test_wrong_logits_and_tokens_are_found(
         return choose(logits, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "forward", askew)
+        patch.setattr(own_model, "forward", askew)
         assert checked(capsys, None, 1)["verdict"] == "NOT supported: logits float32"
     monkeypatch.setattr(cpu_backend, "choose", second)
     found = checked(capsys, None, 1)

@@ -1,0 +1,141 @@
+"""The launches of a step, from the words on the device to the sampled tokens.
+
+Theory. They are a function of the step's `StepShape` (step_shape.py) and of the device's
+state, so they can be launched one by one, or captured as a CUDA graph and replayed.
+"""
+
+from attrs import define
+from torch import Tensor
+
+from minfer.effects.execution.device.backend import Cache
+from minfer.effects.execution.device.device_rows import DeviceRows
+from minfer.effects.execution.device.routes import Routes
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
+from minfer.effects.execution.packing.inputs import ForwardWords, PrefillWords
+from minfer.effects.execution.running.draft_model import DraftModel
+from minfer.effects.execution.running.feeding import (
+    Feeder,
+    StepRows,
+    sampled,
+    verified_of,
+)
+from minfer.effects.execution.running.prefill_chunks import prefill_chunks
+from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
+from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.execution.running.shortcuts import Shortcuts
+from minfer.effects.execution.running.speculative_step import speculative_step
+from minfer.effects.models.batch import Chunks
+from minfer.effects.models.model import Model
+from minfer.kernels.packages import QUACK
+
+
+@define(eq=False)
+class DeviceStep:
+    """Launches steps of a model: called with a step's shape."""
+
+    model: Model
+    cache: Cache
+    rows: DeviceRows
+    staging: Tensor  # the words of the step
+    feeder: Feeder
+    draft: DraftModel | None
+    sampler: Sampler
+    routes: Routes
+    shortcuts: Shortcuts
+
+    def __call__(
+        self, shape: StepShape, dummy: bool = False, extra: ExtraOutputs | None = None
+    ) -> None:
+        """Run a whole step, from the words on the device to the sampler's `out` and the
+        rows.
+
+        `dummy`: a dummy step. The scratch row then takes the place of all decode rows; so
+        it does in the words of chunks and draws.
+        """
+        words = ForwardWords.of(self.staging, shape)
+        if words.deferred is not None:
+            rows, positions = words.deferred.rows, words.deferred.positions
+            self.sampler.sample_kept(rows, positions, shape.wants)
+            return
+        decode_rows = self.rows.batch[: shape.decode_rows]
+        if dummy:
+            decode_rows = decode_rows.new_full((shape.decode_rows,), self.rows.scratch)
+        if words.prefill is not None:
+            decode_rows = words.prefill.draws[0, : shape.decode_rows]
+        step = StepRows(decode_rows, None, words.prefill, dummy)
+        if words.drafts is not None:
+            speculative_step(self, shape, words, step, words.drafts, extra)
+            return
+        logits, positions = self.forward(shape, words, step, extra)
+        self.sample_first(shape, words, step, logits, positions)
+
+    def forward(
+        self,
+        shape: StepShape,
+        words: ForwardWords[Tensor],
+        step: StepRows,
+        extra: ExtraOutputs | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the model; returns the logits, those after drafts last, and the positions
+        after the inputs.
+        """
+        inputs = self.feeder.decode_inputs(step)
+        verified = None
+        if words.drafts is not None:
+            verified = verified_of(shape, words.drafts, inputs)
+        batch = self.feeder.batch(
+            step,
+            inputs,
+            sampled(shape, words),
+            self._chunks(shape, words.prefill),
+            splits=shape.splits,
+            fused=self._fuses(shape),
+            verified=verified,
+        )
+        batch = extra.add_to(batch) if extra else batch
+        return self.model(batch, self.cache), inputs.ahead
+
+    def sample_first(
+        self,
+        shape: StepShape,
+        words: ForwardWords[Tensor],
+        step: StepRows,
+        logits: Tensor,
+        positions: Tensor,
+        drafts: PlaceDrafts | None = None,
+    ) -> Tensor:
+        """Sample after the last token of each row; returns the rows that sampled.
+
+        `logits` are [draws, vocab], `positions` those after all inputs; `drafts`: see
+        `Sampler.sample`. Logits of rows with deferred sampling are kept.
+        """
+        rows, ahead = step.decode_rows, positions[: shape.draws]
+        if not shape.draws:
+            return rows
+        if words.prefill is not None:
+            rows, drawn = words.prefill.draws.unbind(0)
+            ahead = positions.index_select(0, drawn)
+        if shape.keeps_logits:
+            lines = words.sampling_split
+            if lines is None:
+                lines = self.rows.sampling_split[:, : shape.draws]
+            now, deferred = (rows, rows) if step.dummy else lines.unbind(0)
+            self.sampler.keep(logits, deferred)
+            rows = now
+        self.sampler.sample(logits, rows, ahead, shape.wants, drafts=drafts)
+        return rows
+
+    def _fuses(self, shape: StepShape) -> bool:
+        fuses = self.shortcuts.fused and self.routes.fuses(shape.inputs)
+        return fuses and self.shortcuts.may_take(QUACK)
+
+    def _chunks(
+        self, shape: StepShape, prefill: PrefillWords[Tensor] | None
+    ) -> Chunks | None:
+        if prefill is None:
+            return None
+        size = self.feeder.block_size
+        return prefill_chunks(
+            shape, prefill, self.rows.table, size, self.routes, self.shortcuts
+        )

@@ -1,0 +1,53 @@
+"""minfer's own forward pass of a model, as the function of a batch and a cache that a
+step runs.
+"""
+
+from attrs import evolve, frozen
+from torch import Tensor
+
+from minfer.effects.execution.device.backend import Cache
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.model import Model, forward
+from minfer.effects.models.ranks import ALONE, Ends, Ranks
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights
+
+
+@frozen(eq=False)
+class OwnModel:
+    """A step by minfer's own forward pass, as a function of a batch and a cache."""
+
+    spec: ModelSpec
+    weights: Weights
+    ranks: Ranks = ALONE  # that run it together
+    ends: Ends | None = None  # of its stage; None: the ranks
+
+    def __call__(self, batch: Batch, cache: Cache) -> Tensor:
+        """Returns logits [sampled, vocab] of a packed step."""
+        return forward(self.spec, self.weights, batch, cache, self.ranks, self.ends)
+
+    def with_few_layers(self) -> "OwnModel":
+        """Returns the model with its first layers only: up to the first layer of each
+        type, and one more, as the last layer is narrowed to the sampled tokens. It
+        launches the same kernels, fewer times.
+        """
+        layers = self.spec.layers
+        count = max(layers.index(layer) for layer in layers) + 2
+        return OwnModel(
+            evolve(self.spec, layers=layers[:count]),
+            evolve(self.weights, layers=self.weights.layers[:count]),
+            self.ranks,
+            self.ends,
+        )
+
+
+def model_of(
+    spec: ModelSpec,
+    weights: Weights | Model,
+    ranks: Ranks = ALONE,
+    ends: Ends | None = None,
+) -> Model:
+    """Returns the function of a batch and a cache that runs the model."""
+    if not isinstance(weights, Weights):
+        return weights
+    return OwnModel(spec, weights, ranks, ends)

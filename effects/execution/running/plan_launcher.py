@@ -1,0 +1,156 @@
+"""Launches a plan, and reads its results.
+
+A plan's changes of rows and blocks go to the model runner (`runner.py`). Its forwards are
+packed (`pack_plan.py`) and run one after the other, each with a slot of host memory for
+its tokens (`read_back.py`). If it has rows with deferred sampling, its forward keeps
+their logits; they are sampled when `sample` is called (`deferred_sampling.py`), and other
+rows do not wait for that.
+"""
+
+import torch
+from attrs import define, field
+
+from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
+from minfer.effects.execution.device.streams import on
+from minfer.effects.execution.packing.catching_up import CatchUp
+from minfer.effects.execution.packing.pack_plan import Draw, Packer
+from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
+from minfer.effects.execution.packing.verified import flaw_of_drafts
+from minfer.effects.execution.running.deferred_sampling import DeferredPacker
+from minfer.effects.execution.running.runner import ModelRunner
+from minfer.records.messages import Executed
+from minfer.records.plan import MEAN, POOLINGS, Plan, SampleDeferred
+
+
+@define(eq=False)
+class LaunchedPlan:
+    """A launched plan: where its results will be, or why it could not be launched."""
+
+    plan: Plan
+    # one for each forward, and for deferred draws
+    slots: list[HostSlot] = field(factory=list)
+    error: str = ""
+    # rows with deferred sampling, once their logits are kept
+    deferred: Draw | None = None
+    command: SampleDeferred | None = None  # of these; None: the host has not sent it yet
+    # of these, whose rows had new owners by then
+    reassigned: list[int] = field(factory=list)
+
+    def fail(self, error: Exception) -> None:
+        """Note why it failed; with the error's type if it is not an executor's own."""
+        self.error = str(error) if isinstance(error, ExecutorError) else repr(error)
+
+
+def unsupported(plan: Plan, groups: int = 1) -> str:
+    """Returns what a plan asks for that cannot be executed, or nothing, for a model with
+    so many cache groups.
+    """
+    tables = [len(one.tables) == groups for one in plan.opens]
+    if not all(tables) or any(grow.group >= groups for grow in plan.grows):
+        return f"rows of this model have {groups} block table(s), a group of layers each"
+    if any(one.adapter for one in plan.opens):
+        return "adapters cannot be loaded yet"
+    for one in plan.opens:
+        if one.pooling and one.pooling not in POOLINGS:
+            return f"prompts are pooled by {' or '.join(POOLINGS)}, not {one.pooling!r}"
+        if one.pooling == MEAN and plan.starts[one.index]:
+            return "a mean is over a whole prompt, and this row begins in the middle"
+    return ""
+
+
+class PlanLauncher:
+    """Launches plans by a runner, in order."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        config = runner.config
+        self.runner = runner
+        self.groups = len(config.groups)
+        self.stages = runner.ranks.place.parallel.pipeline
+        modelled = runner.draft is not None
+        self.packer = Packer(
+            runner.rows,
+            runner.padded,
+            runner.drafts,
+            remembers=modelled,
+            parts_drafts=runner.parts_drafts,
+        )
+        self.deferred_packer = DeferredPacker(runner.rows, runner.padded)
+        # A plan takes a slot for each of at most two forwards; or two for one forward
+        # with deferred sampling. With stages there is a plan for each micro-batch.
+        plans = (config.depth + 1) * self.stages
+        slots = plans * 2 + 1
+        # What a draft model's cache lacks of rows, if there is a draft model; it takes a
+        # slot.
+        self.catch_up: CatchUp | None = None
+        if modelled:
+            budget, size = config.max_num_batched_tokens, config.block_size
+            self.catch_up = CatchUp(budget, size)
+            slots += config.depth + 1
+        self.ring = SlotRing(slots, runner.room, runner.lines, runner.backend.device)
+
+    def launch(self, launched: LaunchedPlan) -> None:
+        """Launch all of a plan but its deferred draws."""
+        plan = launched.plan
+        how, rows = self.runner.config.speculation, self.runner.rows
+        modelled = self.runner.draft is not None
+        room, why = self.packer.drafts, unsupported(plan, self.groups)
+        why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
+        if why:
+            raise UnsupportedPlanError(f"step {plan.step}: {why}")
+        sampler = self.runner.sampler
+        sampler.receive(plan.step - self.stages)  # of the same micro-batch
+        self.runner.take(plan)
+        if self.catch_up is not None and (due := self.catch_up.start(plan)):
+            self.runner.catch_up(due, self.ring.next())
+        for forward in self.packer.forwards(plan):
+            slot = self.ring.next()
+            launched.slots.append(slot)
+            launched.deferred = forward.deferred
+            self.runner.run(forward, slot)
+            sampler.finish(plan.step, forward.shape.lines)
+
+    def sample(self, launched: LaunchedPlan) -> None:
+        """Launch a plan's deferred draws."""
+        if launched.deferred is None or launched.command is None:
+            return
+        draws = self.deferred_packer.pack(
+            launched.plan, launched.deferred, launched.command
+        )
+        launched.reassigned = draws.reassigned
+        if not draws.draw.places:
+            self.runner.sampler.masks.forget(draws.step)
+            return
+        slot = self.ring.next()
+        launched.slots.append(slot)
+        self.runner.run_deferred(draws, slot)
+        self.runner.sampler.finish(launched.plan.step, draws.shape.lines)
+
+    def results(self, launched: LaunchedPlan, *, receives: bool) -> Executed:
+        """Wait for a plan's results. Raises ExecutorError, also where deferred rows were
+        not sampled. `receives`: of several stages, its tokens have to be taken before.
+        """
+        if launched.plan.deferred and launched.command is None:
+            raise ExecutorError(
+                f"the host has not allowed that the deferred rows of step "
+                f"{launched.plan.step} are sampled"
+            )
+        if receives:
+            self.receive(launched.plan.step)
+        vocab = self.runner.spec.vocab_size
+        found = results(launched.plan, launched.slots, vocab, launched.reassigned)
+        if self.catch_up is not None:
+            self.catch_up.note_results(launched.plan, found.yields)
+        return found
+
+    def receive(self, step: int) -> None:
+        """Take the tokens of a step, in order with the steps before and after it."""
+        with torch.inference_mode(), on(self.runner.stream):
+            self.runner.sampler.receive(step)
+
+    def forget(self) -> None:
+        """Drop what is not launched, after a failed plan."""
+        self.packer.forget()
+        if self.catch_up is not None:
+            self.catch_up.forget()
+        self.runner.forget()
+        self.runner.sampler.masks.forget()

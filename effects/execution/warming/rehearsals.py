@@ -1,0 +1,105 @@
+"""Steps that serve no request: dummy steps, captures of graphs, and replays of these. All
+ranks that run the model together run them, in the same order.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from attrs import define
+
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.packing.inputs import dummy_words
+from minfer.effects.execution.ranks.items import Capture, DummyStep, Item, Replay
+from minfer.effects.execution.running.device_step import DeviceStep
+from minfer.effects.execution.running.draft_model import DraftModel
+from minfer.effects.execution.running.own_model import OwnModel
+from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
+
+Tell = Callable[[Item], None]  # has other ranks do something next
+
+
+@define(eq=False)
+class Rehearsals:
+    """Runs them by a runner, while no other step is in flight."""
+
+    runner: ModelRunner
+    tell: Tell | None = None  # None: this rank does not decide for others
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run dummy steps on this rank alone; their results are meaningless."""
+        tell, self.tell = self.tell, None
+        try:
+            with self.runner.ranks.silent():
+                yield
+        finally:
+            self.tell = tell
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Cut the models short, for steps that only need to launch each kernel."""
+        whole: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
+            (one, one.model)
+            for one in (self.runner.step, self.runner.draft)
+            if one is not None and isinstance(one.model, OwnModel)
+        ]
+        try:
+            for one, model in whole:
+                one.model = model.with_few_layers()
+            yield
+        finally:
+            for one, model in whole:
+                one.model = model
+
+    def dummy_step(self, shape: StepShape) -> None:
+        """Run a dummy step: it changes no row."""
+        self._announce(DummyStep(shape))
+        self._dummy_step(shape)
+
+    def _dummy_step(self, shape: StepShape) -> None:
+        rows, config = self.runner.rows, self.runner.config
+        length = min(rows.blocks * config.block_size, config.max_model_len)
+        words = dummy_words(shape, rows.scratch, length)
+        self.runner.staging[: len(words)].copy_(torch.from_numpy(words))
+        self.runner.step(shape, dummy=True)
+
+    def capture(self, shape: StepShape) -> None:
+        """Capture a shape's graph. A dummy step before it loads what its launches need,
+        which a capture must not do.
+        """
+        self._announce(Capture(shape))
+        runner = self.runner
+        with runner.ends.held():
+            with self.few_layers():
+                self._dummy_step(shape)
+            runner.shortcuts.capture()
+            runner.captures.capture(shape, runner.step)
+
+    def prepared(self, shape: StepShape) -> Callable[[], object]:
+        """Returns a function that runs a dummy step of a shape, by a graph where such
+        steps have one.
+        """
+        shape = self.runner.with_splits(self.runner.padded(shape), CONTEXT)
+        if not self.runner.may_be_captured(shape):
+            return lambda: self.dummy_step(shape)
+        if shape not in self.runner.captures.made:
+            self.capture(shape)
+        self.dummy_step(shape)  # fills the graph's inputs with the scratch row
+        return lambda: self.replay(shape)
+
+    def replay(self, shape: StepShape) -> None:
+        """Run the graph of a shape, whose inputs are those of a dummy step before it."""
+        self._announce(Replay(shape))
+        runner, rows = self.runner, self.runner.rows
+        rows.batch.fill_(rows.scratch)
+        rows.sampling_split.fill_(rows.scratch)
+        if (graph := runner.captures.made.get(shape)) is None:  # on this rank
+            self._dummy_step(shape)
+        else:
+            runner.ends.replay(graph, shape.inputs)
+
+    def _announce(self, item: Item) -> None:
+        """Have the other ranks do the same, if this one decides."""
+        if self.tell is not None:
+            self.tell(item)
