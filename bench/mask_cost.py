@@ -33,18 +33,17 @@ from bench.structured import ENDLESS, vocabulary
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, most_draws
 from minfer.effects.execution.packing.inputs import most_words
-from minfer.effects.execution.packing.pack_plan import Forward, Packer
-from minfer.effects.execution.packing.read_back import HostSlot, SlotRing
-from minfer.effects.execution.running.deferred_sampling import (
-    DeferredDraws,
-    DeferredPacker,
-)
+from minfer.effects.execution.packing.pack_plan import Forward
+from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_masks import DeviceMasks
+from minfer.effects.execution.running.plan_launcher import PlanLauncher
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
+from minfer.effects.models.ranks import ALONE
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
@@ -146,7 +145,9 @@ class Device:
     """What takes the time that a device would, and packs nothing less."""
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
-        self.config, self.draft = config, None
+        self.config, self.ranks, self.draft = config, ALONE, None
+        self.several, self.parts_drafts, self.drafts = False, False, 0
+        self.backend = SimpleNamespace(device=CPU)
         self.forward, self.late = forward, draws
         self.rng = np.random.default_rng(0)
         self.free = 0.0  # when it has done all that it was given
@@ -155,13 +156,15 @@ class Device:
         self.sent = 0.0  # when masks were handed over last
         blocks = config.max_model_len // config.block_size
         self.rows = DeviceRows(config.max_num_seqs, blocks, VOCAB, CPU)
-        self.draws = most_draws(config.max_num_seqs)
-        self.room = most_words(self.rows, config.max_num_batched_tokens, self.draws)
+        self.lines = most_draws(config.max_num_seqs)
+        self.room = most_words(self.rows, config.max_num_batched_tokens, self.lines)
         self.spec = SimpleNamespace(vocab_size=VOCAB)
         self.stream = None
         self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
-        self.masks = DeviceMasks(self.draws, VOCAB, CPU)
-        self.sampler = SimpleNamespace(masks=self.masks)
+        self.masks = DeviceMasks(self.lines, VOCAB, CPU)
+        self.sampler = SimpleNamespace(
+            masks=self.masks, receive=lambda _: None, finish=lambda *_: None
+        )
         self.sink = Sink()
         self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
 
@@ -215,13 +218,11 @@ class Paced(TorchExecutor):
         """No model is loaded."""
         self.device = CPU
         self.runner = device  # type: ignore[assignment]  # it stands in
-        self.packer = Packer(device.rows, device.padded)
-        self.deferred_packer = DeferredPacker(device.rows, device.padded)
-        self.ring = SlotRing(3 * 2 + 1, device.room, device.draws, CPU)
+        self.launcher = PlanLauncher(self.runner)
         self.launched_plans = deque()
         self.at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
-        self.background = self.catch_up = None
+        self.background = self.crew = self.copiers = None
 
 
 class Front:
@@ -302,8 +303,8 @@ class Bench:
             if hasattr(masks, name):
                 wrap(masks, name, "what is due")
         grammars = masks._grammars  # type: ignore[attr-defined]  # which it has
-        at_once = grammars._loaded()._at_once
-        at_once._executor = library = Library(at_once._executor)
+        parallel = grammars._loaded()._parallel
+        parallel._executor = library = Library(parallel._executor)
         wrap(library, "consume_token_par", "library: tokens")
         wrap(library, "unsafe_compute_mask_ptr", "library: masks")
 
