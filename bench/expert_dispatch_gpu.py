@@ -16,18 +16,16 @@ The floor is the bytes of the experts that are hit, at the bandwidth that a copy
 """
 
 import argparse
-from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any, Final
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from bench.gpu_times import microseconds
 from bench.layers_gpu import SHAPES
 from bench.ranks_gpu import bandwidth
-from bench.ranks_gpu_sums import events
 from bench.results import run, show
 from minfer.kernels.activation import gated_mul
 from minfer.kernels.experts import add_experts
@@ -38,7 +36,6 @@ HIDDEN, INNER = SHAPE["hidden_size"], SHAPE["moe_intermediate_size"]
 ALL, TOP_K = SHAPE["num_experts"], SHAPE["num_experts_per_tok"]
 KIND: Final = torch.bfloat16
 COLD: Final = 3e8  # bytes of weights that a graph reads, at least
-REPLAYS: Final = 20
 CLOSE: Final = 0.02  # relative error of bfloat16
 
 
@@ -110,27 +107,6 @@ def leaf(held: int) -> Experts:
         gate_up=Linear(weight=matrix(held, 2 * INNER, HIDDEN), parts=(INNER, INNER)),
         down=Linear(weight=matrix(held, HIDDEN, INNER), parts=(HIDDEN,)),
     )
-
-
-def microseconds(calls: list[Callable[[], None]]) -> float:
-    """us of a call, of several in a graph."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    found = list[float]()
-    for _ in range(REPLAYS):
-        begin, end = events()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(1e3 * begin.elapsed_time(end) / len(calls))
-    return median(found)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

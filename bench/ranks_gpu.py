@@ -34,8 +34,8 @@ import torch
 from attrs import define
 
 from bench import layers_gpu
+from bench.gpu_times import events
 from bench.gpu_workloads import STEPS, Lab, executor_of, figure, greedy, rate, steady
-from bench.ranks_gpu_sums import events
 from bench.results import run, show
 from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM

@@ -5,43 +5,17 @@ starts this with torchrun.
 import os
 import sys
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
+from bench.gpu_times import microseconds
 from minfer.effects.execution.ranks.peer_ranks import through_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.effects.models.ranks import Parallel, Place
 
 CALLS: Final = 50  # of a graph
-REPLAYS: Final = 20
-
-
-def events() -> tuple[Any, Any]:
-    """Two events of the GPU's clock."""
-    make: Any = torch.cuda.Event  # untyped
-    return make(enable_timing=True), make(enable_timing=True)
-
-
-def microseconds(tensor: torch.Tensor, call: Any) -> float:
-    """us of one call, of many in a graph."""
-    for _ in range(3):
-        call(tensor)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call(tensor)
-    graph.replay()
-    dist.barrier()
-    begin, end = events()
-    begin.record()
-    for _ in range(REPLAYS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(1e3 * begin.elapsed_time(end) / CALLS / REPLAYS)
 
 
 def main() -> None:
@@ -58,7 +32,8 @@ def main() -> None:
         part = torch.zeros(rows, hidden, dtype=kind, device=device)
         residual = part.clone()
         for name, one in (("nccl", nccl), ("sum", made)):
-            us = microseconds(part, partial(one.add_sum, residual))
+            calls = [partial(one.add_sum, residual, part)] * CALLS
+            us = microseconds(calls, ready=dist.barrier)
             if rank == 0:
                 print(name, rows, f"{us:.2f}", flush=True)
     dist.destroy_process_group()
