@@ -8,13 +8,15 @@ request in. A client's id may stand for several requests, of several runs
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in, runs_with
+from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
     named_by,
@@ -34,8 +36,7 @@ from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.records.config import EngineConfig
-from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
-from minfer.runs.explain import explain as explained
+from minfer.runs.explain import Explanation, explain_each, unknown_request
 from minfer.runs.journal import JournalError
 from minfer.runs.lives import Gap, Life, Spent, Where
 from minfer.runs.prefixes import Prefix
@@ -121,25 +122,37 @@ def explain(options: argparse.Namespace) -> int:
     if name is None:
         return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
-    runs = runs_with(options.file, answer_of(name))
-    try:
-        found = [one for run in runs for one in _explain_in(run, name)]
-        if not found:  # then all existing ones are listed
-            last = runs[-1].open()
-            one = figures(last.config, explained(last.config, last.turns(), name))
-            found = [{**one, **where_of(runs[-1], last)}]
-    except UnknownRequestError as error:
-        remedy = f"minfer explain {options.file} lists all"
-        raise JournalError(f"{options.file}: {error}; {remedy}") from None
+    runs = all_runs_in(options.file)
+    each, code = read_each(runs, partial(_explain_in, name=name))
+    found = [one for requests in each for one in requests]
     found.sort(key=lambda one: resumption_of(one["id"]))
-    routing = routing_of(options.file, {request_of(one["id"]) for one in found})
-    first, *others = found
+    ids = {request_of(one["id"]) for one in found} or {name}
+    routing = routing_of(options.file, ids)
+    if not (found or routing):
+        raise _unknown(options.file, runs, name)
     if options.json:
+        first, *others = found or [{}]
         print(json.dumps({**first, "others": others, "routing": routing}))
-        return 0
-    parts = [routing_lines(routing, found), *map(_render, found)]
-    print("\n\n".join(filter(None, ("\n".join(part) for part in parts))))
-    return 0
+    else:
+        parts = [routing_lines(routing, found), *map(_render, found)]
+        print("\n\n".join(filter(None, ("\n".join(part) for part in parts))))
+    if not found:
+        replicas = " and ".join(sorted({one["replica"] for one in routing}))
+        raise JournalError(
+            f"{options.file}: no engine's journal here has {name!r}: that of replica "
+            f"{replicas} is missing or cut short, or it ended before an engine took it"
+        )
+    return code
+
+
+def _unknown(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
+    """The error for a request that is in no journal of a folder."""
+    ids = list[str]()
+    for run in runs:
+        with suppress(JournalError):  # it has been printed
+            ids += run.open().asked()
+    error = unknown_request(name, ids)
+    return JournalError(f"{path}: {error}; minfer explain {path} lists all")
 
 
 def _list_requests(options: argparse.Namespace) -> int:
@@ -158,10 +171,15 @@ def _list_requests(options: argparse.Namespace) -> int:
 
 def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
     """The figures of all requests of a run that `name` stands for, with where it ran: the
-    rounds of a search together.
+    rounds of a search together. Raises JournalError.
     """
+    if not run.contains(answer_of(name)):
+        return []
     journal = run.open()
-    return [{**one, **where_of(run, journal)} for one in _requests_in(journal, name)]
+    found = _requests_in(journal, name)
+    if not found:
+        journal.asked(whole=True)  # raises if it is where the file is damaged
+    return [{**one, **where_of(run, journal)} for one in found]
 
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.effects.live.journal.journal_files import RunFiles
+from minfer.effects.live.journal.journal_files import RunFiles, content_of
 from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER, SUFFIX
-from minfer.effects.live.request_names import search_of
+from minfer.effects.live.request_names import answer_of, search_of
 from minfer.effects.runs.recorded import machine_of
 from minfer.runs.journal import JournalError
 from minfer.runs.replay import Journal
@@ -44,10 +44,10 @@ def place_lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
-    """The decisions of the routers of a folder about requests, or beams of searches, with
-    these ids: for each time that one was sent, the name of the `router` and the fields of
-    a RoutedRequest. A journal that cannot be read is named on standard error, and what
-    comes before the error is used.
+    """The decisions of the routers of a folder about requests, beams of searches, or
+    answers, with these ids: for each time that one was sent, the name of the `router` and
+    the fields of a RoutedRequest. A journal that cannot be read is named on standard
+    error, and what comes before the error is used.
     """
     if not folder.is_dir() or not ids:
         return []
@@ -56,20 +56,27 @@ def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         requests = RoutedRequests()
         try:
-            data = file.read_bytes()
-            if not any(map(data.__contains__, written)):
-                continue
+            data = bytes(content_of(file))
+        except JournalError as error:
+            print(f"minfer: {error}", file=sys.stderr)
+            continue
+        if not any(map(data.__contains__, written)):
+            continue
+        try:
             for turn in RoutingJournal(data).turns():
                 requests.turn(turn)
-        except (OSError, JournalError) as error:
+        except JournalError as error:
             print(f"minfer: {file}: {error}", file=sys.stderr)
         found += [_figures(file.stem, one) for one in requests.all if _is_of(one, ids)]
     return found
 
 
 def _is_of(one: RoutedRequest, ids: Collection[str]) -> bool:
-    """Whether it is one of these requests, or a beam of one that a router placed."""
-    return one.id in ids or (one.placed is not None and search_of(one.id) in ids)
+    """Whether it is one of these requests, a prompt of one of these answers, or a beam of
+    a request that a router placed.
+    """
+    own = one.id in ids or answer_of(one.id) in ids
+    return own or (one.placed is not None and search_of(one.id) in ids)
 
 
 def _figures(router: str, one: RoutedRequest) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 
 def replay(options: argparse.Namespace) -> int:
     """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
-    if replicas := replica_runs_in(options.file):
-        return replay_server(options.file, replicas, options)
+    if replica_runs_in(options.file):
+        return replay_server(options.file, options)
     if routed := routing_journals(options.file):
         return replay_routing(routed, options)
     runs = runs_in(options.file)

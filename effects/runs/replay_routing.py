@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from minfer.effects.live.journal.journal_files import content_of
 from minfer.effects.runs.replay_run import DIVERGED
 from minfer.effects.runs.replay_state import summary_line
 from minfer.routing.messages import Deferred, NoReplica, Placed
@@ -49,14 +50,12 @@ def verify_router(file: Path, requests: RoutedRequests | None = None) -> dict[st
     """Replay a journal; returns the results, and adds its requests to `requests`. Raises
     JournalError.
     """
-    try:
-        journal = RoutingJournal(file.read_bytes())
-    except (OSError, JournalError) as error:
-        raise JournalError(f"{file}: {error}") from None
+    data = bytes(content_of(file))
     counts, whys = Counter[str](), Counter[str]()
     divergence = None
     begin = time.perf_counter()
     try:
+        journal = RoutingJournal(data)
         for turn in journal.turns():
             _count(turn, counts, whys)
             if requests is not None:
@@ -64,6 +63,8 @@ def verify_router(file: Path, requests: RoutedRequests | None = None) -> dict[st
     except RoutingDivergenceError as error:
         names = ("turn", "field", "expected", "found")
         divergence = {name: getattr(error, name) for name in names}
+    except JournalError as error:
+        raise JournalError(f"{file}: {error}") from None
     return {
         "run": file.stem,
         "about": dict(journal.about),

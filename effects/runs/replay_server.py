@@ -15,7 +15,12 @@ from typing import Final, TypeAlias
 
 from attrs import asdict
 
-from minfer.effects.live.journal.journal_files import SUFFIX, RunFiles, runs_in
+from minfer.effects.live.journal.journal_files import (
+    SUFFIX,
+    RunFiles,
+    replica_runs_in,
+    runs_in,
+)
 from minfer.effects.live.journal.routing_journal_file import PREFILL_ROUTER
 from minfer.effects.live.journal.routing_journal_file import SUFFIX as ROUTERS
 from minfer.effects.live.request_names import request_of
@@ -42,23 +47,29 @@ _LINE: Final = "{name:<44} {what:>34}  {how}"
 _ENDS: Final = {True: "", False: "; it stops while it ran"}  # by `closed`
 
 
-def replay_server(
-    folder: Path, replicas: Mapping[str, Sequence[RunFiles]], options: argparse.Namespace
-) -> int:
+def replay_server(folder: Path, options: argparse.Namespace) -> int:
     """Replay all journals of a folder, print the results, and return the exit code.
-    `replicas`: the runs of each replica, by its number. Raises JournalError if no run of
-    an engine can be used, and ConfigError for an option that is for one journal.
+    Raises JournalError if no run of an engine can be used, and ConfigError for an option
+    that is for one journal.
+
+    The server may still be writing them. An engine records a request before the router
+    gets its first token, so routers are read first: what they have sent and what has a
+    token must then be in the engines' journals, which are found and read after that. For
+    the same reason routers of engines that only prefill come after the others.
     """
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
     )
     say = _say_nothing if options.json else _say
-    engines = _Engines(say)
+    routers = _Routers()
+    files = sorted(folder.glob(f"*{ROUTERS}"), key=_prefills)
+    routed, routers_code = _each_router(files, routers)
+    engines, replicas = _Engines(say), replica_runs_in(folder)
     alone = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
     runs = [*alone, *(run for each in replicas.values() for run in each)]
     found, code = read_each(runs, engines.verify)
-    routers = _Routers(say)
-    routed, routers_code = _each_router(sorted(folder.glob(f"*{ROUTERS}")), routers)
+    for router in routed:
+        say(_router_lines(router))
     agreement = None
     if routers.records:
         agreement = compare(routers.records, engines.records(replicas))
@@ -122,8 +133,7 @@ class _Engines:
 class _Routers:
     """Replays journals of routers, and keeps what is compared with the engines'."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self.records: list[RouterRecord] = []
 
     def verify(self, file: Path) -> Results:
@@ -133,11 +143,14 @@ class _Routers:
             found = replay_routing.verify_router(file, requests)
             whole = found["closed"] and not found["divergence"]
         finally:
-            prefills = file.stem.endswith(PREFILL_ROUTER)
-            record = RouterRecord(file.name, requests.all, whole, prefills)
+            record = RouterRecord(file.name, requests.all, whole, _prefills(file))
             self.records.append(record)
-        self._say(_router_lines(found))
         return found
+
+
+def _prefills(file: Path) -> bool:
+    """Whether the file is that of a router of engines that only prefill."""
+    return file.stem.endswith(PREFILL_ROUTER)
 
 
 def _say(lines: Iterator[str]) -> None:
@@ -200,7 +213,10 @@ def _agreement_lines(it: Agreement) -> Iterator[str]:
     )
     for count, what in (
         (it.unstarted, "are not, and got no token there: an end came before"),
-        (it.unrecorded, "are not, where a journal lacks its beginning"),
+        (
+            it.unrecorded,
+            "are not, where a journal lacks its beginning, or cannot be read whole",
+        ),
         (it.alone, "were resubmitted alone, as they may have killed engines"),
         (it.late, "came after the end of a router's journal that was cut short"),
     ):

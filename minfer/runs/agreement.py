@@ -44,7 +44,8 @@ class ReplicaRecord:
     """The requests in the journals of a replica's engines."""
 
     requests: Sequence[EngineRequest]  # in the order in which they came
-    whole: bool = True  # whether each journal begins with the engine's first turn
+    # Whether each journal begins with the engine's first turn, and could be read.
+    whole: bool = True
 
 
 @frozen
@@ -65,7 +66,7 @@ class Agreement:
     sent: int = 0  # by routers
     found: int = 0  # of those sent: in the replica's journal
     unstarted: int = 0  # of those sent: not in it, but no token came from the replica
-    unrecorded: int = 0  # of those sent: not in it, but its beginning was deleted
+    unrecorded: int = 0  # of those sent: not in it, but a journal is not whole
     alone: int = 0  # in a replica's journal, resubmitted without a router's decision
     late: int = 0  # in a replica's journal, perhaps sent after a router's was cut short
     absent: dict[str, int] = field(factory=dict)  # sent to replicas without a journal

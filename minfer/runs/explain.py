@@ -59,13 +59,15 @@ def explain_each(
 
 def _explanation(fold: "_Fold") -> Explanation:
     if fold.request is None:
-        latest = list(fold.names)[-_LATEST:]
-        near = ", ".join(get_close_matches(fold.name, latest, 3, 0.3)) or "none"
-        raise UnknownRequestError(
-            f"none of {len(fold.names)} requests is {fold.name!r}; near: {near}"
-        )
+        raise unknown_request(fold.name, [*fold.names])
     lives = tuple(one.life for one in fold.samples.values())
     return Explanation(fold.request, lives, fold.prefixes.found)
+
+
+def unknown_request(name: str, names: Sequence[str]) -> UnknownRequestError:
+    """The error for a request that is none of those with these names."""
+    near = ", ".join(get_close_matches(name, names[-_LATEST:], 3, 0.3)) or "none"
+    return UnknownRequestError(f"none of {len(names)} requests is {name!r}; near: {near}")
 
 
 @define(eq=False)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.blocks.keys import block_keys
+from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Executed, Submit, Tick
 from minfer.records.plan import Yields
 from minfer.records.request import Request
@@ -213,6 +214,10 @@ def read_head(
         if isinstance(error, JournalError):
             raise
         raise JournalError(f"{where}: its head cannot be read: {error}") from error
+    types = (bare.config, EngineConfig), (bare.turn, int), (bare.about, dict)
+    if not all(isinstance(value, kind) for value, kind in types):
+        why = "a part of it has another type"
+        raise JournalError(f"{where}: its head cannot be read: {why}")
     if snapshot is None or not with_state:
         return bare
     return evolve(bare, state=_read_snapshot(snapshot, bare, where, classes))

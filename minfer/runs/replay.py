@@ -8,7 +8,7 @@ and names the field, as the results recorded after it answer plans that were nev
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -113,12 +113,12 @@ class Journal:
         """The description of what ran, and where."""
         return self.segments[0].head.about
 
-    def asked(self) -> list[str]:
+    def asked(self, *, whole: bool = False) -> list[str]:
         """The ids of all its requests, without a replay; in a damaged file, those before
-        the damage.
+        the damage, or with `whole` a JournalError.
         """
         ids = [*self.segments[0].head.begin.requests]
-        with suppress(JournalError):
+        with nullcontext() if whole else suppress(JournalError):
             for segment in self.segments:
                 ids += submitted(segment.data, segment.name)
         return ids

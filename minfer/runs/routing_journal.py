@@ -192,6 +192,9 @@ class RoutingJournal:
             self.about = record["about"]
         except (CodecError, KeyError) as error:
             raise JournalError(f"its head cannot be read: {error}") from error
+        if type(self.config) is not RouterConfig or not isinstance(self.about, dict):
+            why = "a part of it has another type"
+            raise JournalError(f"its head cannot be read: {why}")
         self.state = initial_router(self.config)
 
     def turns(self) -> Iterator[RoutingTurn]:

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -84,8 +85,13 @@ class RunFiles:
         with minfer. Raises JournalError.
         """
         classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
-        content = {str(file): _mapped(file) for file in self.files}
+        content = {str(file): content_of(file) for file in self.files}
         return Journal(open_segments(content, classes))
+
+    def contains(self, text: str) -> bool:
+        """Whether its files have a text, such as a request's id. Raises JournalError."""
+        written = json.dumps(text)[1:-1].encode()
+        return any(content_of(file).find(written) >= 0 for file in self.files)
 
 
 def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
@@ -93,19 +99,6 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     of its last file. `policies` are those of `RunFiles.open`. Raises JournalError.
     """
     return runs_in(path)[-1].open(policies)
-
-
-def runs_with(path: Path, text: str) -> list[RunFiles]:
-    """Returns the runs of a folder, those of replicas too, or the one in a file, that
-    contain a text, such as a request's id, in order; if none does, the latest. Raises
-    JournalError.
-    """
-    written = json.dumps(text)[1:-1].encode()
-    runs = all_runs_in(path)
-    found = [
-        run for run in runs if any(_mapped(one).find(written) >= 0 for one in run.files)
-    ]
-    return found or runs[-1:]
 
 
 def all_runs_in(path: Path) -> list[RunFiles]:
@@ -167,9 +160,11 @@ def _age(file: Path) -> tuple[str, list[int], str]:
     return file.stem[:_SECOND], [int(number) for number in numbers], file.name
 
 
-def _mapped(path: Path) -> Any:
-    """Returns a file's content, mapped into memory."""
+def content_of(path: Path) -> Any:
+    """Returns a file's content, mapped into memory. Raises JournalError."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would never end
+            raise JournalError(f"{path}: this is no regular file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

@@ -218,6 +218,10 @@ def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
         opened(head(older))
     with pytest.raises(JournalError, match="policy of your own, name its module"):
         opened(head(b'{"format": 3, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
+    with pytest.raises(JournalError, match="cannot be read: a part of it has another"):
+        opened(
+            head(b'{"format":3,"config":3,"turn":0,"digest":"","about":{},"state":null}')
+        )
     with pytest.raises(JournalError, match="num_blocks"):
         opened(
             head(

@@ -185,6 +185,7 @@ def test_missing_changed_and_unreadable_lines_are_named() -> None:
             b'{"minfer routing journal": 1, "config": {"is": "X"}, "about": {}}',
             "there is no record 'X'",
         ),
+        (b'{"minfer routing journal": 1, "config": 3, "about": {}}', "another type"),
     ],
 )
 def test_what_is_no_journal_is_refused(data: bytes, why: str) -> None:

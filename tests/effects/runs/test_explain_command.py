@@ -347,7 +347,7 @@ def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
     assert re.findall("^Request '(.*?)'", text, re.M) == ["a-1", "a-1#4", "a-1#6"]
     assert emitted(capsys, tmp_path, "a-1#6").count("Request ") == 1
     assert main(["explain", str(tmp_path), "c"]) == 2
-    assert "none of 3 requests is 'c'" in capsys.readouterr().err, "of the latest run"
+    assert "none of 6 requests is 'c'" in capsys.readouterr().err, "of all runs"
 
 
 def test_what_is_damaged_after_a_request_does_not_hide_it(

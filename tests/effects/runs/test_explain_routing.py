@@ -75,6 +75,30 @@ def test_a_damaged_journal_of_a_router_is_named_and_the_rest_explained(
     assert f"minfer: {router}: turn 5 cannot be read" in said
 
 
+def test_what_there_is_of_a_request_is_explained_and_the_rest_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_server(tmp_path)
+    (died,) = tmp_path.glob("replica-1/*-8.0-*")
+    data = bytearray(died.read_bytes())
+    data[200] ^= 1
+    died.write_bytes(data)
+    assert main(["explain", str(tmp_path), "cmpl-b"]) == 2
+    out, said = capsys.readouterr()
+    assert re.findall("^Request '(.*?)'", out, re.M) == ["cmpl-b-0#1"]
+    assert said.startswith(f"minfer: {died}: ")
+    for file in tmp_path.glob("replica-1/*-9.0-*"):
+        file.unlink()
+    assert main(["explain", str(tmp_path), "cmpl-d"]) == 2
+    out, said = capsys.readouterr()
+    assert out.count("\n") == 2
+    assert "'cmpl-d-0' to replica 1: turn" in out
+    assert "has 'cmpl-d': that of replica 1 is missing or cut short" in said
+    assert main(["explain", str(tmp_path), "cmpl-d", "--json"]) == 2
+    (routed,) = json.loads(capsys.readouterr().out)["routing"]
+    assert routed["id"] == "cmpl-d-0"
+
+
 def test_what_a_decision_expected_is_said() -> None:
     placed = {
         "why": "cost",

@@ -1,6 +1,7 @@
 """`minfer replay` of a server's folder: all its journals, and whether they agree."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.main import main
+from minfer.effects.runs import replay_run
+from minfer.effects.runs.replay_run import Results
+from minfer.runs.replay import Journal
 from tests.effects.runs.server_folder import RUNS, write_run, write_server
 
 
@@ -76,6 +80,44 @@ def test_runs_that_were_cut_short_prove_less(
     lines, found = replayed(capsys, tmp_path, 2)
     assert lines[-1].startswith("5 came after"), "a damaged one is as cut short"
     assert found["routers"] == []
+
+
+def test_a_folder_may_be_written_meanwhile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request comes while an engine's journal is read. That of its own engine is older,
+    so it must not be expected there.
+    """
+    router = write_server(tmp_path)
+    (tmp_path / f"{[*RUNS][-1]}.journal").unlink()
+    whole = router.read_bytes()
+    verify = replay_run.verify_run
+
+    def write_and_verify(journal: Journal) -> Results:
+        router.write_bytes(whole)
+        return verify(journal)
+
+    router.write_bytes(whole[: whole.index(b'"cmpl-d-0"')])
+    monkeypatch.setattr(replay_run, "verify_run", write_and_verify)
+    assert main(["replay", str(tmp_path)]) == 0
+    assert "compared   4 of 4 requests" in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_named_and_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = write_server(tmp_path)
+    damaged = tmp_path / "9-front-1.routing"
+    damaged.write_bytes(router.read_bytes().replace(b'"why":"turn"', b'"why":"cost"'))
+    pipes = tmp_path / "8-front-1.routing", tmp_path / "replica-0" / "9-1-000001.journal"
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    assert main(["replay", str(tmp_path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "turn" not in line] == [
+        f"minfer: {pipe}: this is no regular file" for pipe in pipes
+    ]
+    assert f"minfer: {damaged}: turn 1 does not follow" in said[1]
 
 
 def test_without_a_router_nothing_is_compared(
