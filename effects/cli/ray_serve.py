@@ -8,14 +8,15 @@ options of Ray Serve for the deployment of engines.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
 from minfer.effects.cli import serve
+from minfer.effects.cli.options import dry_run_option, engine_options
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
-from minfer.values.checks import MOST, ConfigError, check_number
+from minfer.values.checks import ConfigError
 
 RAY: Final = "2.60."  # prefix of the versions that have the router interface in use
 RAY_ROUTER: Final = "ray"  # in place of a routing policy: Ray Serve's own router
@@ -34,46 +35,27 @@ DEPLOYMENT: Final = frozenset(
         "ray_actor_options",
     }
 )
-_SERVES: Final = "Ray Serve has its own settings of HTTP"
-_PLACES: Final = "Ray Serve starts engines: use num_replicas or autoscaling_config"
-# Options of `minfer serve` for what Ray Serve does itself, and why they are refused.
-NOT_HERE: Final = {
-    **dict.fromkeys(
-        (
-            "access_log",
-            "allowed_host",
-            "allowed_origins",
-            "body_timeout",
-            "header_timeout",
-            "host",
-            "max_connections",
-            "otlp_traces_endpoint",
-            "port",
-            "ssl_ca_certs",
-            "ssl_certfile",
-            "ssl_keyfile",
-            "ssl_keyfile_password",
-        ),
-        _SERVES,
-    ),
-    **dict.fromkeys(
-        (
-            "api_processes",
-            "decode",
-            "distributed",
-            "engine_timeout",
-            "kv_listen",
-            "kv_nixl",
-            "prefill",
-            "prefill_at",
-            "prefill_listen",
-            "prefill_tensor_parallel_size",
-            "replicas",
-        ),
-        _PLACES,
-    ),
-    "shutdown_timeout": "use graceful_shutdown_timeout_s",
-}
+# Options of `minfer serve`, beside those of the engine, that apply to a single engine and
+# its application. Ray Serve has settings of its own in place of all others.
+SERVER_OPTIONS: Final = frozenset(
+    {
+        "api_key",
+        "api_keys_file",
+        "cache_secret",
+        "enforce_deadlines",
+        "max_body_size",
+        "max_waiting",
+        "preparers",
+        "reasoning_parser",
+        "request_timeout",
+        "served_model_name",
+        "tool_parser",
+    }
+)
+_NOT_HERE: Final = (
+    "{key} is no option here: Ray Serve speaks HTTP, and starts and stops engines, with "
+    "options of its own: num_replicas, autoscaling_config, graceful_shutdown_timeout_s..."
+)
 
 
 def build(args: Mapping[str, Any]) -> Any:
@@ -97,7 +79,8 @@ def build(args: Mapping[str, Any]) -> Any:
         names = ", ".join((*ROUTING_POLICIES, RAY_ROUTER))
         raise ConfigError(f"routing must be one of {names}, not {routing!r}")
     fronts = _read(args.get("fronts", 1))
-    check_number(fronts, "fronts", 1, MOST, whole=True)
+    if type(fronts) is not int or fronts < 1:
+        raise ConfigError(f"fronts must be a whole number from 1 on, not {fronts!r}")
     parser = _Parser(add_help=False, allow_abbrev=False)
     serve.add_options(parser)
     options = parser.read(own)
@@ -128,21 +111,25 @@ class _Parser(argparse.ArgumentParser):
 
     def read(self, given: Mapping[str, Any]) -> argparse.Namespace:
         """The given options, and the defaults of all others. Raises ConfigError."""
-        words = [word for key, value in given.items() for word in self._words(key, value)]
+        taken = SERVER_OPTIONS | _engine_options()
+        words = list[str]()
+        for key, value in given.items():
+            words += self._words(key, value, taken)
         return self.parse_args(words)
 
-    def _words(self, key: str, value: Any) -> list[str]:
-        """The command line for an option. Raises ConfigError."""
-        name = key.replace("-", "_")
-        if name in NOT_HERE:
-            self.error(f"{key} is no option here: {NOT_HERE[name]}")
-        flag = f"--{name.replace('_', '-')}"
+    def _words(self, key: str, value: Any, taken: Collection[str]) -> list[str]:
+        """The command line for an option, if it is one of those that are `taken`. Raises
+        ConfigError.
+        """
+        flag = f"--{key.replace('_', '-')}"
         action = self._option_string_actions.get(flag)
         if action is None:
             self.error(
                 f"there is no option {key!r}: it must be one of `minfer serve`, or of "
                 f"{', '.join(sorted((*DEPLOYMENT, 'fronts', 'routing')))}"
             )
+        if action.dest not in taken:
+            self.error(_NOT_HERE.format(key=key))
         if value is None:
             return []
         if action.nargs == 0:
@@ -153,10 +140,21 @@ class _Parser(argparse.ArgumentParser):
             return [flag] if wanted else [no] if no in action.option_strings else []
         if isinstance(value, list | tuple):
             if action.nargs is None:
+                repeated = isinstance(action, argparse._AppendAction)
+                if len(value) != 1 and not repeated:
+                    self.error(f"{key} takes one value, not {value!r}")
                 return [f"{flag}={one}" for one in value]
             return [flag, *map(str, value)]
         text = json.dumps(value) if isinstance(value, Mapping) else str(value)
         return [f"{flag}={text}"]
+
+
+def _engine_options() -> frozenset[str]:
+    """The names of the options of `minfer serve` that are those of the engine."""
+    parser = argparse.ArgumentParser(add_help=False)
+    engine_options(parser)
+    dry_run_option(parser)
+    return frozenset(action.dest for action in parser._actions)
 
 
 def _read(value: Any) -> Any:

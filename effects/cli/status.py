@@ -7,7 +7,9 @@ backends are at `/router`, for which it may require a key.
 import argparse
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -25,7 +27,7 @@ DESCRIPTION: Final = (
 )
 UNREADY: Final = 1  # the exit code
 _URL: Final = "http://127.0.0.1:8000"
-_PATIENCE: Final = 10.0  # seconds for an answer
+_PATIENCE: Final = 10.0  # seconds for all answers together
 _LONGEST: Final = 2**20  # bytes, at most, that are read of an answer
 _REFUSED: Final = (401, 403)
 _READY: Final = "ready"
@@ -71,9 +73,7 @@ def run(options: argparse.Namespace) -> int:
             "character that no key has"
         )
     server = _Server(_base(options.url), key)
-    found = server.ask("/ready")
-    if "version" not in found:  # a router, or a server that still loads its model
-        found = {**found, **_of_router(server)}
+    found = _status_in_time(server)
     print("\n".join(_lines(server.base, found)))
     return 0 if found["status"] == _READY else UNREADY
 
@@ -120,10 +120,42 @@ class _Server:
         except (OSError, HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
             text = _word(why) or type(error).__name__  # may have text of the server
-            raise ConfigError(
-                f"{self.base} cannot be asked: {text}; is a server running there? "
-                "minfer serve starts one"
-            ) from None
+            raise self.error(text) from None
+
+    def error(self, why: str) -> ConfigError:
+        """The error for a server that cannot be asked."""
+        return ConfigError(
+            f"{self.base} cannot be asked: {why}; is a server running there? "
+            "minfer serve starts one"
+        )
+
+
+def _status_in_time(server: _Server) -> dict[str, Any]:
+    """Ask a server or router for its status. Raises ConfigError, also after _PATIENCE:
+    timeouts of sockets are for each part of an answer, and a server may send a byte now
+    and then for ever.
+    """
+    status = Future[dict[str, Any]]()
+
+    def ask() -> None:
+        try:
+            status.set_result(_status_of(server))
+        except BaseException as error:
+            status.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return status.result(_PATIENCE)
+    except TimeoutError:
+        raise server.error(f"it did not answer within {_PATIENCE:g} s") from None
+
+
+def _status_of(server: _Server) -> dict[str, Any]:
+    """The status of a server or router. Raises ConfigError."""
+    found = server.ask("/ready")
+    if "version" in found:
+        return found
+    return {**found, **_of_router(server)}  # or of a server that still loads its model
 
 
 class _NoRedirects(HTTPRedirectHandler):

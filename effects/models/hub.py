@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minfer.values.checks import ConfigError
+from minfer.values.texts import without_breaks
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
 WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -63,4 +64,4 @@ def snapshot(model: str) -> Path:
         why = f"is neither a folder here nor a name of the hub: {error}"
     except Exception as error:  # an error of its HTTP library, or a full disk
         why = f"cannot be downloaded ({error}); try again, or give a folder"
-    raise HubError(f"model {model!r} {' '.join(why.split())}")
+    raise HubError(f"model {model!r} {without_breaks(why)}")

@@ -12,6 +12,7 @@ from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, 
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.effects.models.refusals import refuse_quantized
 from minfer.effects.models.spec_reader import read_architectures
+from minfer.values.texts import without_breaks
 
 NOT_READ: Final = {
     "attn_implementation",
@@ -74,7 +75,7 @@ def _config(read: ConfigReader, what: str) -> Any:
     try:
         config = theirs.from_dict(given | _whole_numbers(theirs, given))
     except Exception as error:  # each model's config has its own checks and errors
-        why = " ".join(str(error).split())
+        why = without_breaks(error)
         raise ModelConfigError(
             f"{read.where}: transformers cannot read it: {why}"
         ) from error

@@ -6,6 +6,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.values.checks import ConfigError
+from minfer.values.texts import without_breaks
 
 INTERRUPTED: Final = "interrupted"  # by this client: no failure of the server
 _LONGEST: Final = 300  # characters of a message
@@ -75,5 +76,5 @@ class RequestRecord:
 
 def one_line(text: str) -> str:
     """A server's message, fit for one line of a terminal."""
-    shown = " ".join(text.split())[:_LONGEST]
+    shown = without_breaks(text)[:_LONGEST]
     return "".join(c if c.isprintable() else "?" for c in shown)

@@ -33,6 +33,7 @@ from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.process_ends import engine_names
 from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE
+from minfer.values.texts import without_breaks
 
 _LONGEST: Final = 1000  # characters, at most, of the reason that is reported
 
@@ -51,7 +52,7 @@ def run_child(host: str, plans: Connection) -> None:
         code = _serve(plan, host, partial(_report, reports))
     except (ValueError, OSError) as error:
         code = CANNOT_START
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+        why = without_breaks(f"{type(error).__name__}: {error}")[:_LONGEST]
         _report(reports, WHY, why)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -20,6 +20,7 @@ from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.paths import Target, Way, target_of
 from minfer.effects.serving.wire.connections import LIVE
 from minfer.effects.serving.wire.request_ids import HEADER
+from minfer.values.texts import without_breaks
 
 _UNAVAILABLE: Final = 503
 # Engines that may die with a request before it is refused: the request may be the cause.
@@ -78,8 +79,9 @@ class FrontApplication:
                 async for each in replies:
                     await answer.take(each)
             except BackPressureError as error:  # more wait than max_queued_requests
-                why = " ".join(str(error).split())
-                raise ApiError(why, None, OVERLOADED, _UNAVAILABLE) from None
+                raise ApiError(
+                    without_breaks(error), None, OVERLOADED, _UNAVAILABLE
+                ) from None
             except RayActorError:
                 if answer.begun:
                     raise

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from minfer.effects.serving.distributed.node_check import model_error
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
+from minfer.values.texts import without_breaks
 from minfer.version import __version__
 
 # Seconds that nodes have to check a model in: they may have to download it.
@@ -51,7 +52,7 @@ def connected() -> Iterator[None]:
         ray.init(namespace="minfer", logging_level=logging.WARNING)
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
         where = os.environ.get("RAY_ADDRESS", "of this machine")
-        why = " ".join(str(error).split())
+        why = without_breaks(error)
         raise ConfigError(
             f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
             "`ray status`"
@@ -104,13 +105,15 @@ def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
     return {GPU if on_gpus else CPU: args.parallel.ranks}
 
 
-def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
+def check_nodes(args: EngineArgs, found: Sequence[Node], *, later: bool = False) -> None:
     """Raise ConfigError if no node has the resources of a replica, or if one that has
     them lacks this version of minfer, or cannot read the model. The error names each such
-    node.
+    node. `later`: it is no error if no node has the resources, as one may join later.
     """
     needed = needs(args, found)
     able = [node for node in found if node.has(needed)]
+    if not able and later:
+        return
     if not able:
         (name, count), *_ = needed.items()
         has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]
@@ -169,7 +172,7 @@ def _answer(asked: Any) -> str:
     except TimeoutError:
         return f"it did not answer within {CHECK_TIMEOUT:g} s"
     except RayError as error:
-        return " ".join(str(error).split())[-300:]
+        return without_breaks(error)[-300:]
 
 
 def _has_gpu(node: Node) -> bool:

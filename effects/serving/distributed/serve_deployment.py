@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from minfer.effects.serving.distributed.engine_plan import with_absolute_paths
 from minfer.effects.serving.distributed.ray_cluster import (
@@ -23,6 +23,7 @@ from minfer.effects.serving.distributed.serve_router import MinferRequestRouter
 from minfer.effects.serving.processes.server import read_options
 from minfer.effects.serving.router.router_options import MAX_BODY
 from minfer.values.checks import ConfigError
+from minfer.values.texts import without_breaks
 
 REPORT_PERIOD: Final = 1.0  # seconds between two reports of a replica's load
 # Requests that a replica has at once, in multiples of --max-num-seqs: of 2, one runs and
@@ -53,9 +54,8 @@ def application(
         ray.init(namespace="serve", logging_level=logging.WARNING)
     found = nodes()
     needed = needs(args, found)
-    able = [node for node in found if node.has(needed)]
-    if able:  # else such a node may join later; Ray Serve warns while it waits
-        check_nodes(args, able)
+    check_nodes(args, found, later=True)  # Ray Serve warns while it waits for one
+    _check_mappings(engines)
     usual: dict[str, Any] = {
         "max_ongoing_requests": REQUESTS_PER_SEAT * args.max_num_seqs,
         "graceful_shutdown_timeout_s": DRAIN_TIMEOUT,
@@ -71,10 +71,11 @@ def application(
     try:
         actor = resources | dict(engines.get("ray_actor_options", {}))
         given = {**usual, **engines, "ray_actor_options": actor}
-        engine = serve.deployment(name="engine", **given)
+        engine = serve.deployment(name="engine", **given)(ServedEngine).bind(options)
     except (TypeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"Ray Serve takes no such options: {why}") from error
+        raise ConfigError(
+            f"Ray Serve takes no such options: {without_breaks(error)}"
+        ) from error
     front = serve.deployment(
         name="front",
         num_replicas=fronts,
@@ -82,6 +83,19 @@ def application(
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT,
         ray_actor_options={"num_cpus": 0},
     )
-    return front(serve.ingress()(ServedFront)).bind(
-        engine(ServedEngine).bind(options), options.max_body_size or MAX_BODY
-    )
+    most = options.max_body_size or MAX_BODY
+    return front(serve.ingress()(ServedFront)).bind(engine, most)
+
+
+def _check_mappings(engines: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what Ray Serve takes without an error that names it."""
+    actor = engines.get("ray_actor_options", {})
+    if not isinstance(actor, Mapping):
+        raise ConfigError(f"ray_actor_options must be a mapping, not {actor!r}")
+    scaling = engines.get("autoscaling_config")
+    if isinstance(scaling, Mapping):
+        known = AutoscalingConfig.model_fields
+        if unknown := [key for key in scaling if key not in known]:
+            raise ConfigError(
+                f"autoscaling_config has no {unknown[0]!r}; it has {', '.join(known)}"
+            )

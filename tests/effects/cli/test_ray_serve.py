@@ -33,7 +33,10 @@ def test_arguments_are_options_of_serve_typed_or_not() -> None:
     ("given", "why"),
     [
         ({"replicas": 2}, "replicas is no option here: .* num_replicas"),
-        ({"port": 80}, "port is no option here: Ray Serve"),
+        ({"kv-nixl": True}, "kv-nixl is no option here: Ray Serve"),
+        ({"port": None}, "port is no option here: Ray Serve"),
+        ({"max_num_seqs": [8, 9]}, r"max_num_seqs takes one value, not \[8, 9\]"),
+        ({"model": []}, "model takes one value"),
         ({"no_such": 1}, "there is no option 'no_such'"),
         ({"enforce_eager": "perhaps"}, "enforce_eager must be true or false"),
         ({"max_num_seqs": "many"}, "--max-num-seqs"),
@@ -50,10 +53,18 @@ def test_arguments_have_names(given: Any) -> None:
         build(given)
 
 
-def test_every_option_that_is_refused_is_one_of_serve() -> None:
+def test_every_option_that_is_taken_is_one_of_serve() -> None:
     parser = ray_serve._Parser(add_help=False)
     serve.add_options(parser)
-    assert ray_serve.NOT_HERE.keys() <= vars(parser.parse_args([])).keys()
+    assert vars(parser.parse_args([])).keys() >= ray_serve.SERVER_OPTIONS
+
+
+def test_a_new_option_of_serve_is_refused_until_it_is_taken() -> None:
+    parser = ray_serve._Parser(add_help=False)
+    serve.add_options(parser)
+    parser.add_argument("--new", type=int)
+    with pytest.raises(ConfigError, match="new is no option here"):
+        parser.read({"new": 3})
 
 
 def test_ray_serve_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +80,9 @@ def test_it_must_be_the_release_that_the_router_is_written_for(
     pytest.importorskip("ray.serve", reason="the extra ray-serve is not installed")
     with pytest.raises(ConfigError, match="routing must be one of prefix"):
         build({"routing": "nearest"})
-    with pytest.raises(ValueError, match="fronts"):
-        build({"fronts": 0})
+    for number in (0, True, "two", 1.5):
+        with pytest.raises(ConfigError, match="fronts must be a whole number"):
+            build({"fronts": number})
     monkeypatch.setattr(ray_serve, "version", lambda _: "2.61.0")
     with pytest.raises(ConfigError, match=r"Ray is 2\.61\.0, not 2\.60\.\*"):
         build({})

@@ -1,11 +1,13 @@
 """`minfer status` of servers, routers, and what is neither."""
 
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.cli import status
 from minfer.effects.cli.main import main
 from tests.effects.served import Serving, serving
 
@@ -203,6 +206,33 @@ def test_broken_http(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().err
     assert "cannot be asked" in text
     assert text.strip().isprintable(), "no escape sequence reaches the terminal"
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 x\r\n\r\n"])
+def test_one_that_sends_a_byte_now_and_then(
+    begin: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_PATIENCE", 0.2)
+    over = threading.Event()
+
+    def drip() -> None:
+        with server.accept()[0] as client, contextlib.suppress(OSError):
+            client.sendall(begin)
+            while not over.wait(0.02):
+                client.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        asked = time.monotonic()
+        timer = threading.Timer(3.0, over.set)
+        timer.start()
+        assert main(["status", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 2
+        assert time.monotonic() - asked < 2.0
+        timer.cancel()
+        over.set()
+        thread.join()
+    assert "cannot be asked: it did not answer within 0.2 s" in capsys.readouterr().err
 
 
 def test_numbers_of_a_router_that_have_no_sum(capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,5 +252,12 @@ def test_what_cannot_be_is_named_before_it_is_deployed(cluster: RayServe) -> Non
         build({"model": "/no-such-model"})
     with pytest.raises(ConfigError, match=r"Ray Serve takes .*num_replicas"):
         build({**SMALL, "num_replicas": "few"})
-    with pytest.raises(ConfigError, match="Ray Serve takes no such options"):
-        build({**SMALL, "ray_actor_options": 2})
+    for name, value in (
+        ("autoscaling_config", {"replicas": 2}),
+        ("max_replicas_per_node", "few"),
+        ("ray_actor_options", 2),
+        ("ray_actor_options", {"num_cpus": "few"}),
+        ("ray_actor_options", {"cpus": 2}),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}|num_cpus"):
+            build({**SMALL, name: value})
