@@ -161,6 +161,13 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def machine(self) -> str:
+        """The machine of the engine, or of the first of several, as people know it;
+        nothing while it is nowhere.
+        """
+        ...
+
+    @property
     def working(self) -> bool:
         """Whether outputs may come: requests are served, and the engine lives."""
         ...

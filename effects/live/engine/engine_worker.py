@@ -7,6 +7,7 @@ needed.
 """
 
 import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +77,11 @@ class EngineWorker:
     def unready(self) -> str:
         """As `EngineClient` says."""
         return ""
+
+    @property
+    def machine(self) -> str:
+        """As `EngineClient` says."""
+        return socket.gethostname()
 
     @property
     def working(self) -> bool:

@@ -100,6 +100,11 @@ class Remote:
         return "" if "" in each else each[0]
 
     @property
+    def machine(self) -> str:
+        """As `EngineClient` says."""
+        return self.replicas[0].machine
+
+    @property
     def ready(self) -> wire.EngineReady | None:
         """The facts of the first engine of this machine that was ready, if any was."""
         return next((one.ready for one in self.here if one.ready is not None), None)

@@ -39,9 +39,12 @@ _HUNG: Final = "it has not answered for too long (--engine-timeout), and was kil
 
 
 class EngineActor:
-    """The actor of a replica. Ray calls its methods one after the other."""
+    """The actor of a replica. Ray calls its methods one after the other. It ends after
+    `keeper_timeout` seconds without a call.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, keeper_timeout: float = KEEPER_TIMEOUT) -> None:
+        self._keeper_timeout = keeper_timeout
         self._engine: _WatchedEngine | None = None
         self._asked = time.monotonic()
         own = ray.get_runtime_context().current_actor
@@ -71,7 +74,7 @@ class EngineActor:
             self._engine.stop()
 
     def _end_without_keeper(self, own: Any) -> None:
-        while time.monotonic() < self._asked + KEEPER_TIMEOUT:
+        while time.monotonic() < self._asked + self._keeper_timeout:
             time.sleep(_LOOK)
         self.stop()
         ray.kill(own)

@@ -9,6 +9,7 @@ from minfer.effects.execution.tiers.peers.addresses import Port
 from minfer.effects.serving.processes.replica_devices import ReplicaDevice
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import CPU_SHARE
+from minfer.effects.setup.speculation_settings import speculative_config
 
 STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
 CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
@@ -68,9 +69,20 @@ class EngineState:
 
 def with_absolute_paths(args: EngineArgs) -> EngineArgs:
     """Returns settings with absolute paths, for processes with other working folders."""
-    model, journal = args.model, args.journal
-    if model is not None and Path(model).exists():
-        model = str(Path(model).resolve())
-    if journal is not None:
-        journal = Path(journal).resolve()
-    return evolve(args, model=model, journal=journal)
+    drafts = speculative_config(args.speculative_config)
+    if drafts is not None:
+        drafts = evolve(drafts, model=_with_absolute_path(drafts.model))
+    return evolve(
+        args,
+        model=_with_absolute_path(args.model),
+        speculative_config=drafts,
+        journal=args.journal and Path(args.journal).resolve(),
+        kv_disk=args.kv_disk and Path(args.kv_disk).resolve(),
+    )
+
+
+def _with_absolute_path(model: str | None) -> str | None:
+    """A model as it is, but for a folder, or a file, that is here."""
+    if model is None or not Path(model).exists():
+        return model
+    return str(Path(model).resolve())

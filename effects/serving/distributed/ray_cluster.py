@@ -9,6 +9,7 @@ a placement group would be needed for several actors.
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from attrs import field, frozen
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from minfer.effects.execution.tiers.peers.addresses import read_port
 from minfer.effects.serving.distributed.node_check import model_error
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
@@ -25,6 +27,7 @@ from minfer.version import __version__
 
 # Seconds that nodes have to check a model in: they may have to download it.
 CHECK_TIMEOUT: Final = 120.0
+CONNECT_TIMEOUT: Final = 5.0  # seconds for a TCP connection to the cluster's head
 GPU: Final = "GPU"
 CPU: Final = "CPU"
 
@@ -44,23 +47,38 @@ class Node:
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
+    """`connect`, and disconnect at the end. Raises ConfigError."""
+    connect("minfer")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def connect(namespace: str) -> None:
     """Connect to the cluster of `RAY_ADDRESS`, else to one that runs on this machine,
-    else to a new one with only this machine; disconnect at the end. Raises ConfigError.
+    else to a new one with only this machine. Raises ConfigError.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # holds for a new cluster
     try:
-        ray.init(namespace="minfer", logging_level=logging.WARNING)
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        _check_address(os.environ.get("RAY_ADDRESS", ""))
+        ray.init(namespace=namespace, logging_level=logging.WARNING)
+    except (OSError, RayError, RuntimeError, ValueError) as error:
         where = os.environ.get("RAY_ADDRESS", "of this machine")
         why = without_breaks(error)
         raise ConfigError(
             f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
             "`ray status`"
         ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError if nobody listens at an address: Ray would try for many minutes."""
     try:
-        yield
-    finally:
-        ray.shutdown()
+        port = read_port(address.removeprefix("ray://"))
+    except ValueError:  # it is empty or a word such as `auto`, or Ray refuses it
+        return
+    socket.create_connection(port, CONNECT_TIMEOUT).close()
 
 
 def nodes() -> list[Node]:

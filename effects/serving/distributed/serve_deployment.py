@@ -1,8 +1,8 @@
 """The Ray Serve application: a deployment of engines, and the ingress in front of it."""
 
 import argparse
-import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -14,6 +14,7 @@ from minfer.effects.serving.distributed.ray_cluster import (
     CPU,
     GPU,
     check_nodes,
+    connect,
     needs,
     nodes,
 )
@@ -45,13 +46,17 @@ def application(
     `engines`: options of `serve.deployment` for the engines.
     `fronts`: the number of replicas of the ingress.
 
-    Raises ConfigError for options that Ray Serve refuses, or if a node with the resources
-    of an engine cannot serve the model: the error names each such node.
+    Raises ConfigError for options that Ray Serve refuses, if Ray cannot be used, or if a
+    node with the resources of an engine cannot serve the model: the error names each such
+    node.
     """
     args = with_absolute_paths(read_options(options)[0])
-    options.model, options.journal = args.model, args.journal
+    for name in ("model", "speculative_config", "journal", "kv_disk"):
+        setattr(options, name, getattr(args, name))
+    if options.api_keys_file is not None:
+        options.api_keys_file = str(Path(options.api_keys_file).resolve())
     if not ray.is_initialized():
-        ray.init(namespace="serve", logging_level=logging.WARNING)
+        connect("serve")
     found = nodes()
     needed = needs(args, found)
     check_nodes(args, found, later=True)  # Ray Serve warns while it waits for one

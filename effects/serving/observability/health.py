@@ -2,7 +2,6 @@
 while new requests are taken, too.
 """
 
-import socket
 from typing import Final
 
 import minfer
@@ -50,7 +49,7 @@ class Health:
         now = client.snapshot()
         alone = ReplicaState(
             name="0",
-            machine=socket.gethostname(),
+            machine=client.machine,
             unready=client.unready,
             running=now.running,
             waiting=now.waiting,

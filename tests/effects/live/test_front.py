@@ -40,6 +40,10 @@ class Stub:
     def unready(self) -> str:
         return ""
 
+    @property
+    def machine(self) -> str:
+        return ""
+
     def clock(self) -> float:
         return 7.0
 

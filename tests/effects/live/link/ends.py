@@ -58,6 +58,7 @@ class MadeUp:
     busy: frozenset[str] = frozenset()  # ids that it takes for being served
     dead: BaseException | None = None
     unready: str = ""
+    machine: str = ""
     working: bool = False
     resets: int = 0
     live: LiveRequests = field(factory=LiveRequests)

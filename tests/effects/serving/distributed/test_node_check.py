@@ -5,6 +5,7 @@ from pathlib import Path
 from minfer.effects.serving.distributed.engine_plan import with_absolute_paths
 from minfer.effects.serving.distributed.node_check import model_error
 from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.speculation_settings import SpeculativeConfig
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
@@ -13,9 +14,16 @@ def test_a_model_that_is_not_there_is_named() -> None:
 
 
 def test_paths_do_not_depend_on_the_folder_of_a_process() -> None:
-    args = with_absolute_paths(EngineArgs(model=".", journal="journals"))
-    assert args.model is not None
-    assert Path(args.model).is_absolute()
-    assert args.journal is not None
-    assert Path(args.journal).is_absolute()
+    given = EngineArgs(
+        model=".",
+        speculative_config={"model": "."},
+        journal="journals",
+        kv_disk="blocks",
+    )
+    args = with_absolute_paths(given)
+    drafts = args.speculative_config
+    assert isinstance(drafts, SpeculativeConfig)
+    for path in (args.model, drafts.model, args.journal, args.kv_disk):
+        assert path is not None
+        assert Path(path).is_absolute()
     assert with_absolute_paths(EngineArgs(model="org/name")).model == "org/name"

@@ -22,6 +22,7 @@ from minfer import SamplingParams
 from minfer.effects.live.llm import LLM
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
+from minfer.version import __version__
 from tests.effects.serving.distributed.ray_nodes import RayNodes, ray_nodes
 from tests.effects.serving.process_deaths import ENGINE, SOON, Load, Server, server
 from tests.effects.serving.test_two_machines import BODIES, PROMPTS, TOKENS
@@ -121,6 +122,44 @@ def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> No
         assert str(error.value).count(" has 0") == len(found())
     finally:
         nodes.remove(other)
+
+
+@pytest.mark.long
+def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
+    import ray
+
+    from minfer.effects.serving.distributed.engine_place import EnginePlace
+    from minfer.effects.serving.distributed.engine_plan import EnginePlan
+
+    args = EngineArgs(dtype="float32", num_gpu_blocks_override=128)
+    plan = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
+    place = EnginePlace("test 0", {"CPU": 1}, keeper_timeout=2.0)
+    actor = place.actor()
+
+    async def run() -> None:
+        end = time.monotonic() + 2 * place.keeper_timeout
+        while time.monotonic() < end or not nodes.engines():
+            state = await actor.keep.remote(__version__, plan)
+            assert state.code is None
+            await asyncio.sleep(0.1)
+        await until(lambda: not (place.is_there or nodes.engines()))
+
+    asyncio.run(run())
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(actor.keep.remote(__version__, plan))
+
+
+@pytest.mark.long
+def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.effects.serving.distributed.ray_cluster import connected
+
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with (
+            pytest.raises(ConfigError, match=f"cluster {address} cannot be used"),
+            connected(),
+        ):
+            raise AssertionError
 
 
 def serve_in_vain(folder: Path) -> str:
