@@ -32,7 +32,7 @@ class Contents:
 
     whole: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
-    # What was computed, of blocks that are in any tier or on their way.
+    # What was computed, of blocks that are in any tier or on their way, or may be.
     computed: dict[Key, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
@@ -57,14 +57,17 @@ class Contents:
             computed = not new or not self.whole
             require(computed, "publish after write", f"{new} was not computed")
         self._compare(books, after)
-        self._forget(after)
+        self._forget(books, after)
 
-    def _forget(self, after: EngineState) -> None:
-        """Forget what no tier has any more."""
-        host, known = after.tiers.host, after.tiers.known
+    def _forget(self, books: Books, after: EngineState) -> None:
+        """Forget what no tier has any more. A store of keys has what the engine forgot,
+        and may tell of it again.
+        """
+        if books.config.keyed is not None:
+            return
+        host = after.tiers.host
         kept = {key for one in after.tiers.transfers for key in one.keys}
         kept.update(after.blocks.prefix.nodes, host.prefix.nodes if host else ())
-        kept.update(known.young, known.old)
         self.computed = {key: one for key, one in self.computed.items() if key in kept}
 
     def _learn(self, books: Books, new: dict[Pages, Key]) -> None:
