@@ -130,8 +130,12 @@ def test_answers_are_the_same_whatever_fails_between_two_machines(
             (one.text, one.error) for one in right
         ]
 
-    assert same()
-    machines.until(lambda: machines.count(received) >= 10)
+    def come(blocks: float) -> bool:
+        """Whether so many blocks have been received after all is asked once more."""
+        assert same()
+        return machines.count(received) >= blocks
+
+    machines.until(lambda: come(10))
     machines.kv.delay = 0.03
     assert same(), "KV came late"
     machines.kv.delay, machines.kv.most = 0.0, 100_000
@@ -143,8 +147,7 @@ def test_answers_are_the_same_whatever_fails_between_two_machines(
     before = machines.count(received)
     assert same(machines.decode.kill), "the engine that decodes died"
     machines.until_both()
-    assert same()
-    machines.until(lambda: machines.count(received) > before)
+    machines.until(lambda: come(before + 1))
     assert same(machines.prefill.kill), "the engine that computes prompts died"
     machines.prefill.process.kill()
     assert same(), "nothing is left of the other machine"
