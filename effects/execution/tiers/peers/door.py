@@ -62,7 +62,7 @@ class Door:
         number = 0
         while not self._closing:
             try:
-                connection, _ = self.sock.accept()
+                connection, address = self.sock.accept()
             except OSError as error:  # as when there are no descriptors
                 if not self._closing:
                     _log.warning("%s cannot be let in now: %s", self.whom, error)
@@ -77,7 +77,7 @@ class Door:
                         oldest.shutdown(socket.SHUT_RDWR)
             greeting = threading.Thread(
                 target=self._greet,
-                args=(number, connection),
+                args=(number, connection, f" at {address[0]}" if address else ""),
                 name=f"minfer-{self.terms.purpose}-peer",
                 daemon=True,
             )
@@ -89,14 +89,13 @@ class Door:
                     self._strangers.pop(number, None)
                 connection.close()
 
-    def _greet(self, number: int, sock: Socket) -> None:
+    def _greet(self, number: int, sock: Socket, where: str) -> None:
         try:
             if sock.family != socket.AF_UNIX:
                 notice_cuts(sock)
             name = answer(sock, self.terms)
         except (PeerError, OSError) as error:
-            with suppress(OSError):
-                self._report(sock, error)
+            self._report(where, error)
             sock.close()
             return
         finally:
@@ -104,10 +103,9 @@ class Door:
                 self._strangers.pop(number, None)
         self.enter(sock, name)
 
-    def _report(self, sock: Socket, error: Exception) -> None:
+    def _report(self, where: str, error: Exception) -> None:
         """Log a refusal, but the same one not again and again."""
-        peer = "" if sock.family == socket.AF_UNIX else f" at {sock.getpeername()[0]}"
-        what, now = f"{self.whom}{peer} is refused: {error}", time.monotonic()
+        what, now = f"{self.whom}{where} is refused: {error}", time.monotonic()
         if not isinstance(error, RefusedError):  # a probe, a scan, or it went away
             _log.info("%s", what)
         elif self._said[0] != what or now > self._said[1] + AGAIN:
