@@ -64,7 +64,7 @@ def connect(namespace: str) -> None:
         _check_address(os.environ.get("RAY_ADDRESS", ""))
         ray.init(namespace=namespace, logging_level=logging.WARNING)
     except (OSError, RayError, RuntimeError, ValueError) as error:
-        where = os.environ.get("RAY_ADDRESS", "of this machine")
+        where = os.environ.get("RAY_ADDRESS") or "of this machine"
         why = without_breaks(error)
         raise ConfigError(
             f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
@@ -74,8 +74,11 @@ def connect(namespace: str) -> None:
 
 def _check_address(address: str) -> None:
     """Raise OSError if nobody listens at an address: Ray would try for many minutes."""
+    place = address.removeprefix("ray://")
+    if "://" in place:  # Ray refuses it, as it does an HTTP address, or has a plugin
+        return
     try:
-        port = read_port(address.removeprefix("ray://"))
+        port = read_port(place)
     except ValueError:  # it is empty or a word such as `auto`, or Ray refuses it
         return
     socket.create_connection(port, CONNECT_TIMEOUT).close()

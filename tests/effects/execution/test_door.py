@@ -104,6 +104,39 @@ def test_who_differs_is_refused_and_both_say_why_once(
     opened.come()
 
 
+@define(eq=False)
+class Late:
+    """A socket that accepts a connection once it has been closed."""
+
+    connection: Socket
+    accepting: threading.Event = field(factory=threading.Event)
+    closed: threading.Event = field(factory=threading.Event)
+
+    def accept(self) -> tuple[Socket, None]:
+        self.accepting.set()
+        assert self.closed.wait(5)
+        return self.connection, None
+
+    def shutdown(self, how: int) -> None:
+        """It wakes nobody: the connection is there."""
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_one_that_comes_when_the_door_closes_is_not_let_in() -> None:
+    came, own = socket.socketpair()
+    names, sock = list[str](), Late(came)
+    door = Door(sock, TERMS, lambda _, name: names.append(name), "x")  # type: ignore[arg-type]  # it stands in
+    door.start()
+    assert sock.accepting.wait(5)
+    door.close()
+    own.settimeout(5)
+    with own, pytest.raises((PeerError, OSError)):
+        introduce(own, TERMS, "a")
+    assert not names
+
+
 def test_who_has_no_secret_learns_no_version(opened: Opened) -> None:
     stranger = evolve(TERMS, secret=b"", version="2", layout=b"")
     with pytest.raises(PeerError, match="the secret is another one"):

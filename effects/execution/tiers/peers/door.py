@@ -29,9 +29,10 @@ _log = logging.getLogger("minfer.peers")
 
 @define(eq=False)
 class Door:
-    """Performs the handshake of each new connection in a thread of its own, which then
-    calls `enter`. Of more than `MOST` connections that have not proven anything yet, the
-    oldest is closed, so that none of them keeps others out.
+    """Performs the handshake of each new connection in a thread of its own, which calls
+    `enter` if the other side has proven that it knows the secret. Of more than `MOST`
+    connections that have not proven anything yet, the oldest is closed, so that none of
+    them keeps others out.
     """
 
     sock: Socket  # that listens
@@ -40,7 +41,7 @@ class Door:
     whom: str  # what kind of process connects here, for logs
     _strangers: dict[int, Socket] = field(init=False, factory=dict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    _closing: bool = field(init=False, default=False)
+    _closing: threading.Event = field(init=False, factory=threading.Event)
     _said: tuple[str, float] = field(init=False, default=("", 0.0))  # last log, and when
 
     def start(self) -> None:
@@ -50,7 +51,7 @@ class Door:
 
     def close(self) -> None:
         """Accept no more; those that were let in stay."""
-        self._closing = True
+        self._closing.set()
         with self._lock:
             each = [self.sock, *self._strangers.values()]
         for one in each:
@@ -60,16 +61,21 @@ class Door:
 
     def _accept(self) -> None:
         number = 0
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 connection, address = self.sock.accept()
             except OSError as error:  # as when there are no descriptors
-                if not self._closing:
+                if not self._closing.is_set():
                     _log.warning("%s cannot be let in now: %s", self.whom, error)
                     time.sleep(_PAUSE)
                 continue
             number += 1
             with self._lock:
+                if (
+                    self._closing.is_set()
+                ):  # it came just before `close`, which does not know it
+                    connection.close()
+                    return
                 self._strangers[number] = connection
                 if len(self._strangers) > MOST:
                     oldest = self._strangers.pop(min(self._strangers))
