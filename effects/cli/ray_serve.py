@@ -35,8 +35,8 @@ DEPLOYMENT: Final = frozenset(
         "ray_actor_options",
     }
 )
-# Options of `minfer serve`, beside those of the engine, that apply to a single engine and
-# its application. Ray Serve has settings of its own in place of all others.
+# Options of `minfer serve` that are taken here beside those of the engine. All others are
+# refused: Ray Serve has settings of its own in their place.
 SERVER_OPTIONS: Final = frozenset(
     {
         "api_key",

@@ -131,9 +131,9 @@ class _Server:
 
 
 def _status_in_time(server: _Server) -> dict[str, Any]:
-    """Ask a server or router for its status. Raises ConfigError, also after _PATIENCE:
-    timeouts of sockets are for each part of an answer, and a server may send a byte now
-    and then for ever.
+    """Ask a server or router for its status. Raises ConfigError, also if all answers
+    together take longer than _PATIENCE: a socket's timeout is for each read, and a server
+    may send a byte now and then for ever.
     """
     status = Future[dict[str, Any]]()
 

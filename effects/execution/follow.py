@@ -52,7 +52,7 @@ class Leader:
 
     @classmethod
     def found(cls, store: Any, rank: int, about: Mapping[str, str]) -> "Leader":
-        """Connect to the rank 0 that made `store`."""
+        """Connect to the rank 0 that made `store`. Raises PeerError and OSError."""
         host, _, port = store.get(ADDRESS).decode().rpartition(":")
         key = bytes.fromhex(store.get(KEY).decode())
         leader = cls(join((host, int(port)), key, rank))

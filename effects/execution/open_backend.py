@@ -12,7 +12,9 @@ from minfer.records.config import EngineConfig
 def open_backend(
     spec: ModelSpec, config: EngineConfig, device: torch.device, *, kernels: bool
 ) -> Backend:
-    """Returns the backend for a device; `kernels`: a GPU's backend, also on the CPU."""
+    """Returns the backend for a device. `kernels`: the backend of GPUs, also for the CPU,
+    where it runs the kernels' references.
+    """
     if not kernels and not is_gpu(device):
         return CpuBackend(device, described=describe_products(spec))
     # Imports Triton, which the CPU does not need.

@@ -162,8 +162,8 @@ class EngineClient(Protocol):
 
     @property
     def machine(self) -> str:
-        """The machine of the engine, or of the first of several, as people know it;
-        nothing while it is nowhere.
+        """The engine's machine, by its name; of several engines, that of the first. Empty
+        while it has none.
         """
         ...
 

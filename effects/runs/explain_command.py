@@ -140,7 +140,8 @@ def explain(options: argparse.Namespace) -> int:
         replicas = " and ".join(sorted({one["replica"] for one in routing}))
         raise JournalError(
             f"{options.file}: no engine's journal here has {name!r}: that of replica "
-            f"{replicas} is missing or cut short, or it ended before an engine took it"
+            f"{replicas} is missing or cut short, or the request ended before "
+            "an engine took it"
         )
     return code
 

@@ -44,10 +44,10 @@ def place_lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 def routing_of(folder: Path, ids: Collection[str]) -> list[dict[str, Any]]:
-    """The decisions of the routers of a folder about requests, beams of searches, or
-    answers, with these ids: for each time that one was sent, the name of the `router` and
-    the fields of a RoutedRequest. A journal that cannot be read is named on standard
-    error, and what comes before the error is used.
+    """The decisions of the routers of a folder about requests with these ids, or prompts
+    of answers or beams of searches with them: for each time that one was sent, the name
+    of the `router` and the fields of a RoutedRequest. A journal that cannot be read is
+    named on standard error, and what comes before the error is used.
     """
     if not folder.is_dir() or not ids:
         return []

@@ -53,9 +53,9 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     that is for one journal.
 
     The server may still be writing them. An engine records a request before the router
-    gets its first token, so routers are read first: what they have sent and what has a
-    token must then be in the engines' journals, which are found and read after that. For
-    the same reason routers of engines that only prefill come after the others.
+    gets its first token. So routers are read first: requests that have a token there must
+    be in the engines' journals, which are listed and read after that. For the same reason
+    routers of engines that only prefill are read after the others.
     """
     replay_routing.refuse_options(
         options, f"is for one engine's journal, as in {folder}/replica-0"
@@ -89,8 +89,8 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
 
 
 def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Results], int]:
-    """The results of routers, and an exit code. If none can be used, the error
-    is printed, and the code is UNUSABLE.
+    """The results of routers, and an exit code. Errors are printed; the code is UNUSABLE
+    then, also if none can be used.
     """
     try:
         return read_each(files, routers.verify)

@@ -32,7 +32,8 @@ class Contents:
 
     whole: bool  # the run was followed from its beginning
     blocks: dict[Pages, CachedContent] = field(factory=dict)
-    # What was computed, of blocks that are in any tier or on their way, or may be.
+    # What was computed, of blocks that are in any tier, or on their way to one; with a
+    # keyed store, of all.
     computed: dict[Key, CachedContent] = field(factory=dict)
 
     def check(self, books: Books, after: EngineState) -> None:
@@ -60,8 +61,8 @@ class Contents:
         self._forget(books, after)
 
     def _forget(self, books: Books, after: EngineState) -> None:
-        """Forget what no tier has any more. A store of keys has what the engine forgot,
-        and may tell of it again.
+        """Forget what no tier has any more; with a keyed store nothing, as it keeps
+        blocks that the engine has forgotten, and may report them again.
         """
         if books.config.keyed is not None:
             return

@@ -261,7 +261,7 @@ def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -
         planning.launched(None)
     found, said = _next(after, config.max_num_seqs), after.blocked
     seq = found or next(iter(after.waiting))
-    if said is not None and said.cause == "policy":  # it delays all, also who is loading
+    if said is not None and said.cause == "policy":  # it delays also who loads
         seq = next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")

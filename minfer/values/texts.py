@@ -2,5 +2,5 @@
 
 
 def without_breaks(text: object) -> str:
-    """Its text, with a blank in place of each run of white space and line breaks."""
+    """Returns its text on one line: a space in place of each run of white space."""
     return " ".join(str(text).split())

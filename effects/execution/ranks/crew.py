@@ -174,7 +174,7 @@ class Crew:
 
     def _await_all(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
-        has something else.
+        has another version or other weights.
         """
         end = time.monotonic() + LATE
         waiting = {one.rank for one in self.followers}

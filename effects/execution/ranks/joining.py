@@ -1,5 +1,6 @@
 """How other ranks join rank 0: each connects to its socket, both prove that they have the
-engine's key (tiers/peers/handshake.py), and the rank says what it has.
+engine's key (tiers/peers/handshake.py), and the rank says which version of minfer and
+which weights it has.
 """
 
 import json
@@ -33,7 +34,7 @@ class Joined:
 
 @define(eq=False)
 class RankListener:
-    """Rank 0's socket."""
+    """Rank 0's listening socket, and the ranks that have joined there."""
 
     key: bytes
     address: Port = field(init=False)  # where ranks connect
@@ -56,19 +57,20 @@ class RankListener:
             return None
 
     def _enter(self, sock: Socket, name: str) -> None:
-        # Of each read, here and later: in the middle of a message no one may hang.
+        # For each read, here and later: the reader must not wait for ever for the rest of
+        # a message.
         limit = struct.pack("ll", int(SILENCE), 0)
         sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
         link = Connection(sock.detach())
         try:
             message = json.loads(link.recv_bytes())
         except (OSError, EOFError):
-            link.close()  # its process has ended
+            link.close()  # it has ended, or hangs
         else:
             self._joined.put(Joined(int(name), link, message))
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._door.close()
 
 

@@ -193,8 +193,8 @@ def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
 def with_masks(
     command: SampleDeferred, deferred: Sequence[int], lines: Bits
 ) -> SampleDeferred:
-    """Returns a command that has the masks that were written for it, [deferred, words],
-    for an executor that has not lent their memory.
+    """Returns a command that has the masks that were written for it, `lines` [deferred,
+    words], for another rank: it cannot read this one's memory.
     """
     rows = zip(deferred, lines, strict=False)
     return SampleDeferred(

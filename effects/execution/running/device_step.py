@@ -50,8 +50,8 @@ class DeviceStep:
         """Run a whole step, from the words on the device to the sampler's `out` and the
         rows.
 
-        `dummy`: a dummy step. The scratch row then takes the place of all decode rows; so
-        it does in the words of chunks and draws.
+        `dummy`: a dummy step. The scratch row takes the place of all decode rows here,
+        and of all other rows in the words (`dummy_words`).
         """
         words = ForwardWords.of(self.staging, shape)
         if words.deferred is not None:

@@ -1,5 +1,5 @@
-"""minfer's own forward pass of a model, as the function of a batch and a cache that a
-step runs.
+"""Models that run by minfer's own forward pass, as a function of a batch and a cache.
+Others run by a class of transformers (`models.fallback`), with the same signature.
 """
 
 from attrs import evolve, frozen
@@ -15,12 +15,13 @@ from minfer.effects.models.weights import Weights
 
 @frozen(eq=False)
 class OwnModel:
-    """A step by minfer's own forward pass, as a function of a batch and a cache."""
+    """A model that runs by minfer's own forward pass."""
 
     spec: ModelSpec
     weights: Weights
     ranks: Ranks = ALONE  # that run it together
-    ends: Ends | None = None  # of its stage; None: the ranks
+    # How the stage gets its inputs and passes on its outputs; None: the ranks do that.
+    ends: Ends | None = None
 
     def __call__(self, batch: Batch, cache: Cache) -> Tensor:
         """Returns logits [sampled, vocab] of a packed step."""
@@ -47,7 +48,7 @@ def model_of(
     ranks: Ranks = ALONE,
     ends: Ends | None = None,
 ) -> Model:
-    """Returns the function of a batch and a cache that runs the model."""
+    """Returns the function that runs the model; `weights` may be that function."""
     if not isinstance(weights, Weights):
         return weights
     return OwnModel(spec, weights, ranks, ends)

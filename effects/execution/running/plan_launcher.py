@@ -1,10 +1,10 @@
 """Launches a plan, and reads its results.
 
 A plan's changes of rows and blocks go to the model runner (`runner.py`). Its forwards are
-packed (`pack_plan.py`) and run one after the other, each with a slot of host memory for
-its tokens (`read_back.py`). If it has rows with deferred sampling, its forward keeps
-their logits; they are sampled when `sample` is called (`deferred_sampling.py`), and other
-rows do not wait for that.
+packed (`pack_plan.py`), and the runner runs them one after the other, each with a slot of
+host memory for its tokens (`read_back.py`). If it has rows with deferred sampling, its
+forward keeps their logits; they are sampled when `sample` is called
+(`deferred_sampling.py`), and other rows do not wait for that.
 """
 
 import torch
@@ -89,7 +89,7 @@ class PlanLauncher:
         self.ring = SlotRing(slots, runner.room, runner.lines, runner.backend.device)
 
     def launch(self, launched: LaunchedPlan) -> None:
-        """Launch all of a plan but its deferred draws."""
+        """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
         plan = launched.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
@@ -127,7 +127,7 @@ class PlanLauncher:
 
     def results(self, launched: LaunchedPlan, *, receives: bool) -> Executed:
         """Wait for a plan's results. Raises ExecutorError, also where deferred rows were
-        not sampled. `receives`: of several stages, its tokens have to be taken before.
+        not sampled. `receives`: with several stages, receive its tokens before that.
         """
         if launched.plan.deferred and launched.command is None:
             raise ExecutorError(
@@ -143,12 +143,14 @@ class PlanLauncher:
         return found
 
     def receive(self, step: int) -> None:
-        """Take the tokens of a step, in order with the steps before and after it."""
+        """Receive the tokens of a step from the last stage, if this is an earlier one;
+        steps in order.
+        """
         with torch.inference_mode(), on(self.runner.stream):
             self.runner.sampler.receive(step)
 
     def forget(self) -> None:
-        """Drop what is not launched, after a failed plan."""
+        """Drop what has not been launched, after a failed plan."""
         self.packer.forget()
         if self.catch_up is not None:
             self.catch_up.forget()

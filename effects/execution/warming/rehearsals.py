@@ -21,10 +21,10 @@ Tell = Callable[[Item], None]  # has other ranks do something next
 
 @define(eq=False)
 class Rehearsals:
-    """Runs them by a runner, while no other step is in flight."""
+    """Runs them on a runner, while no other step is in flight."""
 
     runner: ModelRunner
-    tell: Tell | None = None  # None: this rank does not decide for others
+    tell: Tell | None = None  # None: other ranks are told nothing
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -100,6 +100,6 @@ class Rehearsals:
             runner.ends.replay(graph, shape.inputs)
 
     def _announce(self, item: Item) -> None:
-        """Have the other ranks do the same, if this one decides."""
+        """Have the other ranks do the same, unless they are told nothing."""
         if self.tell is not None:
             self.tell(item)

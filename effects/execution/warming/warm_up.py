@@ -51,11 +51,11 @@ class Readiness:
 
 @define(eq=False)
 class WarmUp:
-    """The remaining work."""
+    """What an executor does before it is ready and while it is idle, in parts."""
 
     rehearsals: Rehearsals
     readiness: Readiness
-    pending: deque[StepShape] = field(factory=deque)
+    pending: deque[StepShape] = field(factory=deque)  # to be captured, in order
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
     @property

@@ -93,7 +93,7 @@ def application(
 
 
 def _check_mappings(engines: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what Ray Serve takes without an error that names it."""
+    """Raise ConfigError for mistakes that Ray Serve accepts, or does not name."""
     actor = engines.get("ray_actor_options", {})
     if not isinstance(actor, Mapping):
         raise ConfigError(f"ray_actor_options must be a mapping, not {actor!r}")
