@@ -61,14 +61,17 @@ def connect(namespace: str) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # holds for a new cluster
     try:
-        _check_address(os.environ.get("RAY_ADDRESS", ""))
+        # Not part of Ray's stable API. Without RAY_ADDRESS, it is the cluster that was
+        # started last on this machine, which may have been killed.
+        found = ray._private.services.get_ray_address_from_environment(None, None)
+        _check_address(found or "")
         ray.init(namespace=namespace, logging_level=logging.WARNING)
     except (OSError, RayError, RuntimeError, ValueError) as error:
         where = os.environ.get("RAY_ADDRESS") or "of this machine"
         why = without_breaks(error)
         raise ConfigError(
             f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
-            "`ray status`"
+            "`ray status`; `ray stop` forgets a cluster of this machine that was killed"
         ) from error
 
 

@@ -163,6 +163,12 @@ def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch
         how = f"cluster {re.escape(address)} cannot be used: .*({why})"
         with pytest.raises(ConfigError, match=how), connected():
             raise AssertionError
+    monkeypatch.delenv("RAY_ADDRESS")
+    gone = "ray._private.utils.read_ray_address"  # of the cluster that was started last
+    monkeypatch.setattr(gone, lambda *_: "127.0.0.1:9")
+    how = "of this machine cannot be used: .*refused"
+    with pytest.raises(ConfigError, match=how), connected():
+        raise AssertionError
 
 
 def serve_in_vain(folder: Path) -> str:
