@@ -23,6 +23,7 @@ from attrs import define, evolve
 from minfer.effects.serving.distributed import engine_plan
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
+    KEEPER_TIMEOUT,
     STOP_TIMEOUT,
     EnginePlan,
     EngineState,
@@ -30,7 +31,6 @@ from minfer.effects.serving.distributed.engine_plan import (
 from minfer.effects.serving.processes.heartbeat import Heartbeat
 from minfer.version import __version__
 
-KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
 _LOOK: Final = 0.5  # seconds between two checks of a timeout
 _CHUNK: Final = 2**16  # bytes, at most, of one read
 # Run as a program, so that the actor need not import the engine, which is slow.
@@ -39,12 +39,10 @@ _HUNG: Final = "it has not answered for too long (--engine-timeout), and was kil
 
 
 class EngineActor:
-    """The actor of a replica. Ray calls its methods one after the other. It ends after
-    `keeper_timeout` seconds without a call.
-    """
+    """The actor of a replica. Ray calls its methods one after the other."""
 
-    def __init__(self, keeper_timeout: float = KEEPER_TIMEOUT) -> None:
-        self._keeper_timeout = keeper_timeout
+    def __init__(self) -> None:
+        self._keeper_timeout = KEEPER_TIMEOUT
         self._engine: _WatchedEngine | None = None
         self._asked = time.monotonic()
         own = ray.get_runtime_context().current_actor
@@ -65,6 +63,7 @@ class EngineActor:
                 why = f"it has minfer {__version__}, and the server has {version}"
                 return EngineState(node=node, code=CANNOT_START, why=why)
             state = EngineState(node=node, node_id=node_id)
+            self._keeper_timeout = plan.keeper_timeout
             self._engine = _WatchedEngine.started(plan, state, host)
         return self._engine.state
 

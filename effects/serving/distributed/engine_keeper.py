@@ -9,9 +9,8 @@ tells the fronts the engine's address.
     its node is drained          it is restarted elsewhere, once another node has room
     the keeper is killed         the next one finds the actors, and engines keep serving
 
-A call may be lost with an actor, or wait until the actor has a node. So each actor
-has one pending call, and the next one is made when that returns, fails, or takes longer
-than CALL_TIMEOUT.
+A call may be lost with an actor, or wait until the actor has a node. So another one is
+made when one returns, fails, or takes long (CALL_TIMEOUT, RESTART_POLL).
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from minfer.effects.live.engine_process import STOP
@@ -62,7 +61,11 @@ from minfer.values.checks import ConfigError
 from minfer.version import __version__
 
 POLL: Final = 0.1  # seconds between two looks at the actors' answers
-CALL_TIMEOUT: Final = 5.0  # seconds after which a call is made again: it may be lost
+CALL_TIMEOUT: Final = 5.0  # seconds after which a call is given up: it may be lost
+# Seconds after which another call is made while the actor may be restarting. Ray has a
+# call to such an actor fail after one or two seconds, even if the actor is there by then;
+# one that is made then is answered at once.
+RESTART_POLL: Final = 0.3
 DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
 # Seconds after which engines that no node has room for are named on standard error.
 ROOM_WARNING: Final = 15.0
@@ -150,6 +153,14 @@ def _keep(
                 _say(f"{', '.join(waiting)} of {len(kept)} wait for a node with room")
 
 
+@frozen(eq=False)
+class _Call:
+    """A call of an actor."""
+
+    answer: Any  # a Ray object reference
+    made: float  # monotonic s
+
+
 @define(eq=False)
 class KeptEngine:
     """An engine on the cluster, and its actor."""
@@ -160,8 +171,9 @@ class KeptEngine:
     state: EngineState | None = None  # the latest; None: unknown since it was restarted
     failures: int = 0  # starts in a row that ended before it was ready
     actor: Any = field(init=False)
-    _asked: Any = None  # the pending call, a Ray object reference
-    _since: float = 0.0  # monotonic s: when that was made; without one, when to make it
+    _calls: list["_Call"] = field(factory=list)  # that are pending
+    _due: float = 0.0  # monotonic s: when another one is made
+    _heard: float = field(factory=time.monotonic)  # when one returned or failed
 
     def __attrs_post_init__(self) -> None:
         self.actor = self.place.actor()
@@ -181,30 +193,35 @@ class KeptEngine:
         ConfigError if the engine cannot be started, and none has been ready (`served`).
         """
         now = time.monotonic()
-        if self._asked is None:
-            if now >= self._since:
-                self._asked = self.actor.keep.remote(__version__, self.plan)
-                self._since = now
+        for call in [*self._calls]:
+            try:
+                state = ray.get(call.answer, timeout=0)
+            except GetTimeoutError:
+                if now > call.made + CALL_TIMEOUT:
+                    self._calls.remove(call)
+                    ray.cancel(call.answer)  # or calls pile up where no node has room
+                continue
+            except RayTaskError as error:  # e.g. the node has another version of minfer
+                why = str(error.cause or error).splitlines()[-1]
+                state = EngineState(node="its node", code=CANNOT_START, why=why)
+            except RayError as error:
+                self._calls.remove(call)
+                self._heard, self._due = now, now + POLL
+                self._note_lost(error)
+                if isinstance(error, ActorDiedError):  # perhaps for good: make another
+                    self._calls.clear()
+                    self.actor = self.place.actor()
+                return
+            self._calls.clear()
+            self._heard, self._due = now, now + POLL
+            self._note(state, served=served)
             return
-        try:
-            state = ray.get(self._asked, timeout=0)
-        except GetTimeoutError:
-            if now > self._since + CALL_TIMEOUT:
-                self._asked, self._since = None, now
-                if self.state is None:  # an earlier keeper's note may be out of date
-                    note_address(self.path, None)
-            return
-        except RayTaskError as error:  # e.g. the node has another version of minfer
-            why = str(error.cause or error).splitlines()[-1]
-            state = EngineState(node="its node", code=CANNOT_START, why=why)
-        except RayError as error:
-            self._asked, self._since = None, now + POLL
-            self._note_lost(error)
-            if isinstance(error, ActorDiedError):  # perhaps for good: then make another
-                self.actor = self.place.actor()
-            return
-        self._asked, self._since = None, now + POLL
-        self._note(state, served=served)
+        if self.state is None and now > self._heard + CALL_TIMEOUT:
+            note_address(self.path, None)  # an earlier keeper's may be out of date
+        if now >= self._due:
+            answer = self.actor.keep.remote(__version__, self.plan)
+            self._calls.append(_Call(answer, now))
+            self._due = now + (RESTART_POLL if self.state is None else CALL_TIMEOUT)
 
     def _note(self, state: EngineState, *, served: bool) -> None:
         if state == self.state:
@@ -247,7 +264,8 @@ class KeptEngine:
     def _restart(self, pause: float) -> None:
         note_address(self.path, None)
         self.state = None
-        self._since = time.monotonic() + pause
+        self._calls.clear()
+        self._due = time.monotonic() + pause
         restart(self.actor)
 
 

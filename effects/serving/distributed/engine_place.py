@@ -10,7 +10,7 @@ import ray
 from attrs import frozen
 from ray.exceptions import RayError
 
-from minfer.effects.serving.distributed.engine_actor import KEEPER_TIMEOUT, EngineActor
+from minfer.effects.serving.distributed.engine_actor import EngineActor
 from minfer.effects.serving.distributed.ray_cluster import CPU, GPU
 
 
@@ -20,7 +20,6 @@ class EnginePlace:
 
     name: str
     needs: Mapping[str, float]  # of one node, by Ray's name of the resource
-    keeper_timeout: float = KEEPER_TIMEOUT  # seconds; see EngineActor
 
     @property
     def is_there(self) -> bool:
@@ -42,7 +41,7 @@ class EnginePlace:
             lifetime="detached",
             get_if_exists=True,
         )
-        return made.remote(self.keeper_timeout)
+        return made.remote()
 
 
 def restart(actor: Any) -> None:

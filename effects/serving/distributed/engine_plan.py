@@ -12,6 +12,7 @@ from minfer.effects.setup.memory import CPU_SHARE
 from minfer.effects.setup.speculation_settings import speculative_config
 
 STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
+KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
 CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
 # Kinds of lines that an engine's process writes to its actor: KIND VALUE.
 KV: Final = "kv"  # the port where it receives KV blocks
@@ -35,6 +36,7 @@ class EnginePlan:
     # KV blocks of the engine that it replaces: requests that are resubmitted may need as
     # many. None: as the settings say.
     blocks: int | None = None
+    keeper_timeout: float = KEEPER_TIMEOUT
 
     def settings(self, gpus: str) -> EngineArgs:
         """Limit this process to its part of the node; returns the engine's settings.

@@ -17,6 +17,7 @@ from random import Random
 from typing import Final
 
 import pytest
+from attrs import evolve
 
 from minfer import SamplingParams
 from minfer.effects.live.llm import LLM
@@ -132,12 +133,12 @@ def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
     from minfer.effects.serving.distributed.engine_plan import EnginePlan
 
     args = EngineArgs(dtype="float32", num_gpu_blocks_override=128)
-    plan = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
-    place = EnginePlace("test 0", {"CPU": 1}, keeper_timeout=2.0)
+    one = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
+    plan, place = evolve(one, keeper_timeout=2.0), EnginePlace("test 0", {"CPU": 1})
     actor = place.actor()
 
     async def run() -> None:
-        end = time.monotonic() + 2 * place.keeper_timeout
+        end = time.monotonic() + 2 * plan.keeper_timeout
         while time.monotonic() < end or not nodes.engines():
             state = await actor.keep.remote(__version__, plan)
             assert state.code is None
