@@ -103,7 +103,7 @@ def _stop_choosing(state: EngineState, sample: SampleId | None) -> WaitingQueue:
     again where its blocks come from.
     """
     waiting = state.waiting
-    if sample is None or sample[0] not in state.requests:
+    if sample is None:
         return waiting
     seq = waiting.find(state.requests[sample[0]].place_of(sample[1]))
     if seq is None or seq.id != sample:
