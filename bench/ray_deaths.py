@@ -22,7 +22,6 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -32,6 +31,7 @@ import httpx
 from attrs import define, field
 
 from bench.results import circumstances, run, show, write
+from bench.retried_load import RETRIES, RetriedLoad
 from tests.effects.serving.distributed.ray_nodes import RayNodes, ray_nodes
 from tests.effects.serving.process_deaths import (
     ENGINE,
@@ -40,49 +40,15 @@ from tests.effects.serving.process_deaths import (
     ClientAnswer,
     Load,
     Server,
-    ask,
     bodies,
     long_bodies,
     server,
 )
 
 KINDS: Final = ("engine", "actor", "node", "keeper", "front", "leave")
-TRIES: Final = 50  # of a client whose front was killed, until another one is ready
-AGAIN: Final = 0.2  # seconds between two of these
 LOOK: Final = 0.1  # seconds between two questions for the state
 LATE: Final = 300.0  # seconds for what takes a few, where others use the machine
 SAID: Final = ("--dtype=float32", "--num-gpu-blocks-override=128")
-
-
-@define(eq=False)
-class RetriedLoad(Load):
-    """Clients that ask again, with the same id, if a connection breaks and they may."""
-
-    rest: float = 0.0  # seconds between two requests of a client
-    tries: int = 1
-    retried: int = 0  # requests that were asked again
-    longest: float = 0.0  # seconds that a client waited for the next event
-    _asked: int = 0
-
-    async def once(self, number: int) -> ClientAnswer:
-        """Ask for one of the bodies."""
-        which = number % len(self.bodies)
-        self._asked += 1
-        name, times = f"request-{self._asked}", [time.monotonic()]
-        for attempt in range(self.tries):
-            answer = ClientAnswer()
-            self.live.append(answer)
-            await ask(self.url, self.bodies[which], answer, name)
-            self.live.remove(answer)
-            times += answer.times
-            if answer.done:
-                break
-            self.retried += attempt == 0 and self.tries > 1
-            await asyncio.sleep(AGAIN)
-        self.longest = max([self.longest, *(b - a for a, b in pairwise(times))])
-        self.ended.append((which, answer))
-        await asyncio.sleep(self.rest)
-        return answer
 
 
 @define(eq=False)
@@ -244,7 +210,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             ):
                 made.drain()
                 load = RetriedLoad(made.url, asked, right=right, rest=args.rest)
-                load.tries = TRIES if kind == "front" else 1
+                load.tries = RETRIES if kind == "front" else 1
                 trial = Trial(nodes, made, load, count, rng, args.apart)
                 asyncio.run(trial.run(kind, args.kills, count + args.more))
                 _report(trial)

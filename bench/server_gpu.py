@@ -155,9 +155,18 @@ def is_engine(process: int) -> bool:
     return Path(f"/proc/{process}/comm").read_text("ascii").strip() == "minfer engine"
 
 
-def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[str, Any]:
-    """What the clients see of one run."""
-    vocab_size = qwen(args.shape)["vocab_size"]
+def load(
+    args: argparse.Namespace,
+    url: str,
+    clients: int,
+    seed: int,
+    vocab_size: int | None = None,
+    processes: int = PROCESSES,
+) -> dict[str, Any]:
+    """What the clients see of one run; prompts have ids below `vocab_size`, which is the
+    shape's if it is not given.
+    """
+    vocab_size = vocab_size or qwen(args.shape)["vocab_size"]
     prompts = RandomPrompts(
         args.prompt, args.output, vocab_size=vocab_size, seed=str(seed)
     )
@@ -169,7 +178,7 @@ def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[st
         max_concurrency=clients,
         body=BODY,
     )
-    return metrics_of(put(wanted, PROCESSES))
+    return metrics_of(put(wanted, processes))
 
 
 def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]:

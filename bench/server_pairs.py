@@ -9,6 +9,11 @@ streamed, no prefix cache). What counts is the ratio of each pair. The first loa
 graphs that are not captured yet: they do not count, but the first of a number of clients
 is reported as `first`. Before them the servers rest: idle engines capture graphs, which
 would slow the other one down.
+
+    python -m bench.server_pairs --before TREE --dry-run --name server_pairs_dry
+
+The same without a model: plausible text at once, so that what is measured is HTTP and
+what lies between it and the engine.
 """
 
 import argparse
@@ -21,10 +26,12 @@ from typing import Any, Final
 
 from bench.results import ROOT, run, show, spread
 from bench.server_clients import write_model
-from bench.server_gpu import OUTPUT, PROMPT, load, server
+from bench.server_gpu import OUTPUT, PROCESSES, PROMPT, load, server, serving
 from bench.shapes import SHAPES, TINY, qwen
 
 WARM: Final = 1  # loads of each server that do not count
+DRY: Final = ("--dry-run", "--no-enable-prefix-caching", "--max-num-seqs", "256")
+DRY_VOCAB_SIZE: Final = 2_000  # the bundled tokenizer has more
 CACHE: Final = 10 << 30  # bytes of KV cache of each engine: 256 requests of a 7B
 
 
@@ -32,9 +39,14 @@ def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Both servers under all numbers of clients."""
     found: dict[str, Any] = {}
     more = ("--kv-cache-memory-bytes", str(args.cache))
+    vocab_size = DRY_VOCAB_SIZE if args.dry_run else None
     with ExitStack() as stack:
         both = [
-            stack.enter_context(server(args, model, args.fronts, tree, more))
+            stack.enter_context(
+                serving([*DRY, "--api-processes", str(args.fronts)], tree)
+                if args.dry_run
+                else server(args, model, args.fronts, tree, more)
+            )
             for tree in (args.before.resolve(), ROOT)
         ]
         found["ready seconds"] = [ready for _, _, ready in both]
@@ -44,7 +56,8 @@ def paired(args: argparse.Namespace, model: Path) -> dict[str, Any]:
             for number in range(WARM + args.pairs):
                 rates = [0.0, 0.0]
                 for at in (0, 1) if number % 2 else (1, 0):
-                    result = load(args, both[at][0], clients, clients * 100 + number)
+                    url, seed = both[at][0], clients * 100 + number
+                    result = load(args, url, clients, seed, vocab_size, args.processes)
                     rates[at] = result["output_throughput"]
                 runs.append(rates)
             counted = runs[WARM:]
@@ -79,6 +92,8 @@ if __name__ == "__main__":
             "--rest": {**number, "default": 50, "help": "seconds before the first load"},
             "--each": {**number, "default": 0, "help": "requests of a client"},
             "--cache": {**number, "default": CACHE},
+            "--dry-run": {"action": "store_true", "help": "servers without a model"},
+            "--processes": {**number, "default": PROCESSES, "help": "of clients"},
             "--prompt": PROMPT,
             "--output": OUTPUT,
         },
