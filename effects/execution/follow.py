@@ -10,19 +10,13 @@ import os
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from attrs import define, field
 
-from minfer.effects.execution.ranks.crew import (
-    ALIVE,
-    BEAT,
-    ENDED,
-    FAILED,
-    JOINED,
-    READY,
-)
+from minfer.effects.execution.ranks.crew import BEAT
 from minfer.effects.execution.ranks.items import (
     Capture,
     Close,
@@ -37,8 +31,14 @@ from minfer.effects.execution.ranks.items import (
     Want,
     item_from,
 )
-from minfer.effects.execution.ranks.joining import join
-from minfer.effects.execution.ranks.rank_store import ADDRESS, KEY
+from minfer.effects.execution.ranks.joining import (
+    ALIVE,
+    ENDED,
+    FAILED,
+    JOINED,
+    READY,
+    find_rank_0,
+)
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.messages import Failed, Lost, Moved
 
@@ -48,17 +48,22 @@ class Leader:
     """The connection to rank 0."""
 
     link: Connection
+    settings: Mapping[str, Any]  # of rank 0
     lock: threading.Lock = field(factory=threading.Lock)  # held while sending
 
     @classmethod
-    def found(cls, store: Any, rank: int, about: Mapping[str, str]) -> "Leader":
-        """Connect to the rank 0 that made `store`. Raises PeerError and OSError."""
-        host, _, port = store.get(ADDRESS).decode().rpartition(":")
-        key = bytes.fromhex(store.get(KEY).decode())
-        leader = cls(join((host, int(port)), key, rank))
-        leader.say(JOINED, process=os.getpid(), about=dict(about))
+    def found(cls, folder: Path, rank: int) -> "Leader":
+        """Connect to the rank 0 that made the folder. Raises RankStartError, EOFError and
+        OSError.
+        """
+        link = find_rank_0(folder, rank)
+        leader = cls(link, json.loads(link.recv_bytes()))
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
+
+    def join(self, about: Mapping[str, str]) -> None:
+        """Say which engine this rank has prepared. Raises OSError."""
+        self.say(JOINED, process=os.getpid(), about=dict(about))
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message. Raises OSError."""

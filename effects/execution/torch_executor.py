@@ -216,6 +216,7 @@ class TorchExecutor:
         if self.crew is not None:
             self.crew.close()
             self.ranks.leave()
+            self.crew.remove_folder()
 
     def step_costs(self, how: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""

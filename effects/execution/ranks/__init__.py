@@ -7,7 +7,7 @@
 
 items.py        what all ranks do next, decided by rank 0, and its form as bytes
 started_by.py   whether this process is another rank
-rank_store.py   where ranks find each other
+rank_folder.py  the folder in which ranks meet
 joining.py      how they join rank 0
 crew.py         rank 0's side: starts the others, tells them items, notices their ends
 ../follow.py    the other side: does what it is told

@@ -1,21 +1,22 @@
 """Rank 0's side of an engine of several ranks: the other ranks' processes.
 
-    start    a store of torch's, at a free port of this machine; then a process for each
-             other rank, which finds it by torchrun's variables. Under torchrun both exist
-    join     each connects to rank 0's socket, which is in the store, and says which
-             version of minfer and which weights it has
+    start    a folder that only this user reaches, with a Unix socket; then a process for
+             each other rank, which gets the folder's path. torchrun has started them
+             already, and they find the folder by torchrun's variables
+    join     each connects to the socket, gets the settings, and says which version of
+             minfer and which weights it has
     tell     items, in order
     watch    a thread for each: a rank that ends, or is silent for `SILENCE` seconds, is
              the end of the engine. All others are killed, as sums may wait for it
 
-The key of the connections is in the store, which only processes of this machine reach.
+Between ranks, settings and items pass through that socket alone. The sockets of gloo and
+NCCL, for tensors, are at loopback addresses (torch_ranks.py).
 """
 
 import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
@@ -30,23 +32,21 @@ from attrs import define, field
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.parent_death import in_lasting_thread
 from minfer.effects.execution.ranks.items import Item, item_to
-from minfer.effects.execution.ranks.joining import SILENCE, Joined, RankListener
-from minfer.effects.execution.ranks.rank_store import (
-    ADDRESS,
-    HERE,
-    KEY,
-    SETTINGS,
-    RankStartError,
-    make_store,
+from minfer.effects.execution.ranks.joining import (
+    ENDED,
+    FAILED,
+    LATE,
+    READY,
+    SILENCE,
+    Joined,
+    RankListener,
 )
+from minfer.effects.execution.ranks.rank_folder import RankStartError, new_rank_folder
 from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.records.messages import Lost, Moved
 
-LATE: Final = 120.0  # seconds in which all ranks must have joined
 BEAT: Final = 1.0  # seconds between two words of a rank
-# Kinds of messages of ranks, which are JSON.
-JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
 
 _log = logging.getLogger("minfer.executor")
 
@@ -116,7 +116,7 @@ class Crew:
     them is lost: it ends what waits for that.
     """
 
-    store: Any
+    folder: Path  # in which the ranks meet
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
     followers: list[Follower]
     transfers: Transfers
@@ -125,6 +125,8 @@ class Crew:
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
     over: threading.Event = field(factory=threading.Event)  # all have ended
+    # What removes the folder.
+    resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
     @classmethod
     def start(
@@ -137,12 +139,15 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises RankStartError.
         """
-        store, listener = make_store(ranks), RankListener(secrets.token_bytes(32))
-        store.set(KEY, listener.key.hex())
-        store.set(SETTINGS, json.dumps(dict(settings)))
-        store.set(ADDRESS, "{}:{}".format(*listener.address))
         followers = [Follower(rank) for rank in range(1, ranks)]
-        crew = cls(store, about, followers, Transfers(ranks))
+        resources = contextlib.ExitStack()
+        try:
+            folder = resources.enter_context(new_rank_folder())
+            listener = RankListener(folder, settings)
+        except OSError as error:
+            resources.close()
+            raise RankStartError(f"the ranks cannot meet in a folder: {error}") from error
+        crew = cls(folder, about, followers, Transfers(ranks), resources=resources)
         try:
             with contextlib.closing(listener):
                 if not is_by_torchrun():
@@ -150,6 +155,7 @@ class Crew:
                 crew._await_all(listener)
         except BaseException:
             crew.abandon()
+            crew.remove_folder()
             raise
         for one in followers:
             name = f"minfer-rank-{one.rank}"
@@ -159,11 +165,8 @@ class Crew:
         return crew
 
     def _start_all(self, environments: list[Mapping[str, str]]) -> None:
-        port = str(self.store.underlying_store.port)
-        ranks = str(len(self.followers) + 1)
         for one, more in zip(self.followers, environments, strict=True):
-            own = {"RANK": str(one.rank), "WORLD_SIZE": ranks, FOLLOWS: "1"}
-            own |= {"MASTER_ADDR": HERE, "MASTER_PORT": port}
+            own = {"RANK": str(one.rank), FOLLOWS: str(self.folder)}
             one.process = subprocess.Popen(  # our own module
                 [sys.executable, "-m", "minfer"],
                 env={**os.environ, **own, **more},
@@ -293,6 +296,13 @@ class Crew:
             if one.link is not None:
                 one.link.close()
         self.over.set()
+
+    def remove_folder(self) -> None:
+        """Remove the folder, once this process has left torch.distributed: while NCCL
+        runs, a thread of torch's opens its file again and again, and waits for minutes if
+        that is gone.
+        """
+        self.resources.close()
 
 
 def _how(code: int) -> str:

@@ -1,50 +1,58 @@
-"""How other ranks join rank 0: each connects to its socket, both prove that they have the
-engine's key (tiers/peers/handshake.py), and the rank says which version of minfer and
-which weights it has.
+"""How other ranks join rank 0: each connects to rank 0's Unix socket, both check that the
+other one is a process of the same user, and rank 0 sends its settings. The rank prepares
+the same engine, and says which version of minfer and which weights it has.
 """
 
 import json
 import struct
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import SO_RCVTIMEO, SOL_SOCKET
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from minfer.effects.execution.ranks.rank_store import HERE
-from minfer.effects.execution.tiers.peers.addresses import Port, listen_at
+from minfer.effects.execution.ranks.rank_folder import SOCKET, RankStartError
+from minfer.effects.execution.run_folder import check_private
+from minfer.effects.execution.tiers.peers.addresses import listen_at
 from minfer.effects.execution.tiers.peers.door import Door, connect
-from minfer.effects.execution.tiers.peers.framing import Socket
+from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
 from minfer.effects.execution.tiers.peers.handshake import Terms
 
+LATE: Final = 120.0  # seconds in which all ranks must have joined
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 POLL: Final = 0.05  # seconds
+# Kinds of messages of ranks, which are JSON.
+JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
+# There is no secret: the folder's mode and the other side's user keep others out.
+# Versions and weights are compared later, as rank 0 ends with an error if they differ.
+_TERMS: Final = Terms(purpose="rank", version="1", layout=b"", secret=b"")
 
 
 @frozen(eq=False)
 class Joined:
-    """A rank that has proven that it is one."""
+    """A rank that is ready to load its part of the model."""
 
     rank: int
     link: Connection
-    message: Mapping[str, Any]  # the first one
+    message: Mapping[str, Any]  # its message of the kind `JOINED`
 
 
 @define(eq=False)
 class RankListener:
     """Rank 0's listening socket, and the ranks that have joined there."""
 
-    key: bytes
-    address: Port = field(init=False)  # where ranks connect
+    folder: Path
+    settings: Mapping[str, Any]  # rank 0's, as JSON has them
     _door: Door = field(init=False)
     _joined: SimpleQueue[Joined] = field(factory=SimpleQueue, init=False)
 
     def __attrs_post_init__(self) -> None:
-        sock = listen_at((HERE, 0))
-        self.address = sock.getsockname()
-        self._door = Door(sock, _terms(self.key), self._enter, "a rank")
+        sock = listen_at(self.folder / SOCKET)
+        self._door = Door(sock, _TERMS, self._enter, "a rank")
         self._door.start()
 
     def joined(self) -> Joined | None:
@@ -63,7 +71,10 @@ class RankListener:
         sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
         link = Connection(sock.detach())
         try:
-            message = json.loads(link.recv_bytes())
+            link.send_bytes(json.dumps(dict(self.settings)).encode())
+            message = {"kind": ALIVE}
+            while message["kind"] == ALIVE:  # it prepares the engine
+                message = json.loads(link.recv_bytes())
         except (OSError, EOFError):
             link.close()  # it has ended, or hangs
         else:
@@ -74,13 +85,24 @@ class RankListener:
         self._door.close()
 
 
-def join(address: Port, key: bytes, rank: int) -> Connection:
-    """Connect to rank 0. Raises PeerError and OSError."""
-    return Connection(connect(address, _terms(key), str(rank)).detach())
-
-
-def _terms(key: bytes) -> Terms:
-    """What ranks and rank 0 have in common; versions and weights are compared later, as
-    rank 0 ends with an error if they differ.
+def find_rank_0(folder: Path, rank: int) -> Connection:
+    """Connect to rank 0; waits for one that starts later, as under torchrun. Its settings
+    come first. Raises RankStartError.
     """
-    return Terms(purpose="rank", version="1", layout=b"", secret=key)
+    end = time.monotonic() + LATE
+    while True:
+        try:
+            check_private(folder)
+            sock = connect(folder / SOCKET, _TERMS, str(rank))
+            return Connection(sock.detach())
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            if time.monotonic() > end:
+                raise RankStartError(
+                    f"rank 0 does not listen in {folder} within {LATE:.0f} s; all ranks "
+                    f"must run on one machine, with the same TMPDIR"
+                ) from error
+        except (PeerError, OSError) as error:
+            raise RankStartError(
+                f"rank {rank} cannot join rank 0 in {folder}: {error}"
+            ) from error
+        time.sleep(POLL)

@@ -3,7 +3,8 @@
 import os
 from typing import Final
 
-FOLLOWS: Final = "MINFER_FOLLOWS"  # of processes that rank 0 has started
+# Of processes that rank 0 has started: the folder in which they meet.
+FOLLOWS: Final = "MINFER_FOLLOWS"
 TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 
 

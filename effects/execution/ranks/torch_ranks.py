@@ -4,9 +4,12 @@ All are launched on the current stream, and NCCL's can be captured in CUDA graph
 a reduction followed by a distribution of its result, so all ranks get the same bits.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -20,6 +23,9 @@ from minfer.effects.models.ranks import Place
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
 # one that is silent is killed before that (crew.py).
 LIMIT: Final = 60.0
+# Variables that name the network interface at which the sockets of gloo and NCCL listen.
+INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
 # torch 2.13 renamed it.
 GATHER: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -123,49 +129,80 @@ class TorchRanks:
 
 
 def joined(
-    place: Place, store: Any, device: torch.device, hidden: int, dtype: torch.dtype
+    place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
 ) -> TorchRanks:
     """Returns the exchange of this rank with the others, which call this at the same
-    time; `store` is torch's. Raises RankGroupError.
+    time; through the file `store` their sockets find each other. Raises RankGroupError.
     """
     if dist.is_initialized():
         raise RankGroupError(
             "this process already has an engine of several ranks, or uses "
             "torch.distributed itself; close that first, or use another process"
         )
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    parallel = place.parallel
     try:
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=place.rank,
-            world_size=parallel.ranks,
-            timeout=timedelta(seconds=LIMIT),
-        )
-        groups = [
-            dist.new_group([*range(first, first + parallel.tensor)])
-            for first in range(0, parallel.ranks, parallel.tensor)
-        ]
-        tokens = dist.new_group([*range(parallel.ranks)])
-        stage = groups[place.rank // parallel.tensor]
-        found = TorchRanks(place, device, hidden, dtype, stage, tokens)
-        # Connections are made by the first sums: they must not be made in a capture.
-        with torch.inference_mode():
-            for size in (1, 1 << 20):
-                found.sum(torch.zeros(1, size, dtype=dtype, device=device))
-            found.gather(torch.zeros(1, 8, dtype=dtype, device=device))
-            _connect_stages(found)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        with _on_loopback():
+            return _connected(place, store, device, hidden, dtype)
     except (RuntimeError, ValueError) as error:
         leave()
         line = str(error).strip().partition("\n")[0]
+        backend = _backend(device)
         raise RankGroupError(
             f"rank {place.rank} cannot exchange tensors with the others by {backend}: "
             f"{line}"
         ) from error
-    return found
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have gloo and NCCL listen at loopback addresses, as all ranks are on one machine:
+    their sockets take connections from everywhere, without a password.
+    """
+    before = {name: os.environ.get(name) for name in INTERFACES}
+    os.environ.update(dict.fromkeys(INTERFACES, LOOPBACK))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _connected(
+    place: Place, store: Path, device: torch.device, hidden: int, dtype: torch.dtype
+) -> TorchRanks:
+    """See `joined`. Raises RuntimeError and ValueError."""
+    parallel = place.parallel
+    stores: Any = dist  # they are public, but torch's types do not say so
+    dist.init_process_group(
+        _backend(device),
+        # Not a TCPStore, which listens at all addresses, without a password.
+        store=stores.FileStore(str(store), parallel.ranks),
+        rank=place.rank,
+        world_size=parallel.ranks,
+        timeout=timedelta(seconds=LIMIT),
+    )
+    groups = [
+        dist.new_group([*range(first, first + parallel.tensor)])
+        for first in range(0, parallel.ranks, parallel.tensor)
+    ]
+    tokens = dist.new_group([*range(parallel.ranks)])
+    stage = groups[place.rank // parallel.tensor]
+    ranks = TorchRanks(place, device, hidden, dtype, stage, tokens)
+    # Connections are made by the first sums: they must not be made in a capture.
+    with torch.inference_mode():
+        for size in (1, 1 << 20):
+            ranks.sum(torch.zeros(1, size, dtype=dtype, device=device))
+        ranks.gather(torch.zeros(1, 8, dtype=dtype, device=device))
+        _connect_stages(ranks)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return ranks
 
 
 def _connect_stages(ranks: TorchRanks) -> None:

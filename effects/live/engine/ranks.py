@@ -8,6 +8,7 @@ prepares the same engine and loads its part of the model.
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen
@@ -15,7 +16,7 @@ from attrs import evolve, fields, frozen
 from minfer.blocks.keys import Keys
 from minfer.effects.execution.ranks.crew import Crew, RankError
 from minfer.effects.execution.ranks.items import Want
-from minfer.effects.execution.ranks.rank_store import RankStartError
+from minfer.effects.execution.ranks.rank_folder import STORE, RankStartError
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.models.ranks import ALONE, Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
@@ -51,6 +52,7 @@ class RankGroup:
 
             self.crew.abandon()
             leave()
+            self.crew.remove_folder()
 
 
 def start_ranks(setup: Setup) -> RankGroup:
@@ -60,16 +62,19 @@ def start_ranks(setup: Setup) -> RankGroup:
     count = setup.args.parallel.ranks
     crew = Crew.start(count, settings_to(setup), about(setup), environments(setup, count))
     try:
-        ranks = join(setup, Place(0, setup.args.parallel), crew.store)
+        ranks = join(setup, Place(0, setup.args.parallel), crew.folder)
     except BaseException:
         crew.abandon()
+        crew.remove_folder()
         raise
     crew.lose = ranks.release
     return RankGroup(ranks, crew)
 
 
-def join(setup: Setup, place: Place, store: Any) -> "TorchRanks":
-    """Joins the other ranks, which do the same. Raises RankStartError."""
+def join(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+    """Joins the other ranks, which do the same; `folder` is where they meet. Raises
+    RankStartError.
+    """
     import torch
 
     from minfer.effects.execution.ranks.torch_ranks import RankGroupError, joined
@@ -78,14 +83,18 @@ def join(setup: Setup, place: Place, store: Any) -> "TorchRanks":
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = joined(place, store, device, spec.hidden_size, dtype)
+        ranks = joined(place, folder / STORE, device, spec.hidden_size, dtype)
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":
         return ranks
     from minfer.effects.execution.ranks.peer_ranks import through_memory
 
-    return through_memory(ranks)
+    try:
+        return through_memory(ranks)
+    except BaseException:
+        ranks.leave()
+        raise
 
 
 def about(setup: Setup) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.execution.parent_death import die_with_parent
+from minfer.effects.execution.run_folder import run_folder, socket_paths
 from minfer.effects.execution.tiers.peers.addresses import listen_at
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE
 from minfer.effects.live.engine_process import STOP, Outside, noted_blocks, run_engine
@@ -31,7 +32,6 @@ from minfer.effects.serving.distributed.engine_plan import (
 )
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.process_ends import engine_names
-from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE
 from minfer.values.texts import without_breaks
 

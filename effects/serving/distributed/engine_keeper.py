@@ -45,6 +45,7 @@ from minfer.effects.serving.distributed.ray_cluster import (
     has_room,
     needs,
     nodes,
+    warn_of_open_ports,
 )
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.engine_address import (
@@ -86,6 +87,7 @@ def keep_engines(
     with connected():
         _handle_signals(over)  # connecting has set Ray's handlers
         args, found = with_absolute_paths(engines.args), nodes()
+        warn_of_open_ports(found)
         needed = needs(args, found)
         plans = _plans(engines, args, on_gpu=GPU in needed)
         server = _server_name(engines.deployment.secret)

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, Final
 
 import ray
@@ -30,6 +31,7 @@ CHECK_TIMEOUT: Final = 120.0
 CONNECT_TIMEOUT: Final = 5.0  # seconds for a TCP connection to the cluster's head
 GPU: Final = "GPU"
 CPU: Final = "CPU"
+_log = logging.getLogger("minfer.cluster")
 
 
 @frozen(kw_only=True)
@@ -38,6 +40,7 @@ class Node:
 
     id: str
     name: str  # for messages
+    address: str  # at which Ray's ports of the node are reached
     resources: Mapping[str, float] = field(repr=False)  # in all, used or not
 
     def has(self, needs: Mapping[str, float]) -> bool:
@@ -94,11 +97,48 @@ def nodes() -> list[Node]:
             id=one["NodeID"],
             name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
             f"{one['NodeID'][:8]})",
+            address=one["NodeManagerAddress"],
             resources=one["Resources"],
         )
         for one in ray.nodes()
         if one["Alive"]
     ]
+
+
+def warn_of_open_ports(found: Sequence[Node]) -> None:
+    """Log a warning if other machines may run code on the nodes through Ray's ports: Ray
+    has no token authentication, and the address of a node is not a private one. Whether
+    others are in a private network cannot be known here.
+    """
+    public = sorted({node.address for node in found if not _is_private(node.address)})
+    if not public or has_token_authentication():
+        return
+    _log.warning(
+        "everyone who reaches Ray's ports at %s can run code there: set "
+        "RAY_AUTH_MODE=token for `ray start` on all nodes and for this command, with one "
+        "token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token), or have the "
+        "nodes in a network of their own",
+        ", ".join(public),
+    )
+
+
+def has_token_authentication() -> bool:
+    """Whether Ray sends its token with each call of this process, and refuses calls to it
+    without that. Nodes without authentication take calls with a token, too.
+    """
+    # Not part of Ray's stable API. Ray has it since 2.52.
+    with contextlib.suppress(ImportError):
+        from ray._private.authentication import authentication_utils
+
+        return bool(authentication_utils.is_token_auth_enabled())
+    return False
+
+
+def _is_private(address: str) -> bool:
+    """Whether it is an address of this machine or of a private network."""
+    with contextlib.suppress(ValueError):  # it is a name
+        return ip_address(address).is_private
+    return False
 
 
 def draining_nodes() -> frozenset[str]:

@@ -17,6 +17,7 @@ from minfer.effects.serving.distributed.ray_cluster import (
     connect,
     needs,
     nodes,
+    warn_of_open_ports,
 )
 from minfer.effects.serving.distributed.serve_engine import ServedEngine
 from minfer.effects.serving.distributed.serve_front import ServedFront
@@ -58,6 +59,7 @@ def application(
     if not ray.is_initialized():
         connect("serve")
     found = nodes()
+    warn_of_open_ports(found)
     needed = needs(args, found)
     check_nodes(args, found, later=True)  # Ray Serve warns while it waits for one
     _check_mappings(engines)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from minfer.effects.execution.ranks.started_by import is_by_torchrun
+from minfer.effects.execution.run_folder import run_folder, socket_paths
 from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.live.engine_process import Outside, run_engine
 from minfer.effects.models.checkpoint import read_config
@@ -28,7 +29,6 @@ from minfer.effects.serving.processes.replica_devices import (
     ReplicaDevice,
     replica_devices,
 )
-from minfer.effects.serving.processes.run_folder import run_folder, socket_paths
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     describe_address,

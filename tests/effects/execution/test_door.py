@@ -1,11 +1,16 @@
 """Who is let in by a process of the deployment, and who cannot harm it."""
 
 import logging
+import os
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -223,6 +228,72 @@ def test_a_greeting_has_an_end_however_it_comes(
             sock.sendall(b"\x00")
             time.sleep(0.05)
     assert time.monotonic() < began + 1
+
+
+# Programs of another user.
+CONNECT = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect(sys.argv[1])
+    print(sock.recv(100))
+"""
+LISTEN = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.bind(sys.argv[1])
+    sock.listen()
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts another user's process")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Of a local socket, in a folder that all users can write to."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name) / "socket"
+
+
+@as_root
+def test_another_user_is_refused_at_a_local_socket(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = list[str]()
+
+    def enter(connection: Socket, name: str) -> None:
+        names.append(name)
+        connection.close()
+
+    door = Door(listen_at(path), TERMS, enter, "a rank")
+    door.start()
+    path.chmod(0o777)
+    command = [sys.executable, "-c", CONNECT, str(path)]
+    read = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert read == "b''\n", "it gets nothing"
+    with dial(path) as sock:
+        introduce(sock, TERMS, "own")
+        assert sock.recv(1) == b"", "its end, after `enter`"
+    door.close()
+    assert names == ["own"]
+    assert "a rank is refused: it is a process of user 65534, not of 0" in caplog.text
+
+
+@as_root
+def test_another_user_s_local_socket_is_refused(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTEN, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listens\n"
+        with pytest.raises(PeerError, match="it is a process of user 65534, not of 0"):
+            dial(path)
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from minfer.effects.execution.tiers.peers.framing import Socket
-from minfer.effects.execution.tiers.peers.handshake import GREETING
+from minfer.effects.execution.tiers.peers.handshake import GREETING, RefusedError
 
 Port: TypeAlias = tuple[str, int]  # a host, or an address; empty: all of this machine
 Address: TypeAlias = Path | Port
 CUT: Final = 8  # seconds without any sign of the other machine: the connection is over
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
+_CREDENTIALS: Final = struct.Struct("3i")  # Linux's ucred: process, user, group
 _IDLE, _PROBES = 2, 3  # seconds until a probe, and between two; how many
 
 
@@ -62,7 +64,9 @@ def listen_at(address: Address) -> Socket:
 
 
 def dial(address: Address) -> Socket:
-    """Returns a connection, with a time limit for what is said first. Raises OSError."""
+    """Returns a connection, with a time limit for what is said first. Raises OSError, and
+    RefusedError for a local socket of another user.
+    """
     if not isinstance(address, Path):
         sock = socket.create_connection(address, GREETING)
         notice_cuts(sock)
@@ -71,10 +75,25 @@ def dial(address: Address) -> Socket:
     try:
         sock.settimeout(GREETING)
         sock.connect(os.fspath(address))
-    except OSError:
+        check_user(sock)
+    except BaseException:
         sock.close()
         raise
     return sock
+
+
+def check_user(sock: Socket) -> None:
+    """Raise RefusedError if the other side of a local socket is a process of another
+    user. On systems without SO_PEERCRED, only the mode of the socket's folder keeps other
+    users out.
+    """
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return
+    data = sock.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(data)
+    if user != os.geteuid():
+        raise RefusedError(f"it is a process of user {user}, not of {os.geteuid()}")
 
 
 def notice_cuts(sock: Socket) -> None:

@@ -12,7 +12,12 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.addresses import Address, dial, notice_cuts
+from minfer.effects.execution.tiers.peers.addresses import (
+    Address,
+    check_user,
+    dial,
+    notice_cuts,
+)
 from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
 from minfer.effects.execution.tiers.peers.handshake import (
     RefusedError,
@@ -30,9 +35,9 @@ _log = logging.getLogger("minfer.peers")
 @define(eq=False)
 class Door:
     """Performs the handshake of each new connection in a thread of its own, which calls
-    `enter` if the other side has proven that it knows the secret. Of more than `MOST`
-    connections that have not proven anything yet, the oldest is closed, so that none of
-    them keeps others out.
+    `enter` if the other side has proven that it knows the secret. At a local socket, it
+    must also be a process of the same user. Of more than `MOST` connections that have not
+    proven anything yet, the oldest is closed, so that none of them keeps others out.
     """
 
     sock: Socket  # that listens
@@ -97,7 +102,9 @@ class Door:
 
     def _greet(self, number: int, sock: Socket, where: str) -> None:
         try:
-            if sock.family != socket.AF_UNIX:
+            if sock.family == socket.AF_UNIX:
+                check_user(sock)
+            else:
                 notice_cuts(sock)
             name = answer(sock, self.terms)
         except (PeerError, OSError) as error:

@@ -3,22 +3,31 @@
 import os
 import re
 import signal
-import socket
+import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minfer import SamplingParams
-from minfer.effects.execution.ranks import crew, rank_store
-from minfer.effects.execution.ranks.joining import RankListener, join
-from minfer.effects.execution.ranks.rank_store import RankStartError, make_store
-from minfer.effects.execution.tiers.peers.framing import PeerError
+from minfer.effects.execution.ranks import crew, joining
+from minfer.effects.execution.ranks.crew import Crew
+from minfer.effects.execution.ranks.joining import Joined, RankListener, find_rank_0
+from minfer.effects.execution.ranks.rank_folder import (
+    SOCKET,
+    STORE,
+    RankStartError,
+    new_rank_folder,
+    rank_folder_path,
+)
+from minfer.effects.execution.tiers.peers.addresses import dial, listen_at
 from minfer.effects.live.engine import ranks
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup import device
@@ -126,44 +135,140 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
         assert not children()
 
 
-@pytest.mark.parametrize("agent", ["True", "False"])
-def test_a_port_of_another_program_is_named(
-    agent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether torchrun has made the store, or leaves that to rank 0."""
-    monkeypatch.setattr(rank_store, "FOUND", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as other:  # which says nothing
-        port = other.getsockname()[1]
-        for name, value in (
-            ("TORCHELASTIC_RUN_ID", "none"),
-            ("TORCHELASTIC_USE_AGENT_STORE", agent),
-            ("MASTER_ADDR", "127.0.0.1"),
-            ("MASTER_PORT", str(port)),
-        ):
-            monkeypatch.setenv(name, value)
-        with pytest.raises(RankStartError, match=f"at 127.0.0.1:{port} cannot be"):
-            make_store(2)
+def prepared(link: Connection, about: str = "{}") -> None:
+    """Get the settings, and send what a rank sends."""
+    assert link.recv_bytes() == b'{"model": "m"}'
+    link.send_bytes(b'{"kind": "alive"}')
+    link.send_bytes(b'{"kind": "joined", "about": %s}' % about.encode())
 
 
-def test_a_silent_stranger_does_not_keep_ranks_from_joining() -> None:
+def next_joined(listener: RankListener) -> Joined:
+    end = time.monotonic() + 5
+    while not (joined := listener.joined()):
+        assert time.monotonic() < end
+    return joined
+
+
+def test_a_rank_gets_the_settings_and_joins(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
     with (
-        closing(RankListener(b"key")) as listener,
-        closing(socket.create_connection(listener.address)),
+        closing(RankListener(tmp_path, {"model": "m"})) as listener,
+        closing(dial(tmp_path / SOCKET)),  # it says nothing, and keeps no rank out
     ):
-        assert not listener.joined()  # the stranger is let in, and says nothing
-        with pytest.raises(PeerError, match="the secret is another one"):
-            join(listener.address, b"another key", 1)
-        with closing(join(listener.address, b"key", 1)) as link:
-            link.send_bytes(b'{"about": {}}')
-            end = time.monotonic() + 5
-            while not (joined := listener.joined()):
-                assert time.monotonic() < end
-            assert (joined.rank, joined.message) == (1, {"about": {}})
-            for one in (joined.link, link):
-                with socket.socket(fileno=os.dup(one.fileno())) as sock:
-                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
-                        "items wait for each other"
-                    )
+        assert not listener.joined()
+        with closing(find_rank_0(tmp_path, 1)) as link:
+            prepared(link)
+            joined = next_joined(listener)
+            assert (joined.rank, joined.message["about"]) == (1, {})
+            joined.link.close()
+
+
+def test_a_rank_waits_for_a_rank_0_that_starts_later(tmp_path: Path) -> None:
+    """As under torchrun, also where a killed one has left its socket."""
+    folder = tmp_path / "ranks"
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(find_rank_0, folder, 1)
+        time.sleep(0.1)
+        folder.mkdir(mode=0o700)
+        listen_at(folder / SOCKET).close()
+        time.sleep(0.1)
+        with (
+            closing(RankListener(folder, {"model": "m"})) as listener,
+            closing(later.result(5)) as link,
+        ):
+            prepared(link)
+            next_joined(listener).link.close()
+
+
+def test_a_rank_0_that_does_not_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "LATE", 0.1)
+    with pytest.raises(RankStartError, match=f"rank 0 does not listen in {tmp_path}"):
+        find_rank_0(tmp_path / "none", 1)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o701, 0o755])
+def test_a_folder_that_other_users_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with (
+        closing(RankListener(tmp_path, {})),
+        pytest.raises(RankStartError, match="no folder of this user alone"),
+    ):
+        find_rank_0(tmp_path, 1)
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir(mode=0o700)
+    link.symlink_to(folder)
+    with (
+        closing(RankListener(folder, {})),
+        pytest.raises(RankStartError, match="no folder of this user alone"),
+    ):
+        find_rank_0(link, 1)
+
+
+def test_a_folder_or_process_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    other = os.geteuid() + 1
+    with closing(RankListener(tmp_path, {})), monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: other)
+        with pytest.raises(RankStartError, match="no folder of this user alone"):
+            find_rank_0(tmp_path, 1)
+        patch.setattr(joining, "check_private", lambda _: None)
+        with pytest.raises(RankStartError, match=f"process of user {other - 1}"):
+            find_rank_0(tmp_path, 1)
+
+
+def torchrun(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Be a process of torchrun; returns the folder in which its ranks meet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    return rank_folder_path()
+
+
+def test_a_folder_that_is_there_before_rank_0_of_torchrun_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = torchrun(monkeypatch, tmp_path)
+    folder.mkdir()  # another user can do that: the name is no secret
+    with pytest.raises(RankStartError, match=f"{folder}"):
+        Crew.start(2, {}, {}, [])
+    assert folder.exists()
+
+
+def test_engines_of_torchrun_meet_in_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = torchrun(monkeypatch, tmp_path)
+    assert rank_folder_path() == first
+    for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "2")
+            assert rank_folder_path() != first
+    with new_rank_folder() as folder:
+        assert folder == first
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.long
+def test_torch_s_store_has_nothing_of_minfer_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the addresses of gloo's sockets. The folder is removed with the engine."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(engine(tensor_parallel_size=2)):
+        [folder] = tmp_path.glob("minfer-*")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        data = (folder / STORE).read_bytes()
+    assert b"//cpu//" in data
+    for text in (b"minfer", b"model", b"tensor_parallel_size"):
+        assert text not in data
+    assert not folder.exists()
 
 
 def test_ranks_end_with_the_engine_and_not_with_a_thread(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.serving.processes.run_folder import run_folder
+from minfer.effects.execution.run_folder import folder_path, run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def there(place: Path) -> list[str]:
 
 KILLED = """
 import os, signal
-from minfer.effects.serving.processes.run_folder import run_folder
+from minfer.effects.execution.run_folder import run_folder
 
 with run_folder() as folder:
     if not os.fork():  # it outlives its parent
@@ -81,3 +82,15 @@ def test_folders_of_others_stay(place: Path) -> None:
 def test_two_servers_keep_each_others_folders(place: Path) -> None:
     with run_folder() as one, run_folder() as two:
         assert there(place) == sorted([one.name, two.name])
+
+
+def test_a_folder_with_a_name_is_made_once(place: Path) -> None:
+    with run_folder("x") as folder:
+        assert folder == folder_path("x") == place / "minfer-x"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(FileExistsError), run_folder("x"):
+            pass
+        assert (folder / "lock").exists(), "it is still in use"
+    with run_folder("x"):
+        pass
+    assert there(place) == []

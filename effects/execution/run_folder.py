@@ -1,8 +1,10 @@
-"""The folder for the sockets of one server's processes, while they run.
+"""The folder for the sockets of the processes of one server or engine, while they run.
 
-A process that is killed removes nothing. So the server, and with it all its forks, holds
-a lock on the folder: one without a lock was left behind, and the next server that starts
-removes it.
+Only processes of this user reach what is in it, as its mode is 0700.
+
+A process that is killed removes nothing. So the process that makes the folder, and with
+it all its forks, holds a lock on it: one without a lock was left behind, and the next
+server that starts removes it.
 """
 
 import contextlib
@@ -23,16 +25,44 @@ _LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
 
 
 @contextlib.contextmanager
-def run_folder() -> Iterator[Path]:
-    """A new folder, removed at the end; removes folders left behind by killed servers."""
+def run_folder(name: str = "") -> Iterator[Path]:
+    """A new folder, removed at the end; removes folders left behind by killed servers.
+    With a name, it is the one at `folder_path(name)`, which other processes can find.
+    Raises FileExistsError if that is there: another user's, or still in use.
+    """
     for one in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(one)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        lock = _lock_folder(Path(name))
+    if name:
+        folder = folder_path(name)
+        folder.mkdir(mode=0o700)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        lock = _lock_folder(folder)
         try:
-            yield Path(name)
+            yield folder
         finally:
             os.close(lock)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def folder_path(name: str) -> Path:
+    """The path of the run folder with a name."""
+    return Path(tempfile.gettempdir()) / f"{_PREFIX}{name}"
+
+
+def check_private(folder: Path) -> None:
+    """Raise PermissionError for a folder that other users made or can write to, as all
+    can make one in the folder for temporary files; and OSError if there is none.
+    """
+    about = folder.lstat()
+    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    if not is_own or stat.S_IMODE(about.st_mode) & 0o077:
+        raise PermissionError(
+            f"{folder} is no folder of this user alone (mode 0700); remove it, or set "
+            f"TMPDIR to a folder of this user"
+        )
 
 
 def socket_paths(folder: Path, replicas: int) -> list[Path]:
