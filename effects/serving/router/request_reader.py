@@ -1,17 +1,16 @@
 """Makes what the router must know of a request: prompt, tenant, session, length."""
 
-import asyncio
 from itertools import count
 from typing import Final
 
 from attrs import define, field, frozen
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from minfer.effects.serving.access.api_keys import digest
 from minfer.effects.serving.access.authentication import caller_of
-from minfer.effects.serving.router.body import decoded
-from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
-from minfer.effects.serving.router.token_keys import TokenKeys
+from minfer.effects.serving.router.prompt_bodies import PromptBody
+from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import LARGEST_TOKEN
 
@@ -29,32 +28,30 @@ class ReadRequest:
 
 @define(eq=False)
 class RequestReader:
-    """Reads bodies of up to `most` bytes, once decompressed. Keys are those of token ids,
-    by `tokens`, if there is a tokenizer, else of text.
-    """
+    """Reads bodies of up to `most` bytes, once decompressed."""
 
     most: int
-    tokens: TokenKeys | None = None
+    prompts: PromptReader
     _numbers: "count[int]" = field(factory=count, init=False)
 
     async def read(self, scope: Scope, body: bytes) -> ReadRequest:
-        """Read a request. What is no request has no keys: its backend refuses it."""
+        """Read a request. Raises ApiError."""
         path = scope["path"]
-        body = decoded(body, scope, self.most)
-        fields = read_fields(body)
-        if self.tokens is None:
-            prompt = text_keys(fields, body)
-        else:
-            prompt = await asyncio.to_thread(self.tokens.read, path, body)
+        codings = Headers(scope=scope).getlist("content-encoding")
+        client = caller_of(scope).name
+        prompt = await self.prompts.read(
+            PromptBody(path=path, coding=", ".join(codings), most=self.most, data=body),
+            client,
+        )
         routed = RoutingRequest(
             id=str(next(self._numbers)),
             keys=prompt.keys,
             tokens=min(prompt.tokens, LARGEST_TOKEN),
-            tenant=_key_digest(scope) or fields.whose or caller_of(scope).name,
-            session=fields.session,
-            output=0 if path == _EMBEDDINGS else fields.output,
+            tenant=_key_digest(scope) or prompt.user or client,
+            session=prompt.session,
+            output=0 if path == _EMBEDDINGS else prompt.output,
         )
-        return ReadRequest(routed, fields.previous)
+        return ReadRequest(routed, prompt.previous)
 
 
 def _key_digest(scope: Scope) -> str:

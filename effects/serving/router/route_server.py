@@ -83,7 +83,10 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
         policy=options.routing,
         keys=keys,
         cache_tokens=check_whole("cache-tokens", options.cache_tokens, 1),
-        max_body=check_whole("max-body-size", options.max_body_size, 1),
+        max_body=None
+        if options.max_body_size is None
+        else check_whole("max-body-size", options.max_body_size, 1),
+        workers=check_whole("preparers", options.preparers, 0),
         max_waiting=check_whole("max-waiting", options.max_waiting, 0),
         patience=check_seconds("backend-timeout", options.backend_timeout),
         journal=None if options.journal is None else Path(options.journal),

@@ -15,11 +15,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
+from minfer.effects.serving.request_parsing.limits import largest_body
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
@@ -40,6 +42,7 @@ from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
+from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.effects.serving.router.request_reader import RequestReader
 from minfer.effects.serving.router.router_metrics import RouterMetrics
 from minfer.effects.serving.router.router_options import RouterOptions
@@ -86,9 +89,10 @@ class Router:
             reporting={name: cache.cached for name, cache in self._caches.items()},
         )
         self._options = options
-        self._bodies = Bodies(options.max_body)
+        self._tokens = tokens
+        self._contexts: dict[str, int] = {}  # of backends, as far as they are known
+        self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
-        self._reader = RequestReader(options.max_body, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
         self.watches: dict[str, HealthWatch] = {}
@@ -102,9 +106,13 @@ class Router:
     async def open(self) -> None:
         """Ask all backends how they are, and go on asking them."""
         http = self._http = open_session(self._options.patience)
+        prompts = PromptReader.start(self._tokens, self._options.workers)
+        self._reader = RequestReader(self._bodies.most, prompts)
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
+            if self._options.max_body is None:
+                watch.note_context = partial(self._note_context, name)
             if name in subscribers:
                 watch.note_gone = subscribers[name].restart
         watches = [*self.watches.values()]
@@ -118,6 +126,12 @@ class Router:
             task = asyncio.create_task(one)
             task.add_done_callback(_log_failure)
             self._tasks.append(task)
+
+    def _note_context(self, name: str, context: int) -> None:
+        """Accept bodies that the backend with the longest context accepts."""
+        self._contexts[name] = context
+        most = largest_body(max(self._contexts.values()))
+        self._bodies.most = self._reader.most = most
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""
@@ -140,6 +154,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._http is not None:
+            self._reader.prompts.pool.close()
             await self._http.close()
         if self._journal is not None:
             self._journal.close()
@@ -205,7 +220,7 @@ class Router:
                 self._bodies.release(body)
         except ClientDisconnect:
             return
-        except ApiError as error:
+        except (ApiError, EngineDeadError) as error:  # the latter of readers that end
             failure = error_format(scope)(to_api_error(error))
             await failure_response(failure)(scope, receive, send)
         finally:

@@ -11,7 +11,7 @@ from minfer.effects.serving.router.backends import KvSource
 
 CACHE_TOKENS: Final = 2**20
 KV_BLOCK: Final = 16  # tokens; vLLM's default
-MAX_BODY: Final = 2**25  # bytes
+MAX_BODY: Final = 2**25  # bytes; of Ray Serve's front, which knows no model
 MAX_WAITING: Final = 1024
 PATIENCE: Final = 600.0  # seconds
 JOURNAL_SIZE: Final = 2**30  # bytes
@@ -30,7 +30,8 @@ class RouterOptions:
     kv_sources: Mapping[str, KvSource] = field(factory=dict)
     kv_block_size: int = KV_BLOCK
     model: str | None = None
-    max_body: int = MAX_BODY  # bytes
+    max_body: int | None = None  # bytes; None: by the contexts of the backends
+    workers: int = 0  # processes that read large bodies; 0: threads
     max_waiting: int = MAX_WAITING  # requests
     patience: float = PATIENCE  # seconds between two parts of a response
     journal: Path | None = None  # a folder
