@@ -8,7 +8,8 @@
 Once it is well, it is asked for its model's context, GET /v1/models, until it answers.
 
 A backend that refuses the connection of a client's request has left at once; after any
-failed request it is asked again at once.
+failed request it is asked again at once. While it does not answer, requests of which
+nothing came yet may move to another one (`note_silent`).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from minfer.effects.serving.router.dispatcher import Dispatcher
 
 INTERVAL: Final = 2.0  # seconds between two questions
 PATIENCE: Final = 5.0  # seconds for an answer
-_MOST_SILENT: Final = 3  # questions in a row without an answer: then it has left
+MAX_SILENT: Final = 3  # questions in a row without an answer: then it has left
 _FAILED: Final = 500
 _UNREADY: Final = 503
 _log: Final = logging.getLogger("minfer.router")
@@ -53,6 +54,8 @@ class HealthWatch:
     dispatcher: Dispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
+    # Called whenever it has left a question unanswered, from the third in a row on.
+    note_silent: Callable[[], None] = field(default=lambda: None)
     # Called with the context of its model, in tokens; None: it is not asked for that.
     note_context: Callable[[int], None] | None = None
     health: Health = field(default=Health.DOWN, init=False)
@@ -75,9 +78,11 @@ class HealthWatch:
         """Ask now, and act on it."""
         found = await self._question()
         self.silent = self.silent + 1 if found is Health.SILENT else 0
-        if found is Health.SILENT and self.silent < _MOST_SILENT:
+        if found is Health.SILENT and self.silent < MAX_SILENT:
             return
         self._note(found)
+        if found is Health.SILENT:
+            self.note_silent()
         if found not in _WELL:
             self._knows_context = False
         elif self.note_context is not None and not self._knows_context:

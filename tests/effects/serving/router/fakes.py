@@ -79,6 +79,8 @@ class Backend:
     ) -> None:
         if seen.target in ("/health", "/ready"):
             status = self.health if seen.target == "/health" else self.ready
+            if not self.health:
+                await reader.read()  # it does not answer
             whole(writer, {}, status)
             return
         if seen.target == "/v1/models" and self.models is not None:
