@@ -113,6 +113,13 @@ def _server_options(add: Callable[..., Any]) -> None:
     )
     add("--api-keys-file", metavar="FILE", help="more keys, as of minfer serve")
     add(
+        "--forwarded-allow-ips",
+        default="",
+        metavar="ADDRESSES",
+        help="proxies before the router, as addresses or networks with commas between "
+        "them, whose X-Forwarded-For names the client, for fair shares (default: none)",
+    )
+    add(
         "--allowed-host",
         action="append",
         default=[],

@@ -38,7 +38,11 @@ from minfer.effects.serving.router.forwarding import (
     open_session,
     pass_on,
 )
-from minfer.effects.serving.router.head import RawHeaders, broken_header
+from minfer.effects.serving.router.head import (
+    RawHeaders,
+    broken_header,
+    unreadable_header,
+)
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
@@ -129,7 +133,8 @@ class Router:
         """Ask all backends how they are, and go on asking them."""
         http = self._http = open_session(self._options.patience)
         prompts = PromptReader.start(self._tokens, self._options.workers)
-        self._reader = RequestReader(self._bodies.most, prompts)
+        most, proxies = self._bodies.most, self._options.proxies
+        self._reader = RequestReader(most, prompts, proxies)
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
@@ -308,7 +313,7 @@ class Router:
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
-                name: str | None = await self.dispatcher.place(routed)
+                name: str | None = await self.dispatcher.place(routed, read.user)
             else:
                 self.dispatcher.send_to(home, routed)
                 name = home

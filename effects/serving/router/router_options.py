@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.router.backends import KvSource
+from minfer.effects.serving.router.tenants import TrustedProxies
 
 CACHE_TOKENS: Final = 2**20
 KV_BLOCK: Final = 16  # tokens; vLLM's default
@@ -24,6 +25,7 @@ class RouterOptions:
     backends: Sequence[str]  # base URLs, as `read_backends` returns them
     policy: str = "prefix"
     keys: Keys = field(factory=Keys)  # that clients must have
+    proxies: TrustedProxies = field(factory=TrustedProxies)
     cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
     # Where backends report what they cache, by name; then `model` has the tokenizer, and
     # blocks have as many tokens as theirs.

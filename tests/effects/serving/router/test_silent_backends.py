@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,8 +28,9 @@ async def hang(_: Seen, __: asyncio.StreamWriter) -> None:
 async def fall_silent(made: Routing, backend: Backend) -> None:
     """Have a backend leave as many questions unanswered as make it silent."""
     backend.health = 0
-    for _ in range(health.MAX_SILENT):
-        await made.health(backend.url)
+    with mock.patch.object(health, "PATIENCE", 0.02):
+        for _ in range(health.MAX_SILENT):
+            await made.health(backend.url)
 
 
 async def until_sent(made: Routing, count: int) -> None:
@@ -37,8 +39,7 @@ async def until_sent(made: Routing, count: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PATIENCE", 0.02)
+def no_other_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "INTERVAL", 60.0)
 
 
@@ -114,7 +115,7 @@ def test_a_request_stays_while_no_other_backend_can_take_it() -> None:
             assert not asked.done()
             await other.start(int(other.url.rsplit(":", 1)[1]))
             await made.health(other.url)
-            await made.health(silent.url)  # silent once more
+            await fall_silent(made, silent)  # still
             async with asyncio.timeout(5):
                 assert (await asked).json()["by"] == other.name
 
