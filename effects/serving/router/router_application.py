@@ -14,12 +14,13 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.access.authentication import RequireKey
+from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.request_parsing.limits import largest_body
@@ -46,7 +47,7 @@ from minfer.effects.serving.router.head import (
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
-from minfer.effects.serving.router.paths import Target, Way, target_of
+from minfer.effects.serving.router.paths import METHODS, Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
 from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.effects.serving.router.request_reader import RequestReader
@@ -123,7 +124,7 @@ class Router:
         self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
         self.watches: dict[str, HealthWatch] = {}
         app = self._with_routes(options.keys)
-        self.app = RequestIds(NormalizeTarget(app, refusal))
+        self.app = RequestIds(NormalizeTarget(_CheckMethod(app), refusal))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -242,6 +243,9 @@ class Router:
                 raise ApiError(why, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
             if name := broken_header(scope["headers"]):
                 why = f"the header {name} has a control character"
+                raise ApiError(why)  # noqa: TRY301 - answered as others are
+            if name := unreadable_header(scope["headers"]):
+                why = f"the header {name} is not in UTF-8"
                 raise ApiError(why)  # noqa: TRY301 - answered as others are
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
@@ -388,6 +392,21 @@ def _log_failure(task: "asyncio.Task[None]") -> None:
     """Log the error by which a task ended that should not end."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("the router no longer follows a server", exc_info=error)
+
+
+class _CheckMethod:
+    """Middleware: methods that are never passed on are refused with 405."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        if scope["type"] != "http" or scope["method"] in METHODS:
+            await self._app(scope, receive, send)
+            return
+        error = HTTPException(NOT_ALLOWED, headers={"Allow": ", ".join(METHODS)})
+        await refusal(error, scope)(scope, receive, send)
 
 
 class _Asgi:
