@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
 
-from minfer.effects.cli.serve import listen_options, tls_options
+from minfer.effects.cli.serve import listen_options, preparers_option, tls_options
 from minfer.effects.setup.option_values import read_bytes
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
@@ -113,6 +113,13 @@ def _server_options(add: Callable[..., Any]) -> None:
     )
     add("--api-keys-file", metavar="FILE", help="more keys, as of minfer serve")
     add(
+        "--forwarded-allow-ips",
+        default="",
+        metavar="ADDRESSES",
+        help="proxies before the router, as addresses or networks with commas between "
+        "them, whose X-Forwarded-For names the client, for fair shares (default: none)",
+    )
+    add(
         "--allowed-host",
         action="append",
         default=[],
@@ -140,10 +147,11 @@ def _bound_options(add: Callable[..., Any]) -> None:
     add(
         "--max-body-size",
         type=read_bytes,
-        default=2**25,
         metavar="BYTES",
-        help="most bytes of a request (default: 32M)",
+        help="most bytes of a request (default: what minfer serve has for the longest "
+        "context of the servers, at least 4M)",
     )
+    preparers_option(add)
     for name, default, what in (
         ("max-waiting", 1024, "most requests that wait for a server, for fair shares"),
         ("max-connections", 4096, "most connections of clients at once"),

@@ -301,6 +301,11 @@ def _bound_options(add: Callable[..., Any]) -> None:
         metavar="N",
         help="most connections at once; who comes then gets a 503 (default: %(default)s)",
     )
+    preparers_option(add)
+
+
+def preparers_option(add: Callable[..., Any]) -> None:
+    """Add the number of worker processes."""
     add(
         "--preparers",
         type=int,

@@ -27,6 +27,7 @@ from ray.serve.request_router import (
 
 from minfer.effects.serving.router.dispatcher import Dispatcher
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
+from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.effects.serving.router.request_reader import RequestReader
 from minfer.effects.serving.router.router_options import CACHE_TOKENS, MAX_BODY
 from minfer.routing.messages import LoadReport, RoutingRequest
@@ -47,7 +48,7 @@ class MinferRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         self._dispatcher = Dispatcher(
             config, cache_blocks=CACHE_TOKENS // BLOCK_TOKENS, most_waiting=0
         )
-        self._reader = RequestReader(MAX_BODY)
+        self._reader = RequestReader(MAX_BODY, PromptReader.start(None, workers=0))
         self._requests: dict[str, RoutingRequest] = {}  # those that have not ended
         self._reports: dict[str, int] = {}  # number of the last report, by replica
 

@@ -12,7 +12,8 @@ bodies above a few KB go to worker processes, with a tokenizer and no engine.
 
     worker_pool      the queue and its workers
     process          the parent's end of a worker
-    worker_main      the child: a loop over frames
+    worker_loop      the child: a loop over frames
+    worker_main      its program for requests; `minfer route` has one of its own
     worker_messages  what the two send each other
     task             the work of a worker
 """

@@ -13,16 +13,15 @@ import msgspec
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Refusal,
     WorkerReply,
     WorkerRequest,
+    WorkResult,
     decode_reply,
     encode,
 )
-from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 
 MODULE: Final = "minfer.effects.serving.input_workers.worker_main"
 
@@ -38,7 +37,8 @@ class Process:
     model, a device or a client.
     """
 
-    def __init__(self, facts: ModelFacts) -> None:
+    def __init__(self, facts: object, module: str = "") -> None:
+        """`facts`: a record that the worker reads first; `module`: its program."""
         own_end, child_end = socket.socketpair()
         own_end.setblocking(False)
         self._link = own_end
@@ -48,7 +48,7 @@ class Process:
         paths = os.pathsep.join(filter(None, sys.path))
         with child_end:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(child_end.fileno())],
+                [sys.executable, "-P", "-m", module or MODULE, str(child_end.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(child_end.fileno(),),
                 # Of its own group: a terminal's interrupt is for the server to handle.
@@ -71,16 +71,18 @@ class Process:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
 
-    async def work(self, target: Endpoint | QueryEndpoint, data: bytes) -> Prepared | str:
-        """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
+    async def work(self, path: str, data: bytes) -> WorkResult:
+        """Have a body that was posted to `path` worked on. Raises ApiError, and
+        WorkerGoneError.
+        """
         await self.ready()
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
-        request = encode(WorkerRequest(path=target.path, data=data))
+        request = encode(WorkerRequest(path=path, data=data))
         reader_writer[1].write(self._writer.frame(request))
         reply = await self._reply()
         self.spent = reply.last
-        result = reply.prepared or reply.answer
+        result = reply.result
         if result is None:
             raise _to_error(reply.refusal)
         return result

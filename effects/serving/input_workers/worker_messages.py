@@ -13,6 +13,9 @@ from attrs import frozen
 from minfer.effects.serving.input_workers.task import Prepared
 
 READ: Final = 2**18  # bytes of a message to read at once
+# What a worker makes of a body: a request, the answer to a question in JSON, or, in a
+# program of its own, a record that its reader decodes.
+WorkResult = Prepared | str | bytes
 
 
 @frozen(kw_only=True)
@@ -39,8 +42,14 @@ class WorkerReply:
 
     prepared: Prepared | None = None
     answer: str | None = None  # to a question
+    record: bytes | None = None
     refusal: Refusal | None = None
     last: bool = False
+
+    @property
+    def result(self) -> WorkResult | None:
+        """What the worker made; None if it refused the body."""
+        return self.prepared or self.answer or self.record
 
 
 _request_decoder: Final = msgspec.msgpack.Decoder(WorkerRequest)

@@ -1,4 +1,4 @@
-"""The pool: bodies wait in a queue for workers, which are bounded in time and memory.
+"""The pools: bodies wait in a queue for workers, which are bounded in time and memory.
 
 A worker that takes too long, or has died, is replaced, and its body is refused: the body
 may be the cause. When a client disconnects, its body leaves the queue; if a worker is
@@ -8,7 +8,9 @@ busy with it, the worker is killed, unless it is done in a moment.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 from attrs import define, field
@@ -17,6 +19,7 @@ from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
+from minfer.effects.serving.input_workers.worker_messages import WorkResult
 from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.job_queue import JobQueue
@@ -33,44 +36,30 @@ _log: Final = logging.getLogger("uvicorn.error")
 
 @define(eq=False)
 class _PendingBody:
-    """A body to prepare, and the future of its waiter."""
+    """A body to work on, and the future of its waiter."""
 
-    target: Endpoint | QueryEndpoint
+    path: str  # that it was posted to
     data: bytes
-    done: asyncio.Future[Prepared | str]
-
-
-class _ThreadPreparer:
-    """Prepares in a thread of this process, where there are no workers."""
-
-    def __init__(self, threads: Executor, model_info: ModelInfo, models: Models) -> None:
-        self._thread_preparer = threads
-        self._about = model_info, models
-
-    async def prepare(self, body: _PendingBody) -> Prepared | str:
-        """Prepare a body. Raises the errors of `work`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._thread_preparer, work, body.target, body.data, *self._about
-        )
+    in_thread: Callable[[], WorkResult]  # does the work, where there are no workers
+    done: asyncio.Future[WorkResult]
 
 
 class _ProcessPreparer:
     """A worker process, replaced whenever it ends."""
 
-    def __init__(self, facts: ModelFacts, limit: float) -> None:
-        self._facts = facts
+    def __init__(self, start: Callable[[], Process], limit: float) -> None:
+        self._start = start
         self._limit = limit
         self._closed = False
-        self.process = Process(facts)
+        self.process = start()
 
-    async def prepare(self, body: _PendingBody) -> Prepared | str:
-        """Prepare a body. Raises ApiError, and WorkerGoneError if none can be started."""
+    async def prepare(self, body: _PendingBody) -> WorkResult:
+        """Work on a body. Raises ApiError, and WorkerGoneError if none can be started."""
         await self._wait_until_ready()
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def kill_soon(done: asyncio.Future[Prepared | str]) -> None:
+        def kill_soon(done: asyncio.Future[WorkResult]) -> None:
             if done.cancelled():
                 timer.append(loop.call_later(GRACE, current.kill))
 
@@ -78,7 +67,7 @@ class _ProcessPreparer:
         body.done.add_done_callback(kill_soon)
         try:
             async with asyncio.timeout(self._limit):
-                return await current.work(body.target, body.data)
+                return await current.work(body.path, body.data)
         except TimeoutError:
             current.kill()
             raise ApiError(TOO_LONG, status=413) from None
@@ -106,7 +95,7 @@ class _ProcessPreparer:
     def _replace_if_spent(self) -> None:
         if self.process.spent and not self._closed:
             self.process.kill()
-            self.process = Process(self._facts)
+            self.process = self._start()
 
     def close(self) -> None:
         """End the worker, for good."""
@@ -124,26 +113,23 @@ class _PreparerSlot:
     task: "asyncio.Task[None] | None" = field(default=None)
 
 
-class WorkerPool:
-    """Prepares bodies: in so many processes, or, with 0 `workers`, in `threads`.
-
-    It belongs to one event loop. `model_info` and `models` are for threads, the recipe
-    for processes; both describe the same model.
+class BodyPool:
+    """Works on bodies: in so many processes, which `start` starts, or, with 0 `workers`,
+    in `threads`. It belongs to one event loop.
     """
 
     def __init__(
         self,
-        facts: ModelFacts,
-        model_info: ModelInfo,
-        models: Models,
-        threads: Executor,
+        start: Callable[[], Process],
+        threads: Executor | None,
         *,
         workers: int = 0,
         limit: float = LIMIT,
     ) -> None:
+        """Without `threads`, those of the event loop are used."""
         self._queue = JobQueue[_PendingBody]()
-        self._thread_preparer = _ThreadPreparer(threads, model_info, models)
-        made = [_PreparerSlot(_ProcessPreparer(facts, limit)) for _ in range(workers)]
+        self._threads = threads
+        made = [_PreparerSlot(_ProcessPreparer(start, limit)) for _ in range(workers)]
         self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
             self._slots[0].most = SMALL
@@ -158,31 +144,24 @@ class WorkerPool:
         """The number of waiting bodies."""
         return len(self._queue)
 
-    async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
-        """Prepare a body, at its client's turn.
+    async def run(
+        self,
+        path: str,
+        data: bytes,
+        client: str,
+        in_thread: Callable[[], WorkResult],
+        size: int | None = None,
+    ) -> WorkResult:
+        """What a worker makes of a body that was posted to `path`, at its client's turn,
+        or `in_thread`, which does the same. `size`: its bytes, if `data` is compressed.
 
-        Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
-        closed.
+        Raises ApiError, the errors of `in_thread`, and EngineDeadError once it is closed.
         """
-        result = await self._run_body(endpoint, data, client)
-        if isinstance(result, str):
-            raise TypeError(f"{endpoint.path} was answered like a question")
-        return result
-
-    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
-        """Answer a question in JSON, at its client's turn. Raises likewise."""
-        result = await self._run_body(query, data, client)
-        if not isinstance(result, str):
-            raise TypeError(f"{query.path} was prepared like a request")
-        return result
-
-    async def _run_body(
-        self, target: Endpoint | QueryEndpoint, data: bytes, client: str
-    ) -> Prepared | str:
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
-        body = _PendingBody(target, data, asyncio.get_running_loop().create_future())
-        place = self._queue.add(body, client, len(data))
+        done: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+        body = _PendingBody(path, data, in_thread, done)
+        place = self._queue.add(body, client, len(data) if size is None else size)
         self._dispatch()
         try:
             return await body.done
@@ -215,7 +194,7 @@ class WorkerPool:
             if not self._closed:
                 self._dispatch()
 
-    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> Prepared | str:
+    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> WorkResult:
         if slot.preparer is not None:
             try:
                 return await slot.preparer.prepare(body)
@@ -225,10 +204,50 @@ class WorkerPool:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
                 slot.preparer = None
-        return await self._thread_preparer.prepare(body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, body.in_thread)
 
 
-def _settle(body: _PendingBody, result: Prepared | str | Exception) -> None:
+class WorkerPool(BodyPool):
+    """Prepares requests. `model_info` and `models` are for threads, the recipe for
+    processes; both describe the same model.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        model_info: ModelInfo,
+        models: Models,
+        threads: Executor,
+        *,
+        workers: int = 0,
+        limit: float = LIMIT,
+    ) -> None:
+        super().__init__(partial(Process, facts), threads, workers=workers, limit=limit)
+        self._about = model_info, models
+
+    async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
+        """Prepare a body, at its client's turn.
+
+        Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
+        closed.
+        """
+        in_thread = partial(work, endpoint, data, *self._about)
+        result = await self.run(endpoint.path, data, client, in_thread)
+        if not isinstance(result, Prepared):
+            raise TypeError(f"{endpoint.path} was answered like a question")
+        return result
+
+    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
+        """Answer a question in JSON, at its client's turn. Raises likewise."""
+        in_thread = partial(work, query, data, *self._about)
+        result = await self.run(query.path, data, client, in_thread)
+        if not isinstance(result, str):
+            raise TypeError(f"{query.path} was prepared like a request")
+        return result
+
+
+def _settle(body: _PendingBody, result: WorkResult | Exception) -> None:
     """Pass the result to the job's waiter, unless it left or the event loop is closed."""
     if body.done.done():
         return

@@ -2,6 +2,7 @@
 
 client --> Router (router_application) --> Exchange (forwarding) --> backend
                 |    RequestReader (request_reader): keys of the prompt, tenant, session
+                |    PromptReader (prompt_reader): large bodies go to worker processes
                 v
            Dispatcher (dispatcher): minfer.routing's state, and requests that wait
                 ^

@@ -8,7 +8,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
-from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.post import PACE, PATIENCE
 
 HELD: Final = 2**30  # bytes of all bodies whose requests wait or are answered
@@ -72,21 +71,3 @@ async def _next(receive: Receive, due: float) -> Message:
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message
-
-
-def decoded(body: bytes, scope: Scope, most: int) -> bytes:
-    """A body without its Content-Encoding; empty if that is not known, or the body has
-    more than `most` bytes: its backend refuses it then.
-    """
-    coding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1")
-    if not coding:
-        return body
-    data = bytearray()
-    try:
-        for part in Decoder(coding).decode(body):
-            data += part
-            if len(data) > most:
-                return b""
-    except ApiError:
-        return b""
-    return bytes(data)

@@ -7,14 +7,13 @@ event loop's thread.
                  |  ^
         deferred |  | one of its tenant started or ended; a backend joined or left
                  v  |
-              waiting, in its tenant's line
+              waiting, in its tenant's line, in which users take turns
 
 A request that is placed publishes the keys of its blocks for its backend at once
 (`assumed_cache`), unless that backend reports what it caches.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -24,6 +23,7 @@ from minfer.blocks.keys import Keys
 from minfer.effects.live.journal.recorded_router import RecordedRouter, RoutingRecorder
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.router.assumed_cache import AssumedCache
+from minfer.effects.serving.router.tenant_line import TenantLine, Waiter
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
@@ -54,12 +54,6 @@ class RoutingCounts:
     hit_blocks: int = 0  # of these, expected in the cache of their backend
 
 
-@define(eq=False)
-class _Waiter:
-    request: RoutingRequest
-    placed: "asyncio.Future[str]"
-
-
 class Dispatcher(RecordedRouter):
     """Places requests on backends; all methods run in one event loop.
 
@@ -84,7 +78,7 @@ class Dispatcher(RecordedRouter):
         self._most_waiting = most_waiting
         self._reporting = reporting or {}
         self._caches: dict[str, AssumedCache] = {}
-        self._lines: dict[str, deque[_Waiter]] = {}  # of tenants, none of them empty
+        self._lines: dict[str, TenantLine] = {}  # of tenants, none of them empty
 
     # --- backends -----------------------------------------------------------------------
 
@@ -134,13 +128,13 @@ class Dispatcher(RecordedRouter):
 
     # --- requests -----------------------------------------------------------------------
 
-    async def place(self, request: RoutingRequest) -> str:
-        """The backend of a request, once there is one; whatever comes of this, `end` must
-        be called. Raises ApiError.
+    async def place(self, request: RoutingRequest, user: str = "") -> str:
+        """The backend of a request of a tenant's `user`, once there is one; whatever
+        comes of this, `end` must be called. Raises ApiError.
         """
         line = self._lines.get(request.tenant)
         name = None if line else self._route(request)
-        return name or await self._wait(request)
+        return name or await self._wait(request, user)
 
     def send_to(self, name: str, request: RoutingRequest) -> None:
         """Count a request at a certain backend."""
@@ -206,22 +200,21 @@ class Dispatcher(RecordedRouter):
 
     # --- deferred requests --------------------------------------------------------------
 
-    async def _wait(self, request: RoutingRequest) -> str:
+    async def _wait(self, request: RoutingRequest, user: str) -> str:
         if self.waiting >= self._most_waiting:
             why = f"{self.waiting} requests wait, more than --max-waiting allows"
             raise ApiError(why, None, OVERLOADED, UNAVAILABLE, _SOON)
-        waiter = _Waiter(request, asyncio.get_running_loop().create_future())
-        line = self._lines.setdefault(request.tenant, deque())
-        line.append(waiter)
+        waiter = Waiter(request, user, asyncio.get_running_loop().create_future())
+        line = self._lines.setdefault(request.tenant, TenantLine())
+        line.add(waiter)
         self.counts.deferred += 1
         self.waiting += 1
         try:
             return await waiter.placed
         finally:
             self.waiting -= 1
-            if waiter in line:  # the client has left
-                line.remove(waiter)
-                self._drop_empty(request.tenant)
+            line.remove(waiter)  # the client may have left
+            self._drop_empty(request.tenant)
 
     def _wake_all(self) -> None:
         for tenant in (*self._lines,):
@@ -231,17 +224,17 @@ class Dispatcher(RecordedRouter):
         """Place the requests at the head of a line, as far as they can be."""
         line = self._lines.get(tenant)
         while line:
-            waiter = line[0]
+            waiter = line.first()
             try:
                 name = self._route(waiter.request)
             except ApiError as error:
-                line.popleft()
+                line.remove(waiter)
                 if not waiter.placed.done():
                     waiter.placed.set_exception(error)
                 continue
             if name is None:
                 break
-            line.popleft()
+            line.remove(waiter)
             if not waiter.placed.done():  # else its task was cancelled, and ends it
                 waiter.placed.set_result(name)
         self._drop_empty(tenant)

@@ -4,15 +4,22 @@ request --> head .... none came: Failed, another backend may be tried
              |
            429 or 503 with Retry-After: Refused, likewise
              |
+           (until here, `give_up` ends the attempt: Failed, likewise)
+             |
            first part of the body ... none came, as the connection broke: Failed
              |
            the client gets head and parts; a break from here on ends its stream with
            an error in its API's form, or, of a whole body, its connection
+
+A backend has `REFUSAL_SECONDS` for the body of a refusal, and `ERROR_SECONDS` for that of
+another error, and both are bounded in size.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import aiohttp
 from attrs import define, field, frozen
@@ -21,7 +28,8 @@ from starlette.types import Scope, Send
 from yarl import URL
 
 from minfer.effects.serving.application import error_format
-from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.client_errors import OVERLOADED, ApiError
+from minfer.effects.serving.router.context import read_at_most
 from minfer.effects.serving.router.head import (
     RawHeaders,
     broken_header,
@@ -39,9 +47,14 @@ TIMED_OUT: Final = 504
 # Causes of failures, for metrics.
 CONNECT_FAILED: Final = "connect"  # no connection was made
 DISCONNECTED: Final = "disconnect"  # the connection ended
+SILENT: Final = "silent"  # the backend does not answer, not even for its health
 _HEAD: Final = 2**16  # bytes of a header of a response
 _RETRY_AFTER: Final = b"retry-after"
-_REFUSAL: Final = 2**16  # bytes of a refusal's body that are kept
+REFUSAL_BYTES: Final = 2**16  # of a refusal's body
+REFUSAL_SECONDS: Final = 5.0
+ERROR_BYTES: Final = 2**20  # of the body of another error
+ERROR_SECONDS: Final = 60.0
+_ERRORS: Final = 400  # statuses from here on
 _EVENTS: Final = b"text/event-stream"
 # aiohttp writes these by itself, where a client has none.
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -60,8 +73,10 @@ class ClientRequest:
 
 @frozen
 class Refused:
-    """A backend has too much to do; its response, as far as it was read."""
+    """A backend has too much to do; its response."""
 
+    cause: ClassVar[str] = "refused"  # for metrics
+    name: str  # of the backend
     status: int
     headers: RawHeaders
     body: bytes
@@ -96,7 +111,11 @@ class Exchange:
     http: aiohttp.ClientSession
     request: ClientRequest
     name: str  # the backend's base URL
+    # Whether another backend may be tried if this one does not answer.
+    may_move: Callable[[], bool] = field(default=lambda: False)
     started: bool = field(default=False, init=False)  # the client got a part
+    _given_up: bool = field(default=False, init=False)
+    _timeout: asyncio.Timeout = field(factory=lambda: asyncio.timeout(None), init=False)
     _events: bool = field(default=False, init=False)  # the response is a stream of events
     _last: bytes = field(default=b"", init=False)  # the last two bytes that were sent
 
@@ -105,19 +124,32 @@ class Exchange:
         and first part; a refusal is returned, not passed on, where it `may_refuse`.
         """
         try:
-            return await self._run(note_first, may_refuse=may_refuse)
+            async with self._timeout:
+                return await self._run(note_first, may_refuse=may_refuse)
         except aiohttp.ClientConnectorError as error:
             return self._failed(CONNECT_FAILED, error, refused=True)
         except TimeoutError as error:  # aiohttp's are, too
             if not self.started:
                 why = "the server behind the router did not answer in time"
                 late = ApiError(why, None, "backend_timeout", TIMED_OUT)
+                if self._given_up:
+                    return Failed(SILENT, late)
                 return Failed("timeout", late, again=isinstance(error, _CONNECTING))
             return await self._break_off(error)
         except (aiohttp.ClientError, OSError) as error:
             if not self.started:
                 return self._failed(DISCONNECTED, error)
             return await self._break_off(error)
+
+    def give_up(self) -> None:
+        """End the attempt, as its backend does not answer, if the client has no part of
+        the answer and the request may move. Its connection is closed.
+        """
+        if self.started or self._given_up or self._timeout.expired():
+            return
+        if self.may_move():
+            self._given_up = True
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
         scope, send = self.request.scope, self.request.send
@@ -135,18 +167,21 @@ class Exchange:
         async with sent as response:
             headers = response_headers(response.raw_headers)
             _check_head(response.status, headers)
-            content = response.content
-            part = await content.readany()
             if may_refuse and _is_refusal(response.status, headers):
-                while len(part) < _REFUSAL and (rest := await content.readany()):
-                    part += rest
-                return Refused(response.status, headers, part)
+                return await self._read_refusal(response, headers)
+            due = None
+            if response.status >= _ERRORS:
+                due = asyncio.get_running_loop().time() + ERROR_SECONDS
+                if not self._given_up:
+                    self._timeout.reschedule(due)
+            part = await response.content.readany()
             self._events = any(
                 name == b"content-type" and value.lower().startswith(_EVENTS)
                 for name, value in headers
             )
             note_first(response.status, headers, part)
             self.started = True
+            self._timeout.reschedule(due)  # it is too late to give up
             await send(
                 {
                     "type": "http.response.start",
@@ -154,17 +189,43 @@ class Exchange:
                     "headers": headers,
                 }
             )
-            more = True
-            while part and more:
-                self._last = part[-2:]
-                more = not content.at_eof()  # else its end travels with it
-                await send(
-                    {"type": "http.response.body", "body": part, "more_body": more}
-                )
-                part = await content.readany() if more else b""
-            if more:
-                await send({"type": "http.response.body"})
+            await self._pass_on_body(response, part)
         return Answered()
+
+    async def _pass_on_body(self, response: aiohttp.ClientResponse, part: bytes) -> None:
+        """Send the client a body that begins with `part`, as it comes."""
+        content, send = response.content, self.request.send
+        left = ERROR_BYTES if response.status >= _ERRORS else None
+        more = True
+        while part and more:
+            if left is not None:
+                left -= len(part)
+                if left < 0:
+                    why = f"an error's body has more than {ERROR_BYTES} bytes"
+                    raise aiohttp.ClientPayloadError(why)
+            self._last = part[-2:]
+            more = not content.at_eof()  # else its end travels with it
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+            part = await content.readany() if more else b""
+        if more:
+            await send({"type": "http.response.body"})
+
+    async def _read_refusal(
+        self, response: aiohttp.ClientResponse, headers: RawHeaders
+    ) -> Refused:
+        """A refusal with its body, or with one of the router, if that does not come."""
+        body = None
+        with contextlib.suppress(aiohttp.ClientError, OSError):  # also TimeoutError
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                body = await read_at_most(response.content, REFUSAL_BYTES)
+        if body is not None:
+            return Refused(self.name, response.status, headers, body)
+        why = "the server behind the router takes no requests now"
+        error = ApiError(why, None, OVERLOADED, response.status)
+        body = error_format(self.request.scope)(error).event.data.encode()
+        wait = [header for header in headers if header[0] == _RETRY_AFTER]
+        json = (b"content-type", b"application/json")
+        return Refused(self.name, response.status, [json, *wait], body)
 
     def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
         _log.warning("%s failed: %s", self.name, _said(error))

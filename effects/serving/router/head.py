@@ -33,7 +33,9 @@ _FOR, _HOST, _SCHEME = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-pr
 
 
 def request_headers(scope: Scope) -> list[tuple[str, str]]:
-    """The headers of a client's request for a backend."""
+    """The headers of a client's request, without a broken one, for a backend. aiohttp
+    writes them in UTF-8, as which they are read.
+    """
     headers: RawHeaders = scope["headers"]
     dropped = _NOT_SENT | _named_by_connection(headers) | {_FOR, _HOST, _SCHEME}
     kept = [(name, value) for name, value in headers if name not in dropped]
@@ -45,7 +47,7 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
         kept.append((_FOR, b", ".join(chain)))
     kept += [(_HOST, value) for name, value in headers if name == b"host"]
     kept.append((_SCHEME, scope.get("scheme", "http").encode()))
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept]
+    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in kept]
 
 
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
@@ -55,6 +57,18 @@ def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         _OF_A_CONNECTION | _named_by_connection(lower) | {b"date"}
     )  # uvicorn has one
     return [(name, value) for name, value in lower if name not in dropped]
+
+
+def unreadable_header(headers: RawHeaders) -> str:
+    """The name of a header that is not in UTF-8, as which alone it can be sent on, or
+    nothing.
+    """
+    for name, value in headers:
+        try:
+            value.decode("utf-8")
+        except UnicodeDecodeError:
+            return name.decode("latin-1")
+    return ""
 
 
 def broken_header(headers: RawHeaders) -> str:

@@ -5,8 +5,11 @@
     GET /health well, GET /ready 503           it drains: what runs there goes on
     GET /health well, else                     it takes requests; vLLM has no /ready
 
+Once it is well, it is asked for its model's context, GET /v1/models, until it answers.
+
 A backend that refuses the connection of a client's request has left at once; after any
-failed request it is asked again at once.
+failed request it is asked again at once. While it does not answer, requests of which
+nothing came yet may move to another one (`note_silent`).
 """
 
 import asyncio
@@ -18,11 +21,12 @@ from typing import Final
 import aiohttp
 from attrs import define, field
 
+from minfer.effects.serving.router.context import read_context
 from minfer.effects.serving.router.dispatcher import Dispatcher
 
 INTERVAL: Final = 2.0  # seconds between two questions
 PATIENCE: Final = 5.0  # seconds for an answer
-_MOST_SILENT: Final = 3  # questions in a row without an answer: then it has left
+MAX_SILENT: Final = 3  # questions in a row without an answer: then it has left
 _FAILED: Final = 500
 _UNREADY: Final = 503
 _log: Final = logging.getLogger("minfer.router")
@@ -38,6 +42,9 @@ class Health(Enum):
     SILENT = "silent"
 
 
+_WELL: Final = (Health.READY, Health.DRAINING)
+
+
 @define(eq=False)
 class HealthWatch:
     """Asks one backend, and tells the dispatcher."""
@@ -47,9 +54,14 @@ class HealthWatch:
     dispatcher: Dispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
+    # Called whenever it has left a question unanswered, from the third in a row on.
+    note_silent: Callable[[], None] = field(default=lambda: None)
+    # Called with the context of its model, in tokens; None: it is not asked for that.
+    note_context: Callable[[int], None] | None = None
     health: Health = field(default=Health.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
     _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _knows_context: bool = field(default=False, init=False)  # of the present process
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -66,9 +78,15 @@ class HealthWatch:
         """Ask now, and act on it."""
         found = await self._question()
         self.silent = self.silent + 1 if found is Health.SILENT else 0
-        if found is Health.SILENT and self.silent < _MOST_SILENT:
+        if found is Health.SILENT and self.silent < MAX_SILENT:
             return
         self._note(found)
+        if found is Health.SILENT:
+            self.note_silent()
+        if found not in _WELL:
+            self._knows_context = False
+        elif self.note_context is not None and not self._knows_context:
+            await self._ask_context(self.note_context)
 
     def failed(self, *, refused: bool) -> None:
         """A request failed there."""
@@ -89,6 +107,15 @@ class HealthWatch:
             self.dispatcher.leave(self.name)
         if found is Health.GONE:
             self.note_gone()
+
+    async def _ask_context(self, note: Callable[[int], None]) -> None:
+        try:
+            context = await read_context(self.http, self.name, PATIENCE)
+        except (aiohttp.ClientError, OSError):
+            return  # it is asked again
+        self._knows_context = True  # or it does not tell
+        if context is not None:
+            note(context)
 
     async def _question(self) -> Health:
         try:

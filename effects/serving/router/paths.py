@@ -5,6 +5,8 @@ POST of an endpoint that computes a prompt              where the policy says
 what names a response or request by its id              where that was made
 all else below /v1, and some others                     any backend
 what changes or holds the state of one server           nowhere: ask that server
+a path with an empty part, or a part .                  nowhere: a server may take it for
+                                                        the path without that part
 """
 
 import re
@@ -16,6 +18,8 @@ from attrs import frozen
 from minfer.effects.serving.client_errors import ApiError
 
 NOT_FOUND: Final = 404
+# All that are passed on: not TRACE and CONNECT, which are for proxies.
+METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 ROUTED: Final = frozenset(
     {
         "/v1/chat/completions",
@@ -46,6 +50,7 @@ _STATEFUL: Final = (  # of one server
     "/v1/stream",
     "/v1/unload_lora_adapter",
 )
+_LONGEST: Final = 128  # characters of a path that an error shows
 _MADE: Final = re.compile(r"/v1/(?:responses|requests)/([^/]+)(?:/.*)?")
 
 
@@ -68,8 +73,11 @@ class Target:
 def target_of(method: str, path: str, raw_path: bytes) -> Target:
     """How to find the backend of a request. Raises ApiError for what is not passed on."""
     # The raw path is put behind a backend's address: it must not be able to change that.
-    if not raw_path.startswith(b"/") or ".." in path.split("/"):
+    parts = path.split("/")
+    if not raw_path.startswith(b"/") or ".." in parts:
         raise ApiError("the path must begin with / and have no part ..")
+    if "." in parts or "" in parts[1:-1]:
+        raise _not_passed_on(path)
     if path in ROUTED:
         return Target(Way.POLICY if method == "POST" else Way.ANY)
     made = _MADE.fullmatch(path)
@@ -83,5 +91,7 @@ def target_of(method: str, path: str, raw_path: bytes) -> Target:
 
 
 def _not_passed_on(path: str) -> ApiError:
-    why = f"the router does not pass on {path[:128]}: ask one of the servers behind it"
+    why = (
+        f"the router does not pass on {path[:_LONGEST]}: ask one of the servers behind it"
+    )
     return ApiError(why, None, "not_routed", NOT_FOUND)

@@ -1,64 +1,56 @@
 """Makes what the router must know of a request: prompt, tenant, session, length."""
 
-import asyncio
 from itertools import count
 from typing import Final
 
 from attrs import define, field, frozen
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from minfer.effects.serving.access.api_keys import digest
-from minfer.effects.serving.access.authentication import caller_of
-from minfer.effects.serving.router.body import decoded
-from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
-from minfer.effects.serving.router.token_keys import TokenKeys
+from minfer.effects.serving.router.prompt_bodies import PromptBody
+from minfer.effects.serving.router.prompt_reader import PromptReader
+from minfer.effects.serving.router.tenants import TrustedProxies, tenant_of
 from minfer.routing.messages import RoutingRequest
 from minfer.values.checks import LARGEST_TOKEN
 
 _EMBEDDINGS: Final = "/v1/embeddings"  # which have no output tokens
-_TENANT: Final = 16  # hexadecimal digits of a key's digest
 
 
 @frozen
 class ReadRequest:
-    """A request as the router sees it, and the response that it continues, if any."""
+    """A request as the router sees it; its user, and the response that it continues, if
+    any.
+    """
 
     routed: RoutingRequest
+    user: str = ""  # within its tenant
     previous: str = ""
 
 
 @define(eq=False)
 class RequestReader:
-    """Reads bodies of up to `most` bytes, once decompressed. Keys are those of token ids,
-    by `tokens`, if there is a tokenizer, else of text.
-    """
+    """Reads bodies of up to `most` bytes, once decompressed."""
 
     most: int
-    tokens: TokenKeys | None = None
+    prompts: PromptReader
+    proxies: TrustedProxies = field(factory=TrustedProxies)
     _numbers: "count[int]" = field(factory=count, init=False)
 
     async def read(self, scope: Scope, body: bytes) -> ReadRequest:
-        """Read a request. What is no request has no keys: its backend refuses it."""
+        """Read a request. Raises ApiError."""
         path = scope["path"]
-        body = decoded(body, scope, self.most)
-        fields = read_fields(body)
-        if self.tokens is None:
-            prompt = text_keys(fields, body)
-        else:
-            prompt = await asyncio.to_thread(self.tokens.read, path, body)
+        codings = Headers(scope=scope).getlist("content-encoding")
+        tenant = tenant_of(scope, self.proxies)
+        prompt = await self.prompts.read(
+            PromptBody(path=path, coding=", ".join(codings), most=self.most, data=body),
+            tenant,
+        )
         routed = RoutingRequest(
             id=str(next(self._numbers)),
             keys=prompt.keys,
             tokens=min(prompt.tokens, LARGEST_TOKEN),
-            tenant=_key_digest(scope) or fields.whose or caller_of(scope).name,
-            session=fields.session,
-            output=0 if path == _EMBEDDINGS else fields.output,
+            tenant=tenant,
+            session=prompt.session,
+            output=0 if path == _EMBEDDINGS else prompt.output,
         )
-        return ReadRequest(routed, fields.previous)
-
-
-def _key_digest(scope: Scope) -> str:
-    """The digest of the API key that a client sent, or nothing."""
-    headers = dict(scope["headers"])
-    key = headers.get(b"authorization") or headers.get(b"x-api-key")
-    return digest(key).hex()[:_TENANT] if key else ""
+        return ReadRequest(routed, prompt.user, prompt.previous)

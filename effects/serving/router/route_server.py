@@ -27,6 +27,7 @@ from minfer.effects.serving.processes.server import (
 from minfer.effects.serving.router.backends import read_backends, read_sources
 from minfer.effects.serving.router.router_application import Router
 from minfer.effects.serving.router.router_options import RouterOptions
+from minfer.effects.serving.router.tenants import read_proxies
 from minfer.effects.serving.wire.connections import Patience
 from minfer.effects.serving.wire.descriptors import raise_limit
 from minfer.effects.serving.wire.tls import Tls
@@ -82,8 +83,12 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
         model=options.model,
         policy=options.routing,
         keys=keys,
+        proxies=read_proxies(options.forwarded_allow_ips),
         cache_tokens=check_whole("cache-tokens", options.cache_tokens, 1),
-        max_body=check_whole("max-body-size", options.max_body_size, 1),
+        max_body=None
+        if options.max_body_size is None
+        else check_whole("max-body-size", options.max_body_size, 1),
+        workers=check_whole("preparers", options.preparers, 0),
         max_waiting=check_whole("max-waiting", options.max_waiting, 0),
         patience=check_seconds("backend-timeout", options.backend_timeout),
         journal=None if options.journal is None else Path(options.journal),

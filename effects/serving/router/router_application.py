@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+from attrs import define, field
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,18 +14,22 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.access.authentication import RequireKey
+from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
+from minfer.effects.serving.request_parsing.limits import largest_body
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
     DISCONNECTED,
+    SILENT,
     Answered,
     ClientRequest,
     Exchange,
@@ -34,12 +39,17 @@ from minfer.effects.serving.router.forwarding import (
     open_session,
     pass_on,
 )
-from minfer.effects.serving.router.head import RawHeaders, broken_header
+from minfer.effects.serving.router.head import (
+    RawHeaders,
+    broken_header,
+    unreadable_header,
+)
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
 from minfer.effects.serving.router.kv_events import ReportedCache
-from minfer.effects.serving.router.paths import Target, Way, target_of
+from minfer.effects.serving.router.paths import METHODS, Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
+from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.effects.serving.router.request_reader import RequestReader
 from minfer.effects.serving.router.router_metrics import RouterMetrics
 from minfer.effects.serving.router.router_options import RouterOptions
@@ -48,17 +58,36 @@ from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.request_ids import RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.routing.policies import routing_policy_named
-from minfer.routing.state import RouterConfig
+from minfer.routing.state import Replica, RouterConfig
 
 if TYPE_CHECKING:
     from minfer.effects.serving.router.kv_subscriber import KvSubscriber
 
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
-# Connections that may end over a request before it is given up: it may be what kills
-# servers, and is not to kill them all.
+# Backends that may close the connection or fall silent over a request before it is given
+# up: it may be what kills servers, and is not to kill them all.
 _MOST_ENDED: Final = 2
 _log: Final = logging.getLogger("minfer.router")
+
+
+@define
+class _Attempts:
+    """The attempts to have one request answered."""
+
+    tried: list[str] = field(factory=list)  # backends
+    ended: int = 0  # of these, which closed the connection or fell silent
+    refused: Refused | None = None  # the last refusal
+    error: ApiError = field(factory=no_backend)  # of the last that failed
+
+    def note(self, outcome: Failed | Refused) -> bool:
+        """Note an attempt; returns whether another backend may be tried after it."""
+        if isinstance(outcome, Refused):
+            is_first, self.refused = self.refused is None, outcome
+            return is_first
+        self.error = outcome.error
+        self.ended += outcome.cause in (DISCONNECTED, SILENT)
+        return outcome.again and self.ended < _MOST_ENDED
 
 
 class Router:
@@ -86,14 +115,16 @@ class Router:
             reporting={name: cache.cached for name, cache in self._caches.items()},
         )
         self._options = options
-        self._bodies = Bodies(options.max_body)
+        self._tokens = tokens
+        self._contexts: dict[str, int] = {}  # of backends, as far as they are known
+        self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
-        self._reader = RequestReader(options.max_body, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
+        self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
         self.watches: dict[str, HealthWatch] = {}
         app = self._with_routes(options.keys)
-        self.app = RequestIds(NormalizeTarget(app, refusal))
+        self.app = RequestIds(NormalizeTarget(_CheckMethod(app), refusal))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -102,9 +133,16 @@ class Router:
     async def open(self) -> None:
         """Ask all backends how they are, and go on asking them."""
         http = self._http = open_session(self._options.patience)
+        prompts = PromptReader.start(self._tokens, self._options.workers)
+        most, proxies = self._bodies.most, self._options.proxies
+        self._reader = RequestReader(most, prompts, proxies)
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
+            self._exchanges[name] = set()
+            watch.note_silent = partial(self._give_up, name)
+            if self._options.max_body is None:
+                watch.note_context = partial(self._note_context, name)
             if name in subscribers:
                 watch.note_gone = subscribers[name].restart
         watches = [*self.watches.values()]
@@ -118,6 +156,19 @@ class Router:
             task = asyncio.create_task(one)
             task.add_done_callback(_log_failure)
             self._tasks.append(task)
+
+    def _give_up(self, name: str) -> None:
+        """Move the requests that wait for a backend which does not answer, as far as
+        others take them.
+        """
+        for exchange in tuple(self._exchanges[name]):
+            exchange.give_up()
+
+    def _note_context(self, name: str, context: int) -> None:
+        """Accept bodies that the backend with the longest context accepts."""
+        self._contexts[name] = context
+        most = largest_body(max(self._contexts.values()))
+        self._bodies.most = self._reader.most = most
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""
@@ -140,6 +191,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._http is not None:
+            self._reader.prompts.pool.close()
             await self._http.close()
         if self._journal is not None:
             self._journal.close()
@@ -192,6 +244,9 @@ class Router:
             if name := broken_header(scope["headers"]):
                 why = f"the header {name} has a control character"
                 raise ApiError(why)  # noqa: TRY301 - answered as others are
+            if name := unreadable_header(scope["headers"]):
+                why = f"the header {name} is not in UTF-8"
+                raise ApiError(why)  # noqa: TRY301 - answered as others are
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
             try:
@@ -205,7 +260,7 @@ class Router:
                 self._bodies.release(body)
         except ClientDisconnect:
             return
-        except ApiError as error:
+        except (ApiError, EngineDeadError) as error:  # the latter of readers that end
             failure = error_format(scope)(to_api_error(error))
             await failure_response(failure)(scope, receive, send)
         finally:
@@ -216,10 +271,11 @@ class Router:
         if target.way is Way.POLICY:
             await self._answer_routed(request)
         elif target.way is Way.HOME:
-            await self._try_in_turn(request, [self._home(target.id)])
+            outcome = await self._attempt(request, self._home(target.id))
+            if isinstance(outcome, Failed):
+                raise outcome.error
         else:
-            free = sorted(self.dispatcher.available(), key=lambda one: one.requests)
-            await self._try_in_turn(request, [one.name for one in free])
+            await self._answer_anywhere(request)
 
     def _home(self, key: str) -> str:
         """The backend that has a response or request. Raises ApiError."""
@@ -230,19 +286,29 @@ class Router:
             raise ApiError(why, "id", "not_found", _NOT_FOUND)
         return found
 
-    async def _try_in_turn(self, request: ClientRequest, names: list[str]) -> None:
-        """Pass a request on to the first of these backends that answers."""
-        failed: Failed | None = None
-        for name in names:
-            if failed is not None:
-                self.metrics.note_retry(failed.cause)
-            outcome = await self._attempt(request, name)
+    async def _answer_anywhere(self, request: ClientRequest) -> None:
+        """Pass a request on to a backend with few requests; if it fails, to others."""
+        attempts = _Attempts()
+        while others := self._others(attempts):
+            name = min(others, key=lambda one: one.requests).name
+            attempts.tried.append(name)
+            outcome = await self._attempt(request, name, attempts=attempts)
             if not isinstance(outcome, Failed):
                 return
-            failed = outcome
-            if not failed.again:
+            if not attempts.note(outcome):
                 break
-        raise no_backend() if failed is None else failed.error
+            if self._others(attempts):
+                self.metrics.note_retry(outcome.cause)
+        raise attempts.error
+
+    def _others(self, attempts: _Attempts) -> list[Replica]:
+        """The backends that take requests and were not tried."""
+        available = self.dispatcher.available()
+        return [one for one in available if one.name not in attempts.tried]
+
+    def _may_move(self, attempts: _Attempts) -> bool:
+        """Whether a request may go to another backend if the present one is silent."""
+        return attempts.ended + 1 < _MOST_ENDED and bool(self._others(attempts))
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
@@ -251,30 +317,26 @@ class Router:
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
-                name: str | None = await self.dispatcher.place(routed)
+                name: str | None = await self.dispatcher.place(routed, read.user)
             else:
                 self.dispatcher.send_to(home, routed)
                 name = home
-            tried = list[str]()
-            refused, error, ended = None, no_backend(), 0
+            attempts = _Attempts()
             while name is not None:
-                tried.append(name)
-                outcome = await self._attempt(
-                    request, name, routed.id, may_refuse=refused is None
-                )
+                attempts.tried.append(name)
+                movable = attempts if home is None else None
+                outcome = await self._attempt(request, name, routed.id, movable)
                 if isinstance(outcome, Answered):
                     return
-                if isinstance(outcome, Refused):
-                    refused, cause, again = outcome, "refused", True
-                else:
-                    cause, again, error = outcome.cause, outcome.again, outcome.error
-                ended += cause == DISCONNECTED
-                again = again and home is None and ended < _MOST_ENDED
+                again = attempts.note(outcome) and home is None
+                tried = attempts.tried
                 name = self.dispatcher.elsewhere(routed, tried) if again else None
                 if name is not None:
-                    self.metrics.note_retry(cause)
+                    self.metrics.note_retry(outcome.cause)
+            refused = attempts.refused
             if refused is None:
-                raise error
+                raise attempts.error
+            self.metrics.note_answer(refused.name, refused.status)
             await pass_on(refused, request.send)
         finally:
             self.dispatcher.end(routed.id)
@@ -294,15 +356,22 @@ class Router:
         request: ClientRequest,
         name: str,
         routed: str | None = None,
-        *,
-        may_refuse: bool = False,
+        attempts: _Attempts | None = None,
     ) -> Outcome:
-        """Try one backend; what is `routed` starts with its first part."""
+        """Try one backend; what is `routed` starts with its first part, and may be
+        refused. With `attempts`, another one may be tried after it.
+        """
         if self._http is None:
             raise no_backend()
         exchange = Exchange(self._http, request, name)
+        if attempts is not None:
+            exchange.may_move = partial(self._may_move, attempts)
         first = partial(self._note_first, name, routed)
-        outcome = await exchange.run(first, may_refuse=may_refuse)
+        self._exchanges[name].add(exchange)
+        try:
+            outcome = await exchange.run(first, may_refuse=routed is not None)
+        finally:
+            self._exchanges[name].discard(exchange)
         if isinstance(outcome, Failed):
             self.watches[name].failed(refused=outcome.refused)
         elif isinstance(outcome, Answered) and outcome.broken:
@@ -323,6 +392,21 @@ def _log_failure(task: "asyncio.Task[None]") -> None:
     """Log the error by which a task ended that should not end."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("the router no longer follows a server", exc_info=error)
+
+
+class _CheckMethod:
+    """Middleware: methods that are never passed on are refused with 405."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        if scope["type"] != "http" or scope["method"] in METHODS:
+            await self._app(scope, receive, send)
+            return
+        error = HTTPException(NOT_ALLOWED, headers={"Allow": ", ".join(METHODS)})
+        await refusal(error, scope)(scope, receive, send)
 
 
 class _Asgi:

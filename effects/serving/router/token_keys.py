@@ -40,8 +40,9 @@ class TokenKeys:
         folder = model_folder(model)
         tokenizer = Tokenizer(folder, _CONTEXT)
         parsers = Parsers().settled(tokenizer.all_templates)
+        self.folder = str(folder)
         facts = ModelFacts(
-            folder=str(folder),
+            folder=self.folder,
             vocab_size=_VOCABULARY,
             hidden_size=0,
             max_model_len=_CONTEXT,
@@ -52,7 +53,7 @@ class TokenKeys:
         )
         self._model = WorkerModel(facts=facts, tokenizer=tokenizer)
         self._endpoints = {one.path: one for one in ENDPOINTS}
-        self._block_size = block_size
+        self.block_size = block_size
 
     def read(self, path: str, body: bytes) -> PromptKeys:
         """The keys of a request's first prompt, and the tokens of all. Never raises; it
@@ -64,5 +65,5 @@ class TokenKeys:
         except Exception:  # whatever is wrong with it, its server will say
             return PromptKeys(tokens=len(body) // TOKEN_BYTES)
         prompts = [prompt.ids for prompt in request.prompts]
-        keys = block_keys(tokens_root(salt), prompts[0], self._block_size)
+        keys = block_keys(tokens_root(salt), prompts[0], self.block_size)
         return PromptKeys(keys, sum(map(len, prompts)))

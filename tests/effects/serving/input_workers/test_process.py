@@ -26,7 +26,7 @@ BODY = b'{"prompt": [5]}'
 
 
 async def prepared(one: Process) -> Prepared:
-    result = await one.work(ENDPOINT, BODY)
+    result = await one.work(ENDPOINT.path, BODY)
     assert isinstance(result, Prepared)
     return result
 

@@ -10,9 +10,11 @@ import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.serving.input_workers import worker_loop
 from minfer.effects.serving.input_workers import worker_main as module
 from minfer.effects.serving.input_workers.task import ModelFacts
-from minfer.effects.serving.input_workers.worker_main import InputWorker, serve
+from minfer.effects.serving.input_workers.worker_loop import serve
+from minfer.effects.serving.input_workers.worker_main import InputWorker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
     WorkerRequest,
@@ -111,7 +113,7 @@ def test_it_ends_when_it_has_grown(
         (ready,) = reader.feed(ours.recv(1000))
         assert decode_reply(ready) == WorkerReply()
         for growth, last in ((2**40, False), (-(2**50), True)):
-            monkeypatch.setattr(module, "_size", lambda _, more=growth: -more)
+            monkeypatch.setattr(worker_loop, "_size", lambda _, more=growth: -more)
             ask = encode(WorkerRequest(path=PATH, data=b'{"prompt": [5]}'))
             ours.sendall(writer.frame(ask))
             (data,) = reader.feed(ours.recv(10_000))

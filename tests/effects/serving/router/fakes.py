@@ -40,6 +40,7 @@ class Backend:
     left: int = 0  # connections that ended while they were answered
     health: int = 200
     ready: int = 404
+    models: Any = None  # the list of models, where the router asks for it
     url: str = ""
     server: asyncio.Server | None = None
     connections: set[asyncio.StreamWriter] = field(factory=set)
@@ -78,7 +79,12 @@ class Backend:
     ) -> None:
         if seen.target in ("/health", "/ready"):
             status = self.health if seen.target == "/health" else self.ready
+            if not self.health:
+                await reader.read()  # it does not answer
             whole(writer, {}, status)
+            return
+        if seen.target == "/v1/models" and self.models is not None:
+            whole(writer, self.models)
             return
         self.seen.append(seen)
         answering = asyncio.ensure_future(self.answer(seen, writer))
@@ -154,12 +160,19 @@ class Routing:
 
 @contextlib.asynccontextmanager
 async def routing(
-    count: int = 2, *, down: int = 0, late_sources: Any = None, **options: Any
+    count: int = 2,
+    *,
+    down: int = 0,
+    late_sources: Any = None,
+    models: Any = None,
+    **options: Any,
 ) -> AsyncIterator[Routing]:
     """So many backends behind a router, the last of them `down`; `late_sources` makes
     their KV sources of their addresses.
     """
     backends = [Backend("abcdef"[i]) for i in range(count)]
+    for one in backends:
+        one.models = models
     for one in backends:
         await one.start()
     for one in backends[count - down :]:
@@ -167,7 +180,8 @@ async def routing(
     urls = [one.url for one in backends]
     if late_sources is not None:
         options["kv_sources"] = late_sources(urls)
-    router = Router(RouterOptions(backends=urls, **options))
+    settings = {"max_body": 2**25, **options}
+    router = Router(RouterOptions(backends=urls, **settings))
     (listener,) = listen_at("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = http_config(router, HttpOptions(names=[]))

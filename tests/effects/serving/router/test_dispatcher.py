@@ -114,6 +114,34 @@ def test_those_that_wait_are_bounded_and_may_leave() -> None:
     asyncio.run(case())
 
 
+def test_users_of_a_tenant_take_turns() -> None:
+    async def case() -> None:
+        made = dispatcher("a", most_waiting=9)
+        assert await made.place(request("other", "y", tokens=1000)) == "a"
+        assert await made.place(request("first"), "p") == "a"
+        placed = list[str]()
+
+        async def place(name: str) -> None:
+            await made.place(request(name), name[0])
+            placed.append(name)
+
+        names = ("p1", "p2", "p3", "q1", "r1")
+        tasks = [asyncio.create_task(place(name)) for name in names]
+        await settled()
+        assert made.waiting == len(names)
+        tasks[3].cancel()
+        made.start("first")
+        for count in range(1, len(names)):
+            await settled()
+            assert len(placed) == count
+            made.end(placed[-1])
+        assert placed == ["p1", "r1", "p2", "p3"]
+        assert made.waiting == 0
+        assert not made._lines
+
+    asyncio.run(case())
+
+
 def test_what_was_sent_to_a_backend_is_assumed_to_be_there_up_to_a_bound() -> None:
     async def case() -> None:
         made = dispatcher("a", "b", cache_blocks=4)

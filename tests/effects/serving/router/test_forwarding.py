@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.serving.access.api_keys import read_keys
 from tests.effects.serving.router.fakes import Seen, begin_events, routing, whole
 
 
@@ -89,6 +90,34 @@ def test_a_header_that_no_backend_takes_is_the_clients_fault() -> None:
             assert head.startswith(b"HTTP/1.1 400 ")
             assert not made.backends[0].seen
             writer.close()
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "authorization"])
+def test_a_key_of_any_characters_passes_to_the_backend_unchanged(header: str) -> None:
+    key = "schl\u00fcssel-\u65e5\u672c"
+    value = (f"Bearer {key}" if header == "authorization" else key).encode()
+
+    @run
+    async def _() -> None:
+        async with routing(1, keys=read_keys([key], None)) as made:
+            answer = await made.http.post(
+                "/v1/chat/completions", json={}, headers=[(header.encode(), value)]
+            )
+            assert answer.status_code == 200
+            (seen,) = made.backends[0].seen
+            assert seen.headers[header] == value.decode("latin-1").lower()
+
+
+def test_a_header_that_is_no_utf_8_is_refused_by_name() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            answer = await made.http.post(
+                "/v1/chat/completions", json={}, headers=[(b"x-own", b"caf\xe9")]
+            )
+            assert answer.status_code == 400
+            assert "the header x-own" in answer.json()["error"]["message"]
+            assert not made.backends[0].seen
 
 
 def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:

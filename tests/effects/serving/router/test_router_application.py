@@ -191,6 +191,51 @@ def test_other_addresses_go_to_any_backend_or_nowhere() -> None:
 @pytest.mark.parametrize(
     "target",
     [
+        "/v1/files/x",
+        "/v1//stream",
+        "/v1/./files",
+        "/v1/%2Ffiles",
+        "/v1/%2e/files",
+        "/v1/files//",
+        "//v1/files",
+        "/v1//chat/completions",
+        "/v1/models//x",
+        "/./version",
+    ],
+)
+def test_no_other_spelling_leads_around_the_list_of_paths(target: str) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+            writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.split()[1] == b"404"
+            assert b"not_routed" in await reader.read(1000)
+            writer.close()
+            assert made.backends[0].seen == []
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PURGE"])
+@pytest.mark.parametrize("target", ["/v1/models", "/health", "evil.example:80"])
+def test_a_method_that_servers_need_not_know_is_not_passed_on(
+    method: str, target: str
+) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+            writer.write(f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.split()[1] == b"405"
+            assert b"\nallow: DELETE, GET, HEAD, " in head
+            writer.close()
+            assert made.backends[0].seen == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
         "@evil.example/v1/models",
         ":1@evil.example/v1/models",
         "evil.example:80",

@@ -1,0 +1,108 @@
+"""What all programs of workers have in common: one process that works on one body after
+the other, until it has grown.
+
+    python -m MODULE DESCRIPTOR
+
+It reads its facts from standard input and frames from the socket that it inherited; an
+empty reply means that it is ready. It ends when the socket is closed, or when a body
+takes far too long, so that it never outlives its server; its last reply announces its end
+if it has grown by more than `GROWTH`: memory that tokenizers and interpreters keep of
+large bodies returns to the system with the process.
+"""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from attrs import evolve
+
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
+from minfer.effects.serving.input_workers.worker_messages import (
+    READ,
+    Refusal,
+    WorkerReply,
+    WorkerRequest,
+    decode_request,
+    encode,
+)
+
+GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
+CEILING: Final = 2**31  # bytes beyond that which a body may take in between
+ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
+TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"
+_NICE: Final = 5  # a lower priority than processes that serve streams
+_RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
+_log: Final = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """What a program does with bodies."""
+
+    def reply(self, request: WorkerRequest) -> WorkerReply:
+        """The reply for a body; never raises."""
+
+
+def refusal_reply(error: Exception, path: str, field: str | None = None) -> WorkerReply:
+    """The reply for a body that was posted to `path` and led to an error; `field` has
+    its prompt.
+    """
+    if isinstance(error, MemoryError):
+        return WorkerReply(refusal=_refusal(ApiError(TOO_LARGE, status=413)), last=True)
+    api_error = to_api_error(error, field)
+    if api_error.status == INTERNAL:
+        _log.error("%s: not prepared", path, exc_info=error)
+    return WorkerReply(refusal=_refusal(api_error))
+
+
+def _refusal(error: ApiError) -> Refusal:
+    return Refusal(
+        message=str(error), param=error.param, code=error.code, status=error.status
+    )
+
+
+def _size(column: int) -> int:
+    """Bytes of memory of this process; 0 where the system does not report it."""
+    table = Path("/proc/self/statm")
+    if not table.exists():
+        return 0
+    return int(table.read_text().split()[column]) * resource.getpagesize()
+
+
+def serve(link: socket.socket, worker: Worker) -> None:
+    """Work on bodies from the socket until it is closed."""
+    most = _size(_RSS) + GROWTH
+    reader, writer = FrameReader(), FrameWriter()
+    link.sendall(writer.frame(encode(WorkerReply())))
+    while data := link.recv(READ):
+        result = reader.feed(data)
+        while result:
+            signal.alarm(ALARM)  # has no handler: it ends the process in any state
+            reply = worker.reply(decode_request(result.pop(0)))
+            signal.alarm(0)
+            last = reply.last or _size(_RSS) > most
+            link.sendall(writer.frame(encode(evolve(reply, last=last))))
+            if last:
+                return
+
+
+def run_worker(make: Callable[[bytes], Worker]) -> int:
+    """Run the worker that `make` makes of the facts; returns the exit code."""
+    # Signals to the whole group are for the server: it ends this process by the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    worker = make(sys.stdin.buffer.read())
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + CEILING, hard))
+    # OSError: the server has gone, and needs no reply.
+    with socket.socket(fileno=int(sys.argv[1])) as link, contextlib.suppress(OSError):
+        serve(link, worker)
+    return 0

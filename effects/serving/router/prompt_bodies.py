@@ -1,0 +1,87 @@
+"""What a router reads in the body of a request: its prompt, its user, its session."""
+
+from typing import Final
+
+import msgspec
+from attrs import frozen
+
+from minfer.blocks.keys import Keys
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
+from minfer.effects.serving.router.token_keys import TokenKeys
+from minfer.effects.serving.wire.coding import Decoder
+
+TOO_LARGE: Final = 413
+
+
+@frozen(kw_only=True)
+class PromptBody:
+    """A body that was posted to `path`; it may have `most` bytes once it is decoded."""
+
+    path: str
+    coding: str  # its Content-Encoding, or nothing
+    most: int
+    data: bytes
+
+
+@frozen(kw_only=True)
+class ReadPrompt:
+    """What a router must know of a body."""
+
+    keys: Keys  # of the prompt's blocks
+    tokens: int  # an estimate, where the prompt is text
+    user: str
+    session: str
+    previous: str  # the response that it continues, or nothing
+    output: int | None  # expected output tokens
+
+
+@frozen(kw_only=True)
+class KeyFacts:
+    """What a worker needs to make keys."""
+
+    model: str | None  # a folder with a tokenizer; None: keys are those of text
+    block_size: int = 0  # tokens of a block, if there is a tokenizer
+
+
+def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
+    """Read a body. What is no request has no keys: its backend refuses it. Raises
+    ApiError if it is too large once decoded.
+    """
+    data = _decode(body)
+    fields = read_fields(data)
+    prompt = text_keys(fields, data) if tokens is None else tokens.read(body.path, data)
+    return ReadPrompt(
+        keys=prompt.keys,
+        tokens=prompt.tokens,
+        user=fields.whose,
+        session=fields.session,
+        previous=fields.previous,
+        output=fields.output,
+    )
+
+
+def _decode(body: PromptBody) -> bytes:
+    """A body without its Content-Encoding; empty if that is unknown or wrong. Raises
+    ApiError.
+    """
+    if not body.coding:
+        return body.data
+    data = bytearray()
+    try:
+        for part in Decoder(body.coding).decode(body.data):
+            data += part
+            if len(data) > body.most:
+                break
+    except ApiError:
+        return b""
+    if len(data) > body.most:
+        why = f"the body has more than {body.most} bytes once it is decoded"
+        raise ApiError(why, status=TOO_LARGE)
+    return bytes(data)
+
+
+def read_record(data: bytes, tokens: TokenKeys | None) -> bytes:
+    """The `ReadPrompt` of an encoded `PromptBody`, encoded. Raises ApiError."""
+    body = msgspec.msgpack.decode(data, type=PromptBody)
+    return msgspec.msgpack.encode(read_prompt(body, tokens))

@@ -1,0 +1,39 @@
+"""The program of a router's workers (`minfer.effects.serving.input_workers`).
+
+python -m minfer.effects.serving.router.prompt_worker DESCRIPTOR
+"""
+
+import sys
+
+import msgspec
+
+from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
+from minfer.effects.serving.input_workers.worker_messages import (
+    WorkerReply,
+    WorkerRequest,
+)
+from minfer.effects.serving.router.prompt_bodies import KeyFacts, read_record
+from minfer.effects.serving.router.token_keys import TokenKeys
+
+
+class PromptWorker:
+    """Reads bodies for a router."""
+
+    def __init__(self, facts: KeyFacts) -> None:
+        model = facts.model
+        self._tokens = None if model is None else TokenKeys(model, facts.block_size)
+
+    def reply(self, request: WorkerRequest) -> WorkerReply:
+        """The reply for a body; never raises."""
+        try:
+            return WorkerReply(record=read_record(request.data, self._tokens))
+        except Exception as error:
+            return refusal_reply(error, request.path)
+
+
+def _make(facts: bytes) -> PromptWorker:
+    return PromptWorker(msgspec.json.decode(facts, type=KeyFacts))
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(_make))

@@ -1,0 +1,81 @@
+"""Whose share of the backends a request takes: that of its API key, or, without keys, of
+its client's address. Nothing that a client may choose freely makes another tenant.
+
+A proxy before the router has one address for all clients. Where its operator trusts it,
+the address that it appended to X-Forwarded-For counts, and so on to the left while that
+is a trusted proxy's, too: what stands further left, anybody may have written.
+"""
+
+from collections.abc import Sequence
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Final
+
+from attrs import frozen
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from minfer.effects.serving.access.authentication import caller_of
+from minfer.values.checks import ConfigError
+
+_FORWARDED: Final = "x-forwarded-for"
+Address = IPv4Address | IPv6Address
+
+
+@frozen
+class TrustedProxies:
+    """The networks of proxies whose X-Forwarded-For is believed."""
+
+    networks: Sequence[IPv4Network | IPv6Network] = ()
+
+    def include(self, address: Address) -> bool:
+        """Whether an address is a trusted proxy's."""
+        return any(address in network for network in self.networks)
+
+
+def read_proxies(text: str) -> TrustedProxies:
+    """Addresses and networks, with commas between them. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        return TrustedProxies(tuple([ip_network(word) for word in words]))
+    except ValueError as error:
+        why = f"must be addresses or networks, as 10.0.0.0/8: {error}"
+        raise ConfigError(f"--forwarded-allow-ips {why}") from None
+
+
+def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
+    """The tenant of a request whose key was checked."""
+    caller = caller_of(scope)
+    if caller.key is not None or not proxies.networks:
+        return caller.name
+    client = _read_address(caller.name)
+    if client is None:
+        return caller.name
+    hops = ",".join(Headers(scope=scope).getlist(_FORWARDED)).split(",")
+    while proxies.include(client) and hops:
+        before = _read_address(hops.pop())
+        if before is None:
+            break
+        client = before
+    return str(client)
+
+
+def _read_address(text: str) -> Address | None:
+    """An address, which may have a port behind it; None, if it is none."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
