@@ -200,8 +200,8 @@ def _process_options(add: Callable[..., Any]) -> None:
         default=60.0,
         metavar="SECONDS",
         help="kill the engine's process, and start it again, when for so long no step "
-        "ended and a request waited; 0: never (default: %(default)g; ten times that "
-        "while it loads)",
+        "ended and a request waited, and a process that speaks HTTP when it did nothing "
+        "for so long; 0: never (default: %(default)g; ten times that while it loads)",
     )
 
 

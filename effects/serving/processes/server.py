@@ -70,7 +70,8 @@ class HttpOptions:
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
-    engine_timeout: float = 60.0  # seconds without a heartbeat; 0: any number
+    # Seconds without a heartbeat of an engine or a front; 0: any number.
+    engine_timeout: float = 60.0
 
 
 class DrainingServer(uvicorn.Server):

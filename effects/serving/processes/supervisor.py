@@ -41,7 +41,7 @@ class Supervisor:
         patience: float,
         heartbeats: Mapping[str, Heartbeat],
     ) -> None:
-        """`patience`: seconds that a process has to end in; `heartbeats`: the engines',
+        """`patience`: seconds that a process has to end in; `heartbeats`: of processes,
         by name.
         """
         self._processes = processes
@@ -144,7 +144,7 @@ class Supervisor:
             self._execute(actions)
 
     def _check_heartbeats(self, now: float) -> None:
-        """Kill an engine that runs but sends no heartbeat."""
+        """Kill a process that runs but sends no heartbeat."""
         table = self._processes
         for name, heartbeat in self._heartbeats.items():
             if name in table.alive and heartbeat.hangs(now, ready=name in table.ready):
