@@ -13,6 +13,7 @@ from minfer.effects.cli.options import (
     dry_run_option,
     engine_options,
 )
+from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
@@ -356,6 +357,7 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.wire.descriptors import raise_limit
 
     complete(options)
+    remove_secrets()
     args, http = server.read_options(options)
     raise_limit()
     host, port, fronts = options.host, options.port, options.api_processes
