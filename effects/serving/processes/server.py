@@ -127,6 +127,7 @@ class HttpServer(DrainingServer):
         for one in sockets or ():
             if isinstance(one, Listener):
                 one.tls = self._options.tls.enabled
+                one.limit_connections(self._options.bounds.patience.connections)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
