@@ -184,8 +184,9 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for one in _WATCHED:
-                signal.signal(one, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
+                signal.signal(one, lambda *_: None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._lifeline_end)
             die_with_parent()
