@@ -7,6 +7,7 @@ It is imported only when its command is used, and imports heavy modules when it 
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -64,6 +65,7 @@ COMMANDS: Final = (
     Entry("bench", "measure a server under load", "minfer.effects.cli.bench"),
 )
 
+SERVERS: Final = ("serve", "route")
 REMOVED: Final = {
     "compile": "serve compiles what it needs at start, and finds it in TRITON_CACHE_DIR "
     "the next time",
@@ -74,14 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
 
     def run() -> int:
+        given = sys.argv[1:] if argv is None else argv
+        command = _command(given)
+        if command in SERVERS and argv is None:
+            # Before what takes seconds. Nothing is to be finished until the server has
+            # begun, and handles it itself.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         if is_rank():
             die_with_parent()
         if is_other_rank():  # whatever the command: rank 0 says what to do
             from minfer.effects.live.engine.rank_process import main as follow
 
             os._exit(follow())  # threads may wait for rank 0
-        given = sys.argv[1:] if argv is None else argv
-        command = _command(given)
         if command in REMOVED:
             raise ConfigError(f"{command} was removed: {REMOVED[command]}")
         options = parser().parse_args(given)

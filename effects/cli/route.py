@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from minfer.effects.cli.serve import listen_options, preparers_option, tls_options
+from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.setup.option_values import read_bytes
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
@@ -178,4 +179,5 @@ def run(options: argparse.Namespace) -> int:
 
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
+    remove_secrets()
     return serve_router(options)

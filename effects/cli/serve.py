@@ -13,6 +13,7 @@ from minfer.effects.cli.options import (
     dry_run_option,
     engine_options,
 )
+from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
@@ -200,8 +201,8 @@ def _process_options(add: Callable[..., Any]) -> None:
         default=60.0,
         metavar="SECONDS",
         help="kill the engine's process, and start it again, when for so long no step "
-        "ended and a request waited; 0: never (default: %(default)g; ten times that "
-        "while it loads)",
+        "ended and a request waited, and a process that speaks HTTP when it did nothing "
+        "for so long; 0: never (default: %(default)g; ten times that while it loads)",
     )
 
 
@@ -361,6 +362,7 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.wire.descriptors import raise_limit
 
     complete(options)
+    remove_secrets()
     args, http = server.read_options(options)
     raise_limit()
     host, port, fronts = options.host, options.port, options.api_processes

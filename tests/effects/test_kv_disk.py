@@ -17,6 +17,8 @@ from minfer.effects.execution.tiers.block_folder import (
     FETCHED,
     REFUSED,
     STORED,
+    BlockFolder,
+    file_bytes,
 )
 from minfer.effects.models.kv_format import AUTO
 from minfer.effects.setup.engine_args import EngineArgs
@@ -144,6 +146,26 @@ def test_a_full_disk_ends_stores_and_nothing_else(
     assert not list(tmp_path.glob("*/*"))
     with LLM(**SMALL, **disk(tmp_path)) as again:  # as after the death of an engine
         assert serve(again) == wanted
+
+
+@pytest.mark.parametrize("blocks", [2, 13])
+def test_a_small_folder_is_used(tmp_path: Path, blocks: int) -> None:
+    """Blocks that are loaded to measure the time of loads leave room for one another."""
+    size = file_bytes(prepare(EngineArgs(**SMALL)).memory.block_bytes)
+    with LLM(**SMALL, **disk(tmp_path, kv_disk_size=blocks * size)) as llm:
+        serve(llm)
+        settle(llm, 1)
+
+
+def test_blocks_that_another_engine_removes_at_the_start_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As two servers that start together in a small folder do."""
+    monkeypatch.setattr(BlockFolder, "uncache", BlockFolder.remove)
+    with LLM(**SMALL, **disk(tmp_path)) as llm:
+        serve(llm)
+        settle(llm, 8)
+    assert "count as fast" in caplog.text
 
 
 def test_a_reset_outlives_the_engine(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import os
 import stat
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +52,29 @@ _REST: Final = struct.Struct(f"<{LAYOUT}s{OWNER}sB{LONGEST}sQ{CHECKSUM}s")
 _SIGNED: Final = _START.size + _REST.size
 HEADER: Final = _SIGNED + MAC  # bytes
 # A name might be a link, or a pipe without a writer.
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_SAFELY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
+
+
+class NotRegularFileError(OSError):
+    """A folder, a link, a pipe or the like is where a file should be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is not a regular file; remove it")
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Returns a descriptor of a file, which is never waited for. Raises OSError, and
+    NotRegularFileError if it is no regular file.
+    """
+    with suppress(FileNotFoundError):  # it may be made here
+        if not stat.S_ISREG(path.lstat().st_mode):  # some cannot be opened
+            raise NotRegularFileError(path)
+    file = os.open(path, flags | _SAFELY, 0o600)
+    if not stat.S_ISREG(os.fstat(file).st_mode):  # it was replaced meanwhile
+        os.close(file)
+        raise NotRegularFileError(path)
+    return file
 
 
 class UnusableFileError(NotStoredError):
@@ -125,12 +147,13 @@ def read_block(
     what is in `contents` is undefined.
     """
     try:
-        file = os.open(path, _READ)
+        file = open_regular(path)
     except FileNotFoundError:
         raise UnusableFileError(MISSING, path) from None
+    except NotRegularFileError as error:
+        raise UnusableFileError(FOREIGN, path) from error
     except OSError as error:
-        link = error.errno == errno.ELOOP
-        raise UnusableFileError(FOREIGN if link else UNREADABLE, path) from error
+        raise UnusableFileError(UNREADABLE, path) from error
     try:
         return _read(file, path, key, layout, contents, by)
     except OSError as error:
@@ -147,9 +170,7 @@ def _read(
     contents: Contents,
     by: Signature,
 ) -> int:
-    about = os.fstat(file)
-    if not stat.S_ISREG(about.st_mode):
-        raise UnusableFileError(FOREIGN, path)
+    size = os.fstat(file).st_size
     header = bytearray(HEADER)
     left, got = [memoryview(header), *contents], 0
     while left and (count := os.readv(file, left)):
@@ -159,8 +180,8 @@ def _read(
     *_, wanted, checksum = _REST.unpack_from(header, _START.size)
     if wanted != length:
         raise UnusableFileError(FOREIGN, path)
-    if about.st_size != HEADER + length or left:
-        torn = about.st_size < HEADER + length or bool(left)
+    if size != HEADER + length or left:
+        torn = size < HEADER + length or bool(left)
         raise UnusableFileError(TORN if torn else CORRUPTED, path, removable=True)
     if by.checksum(contents) != checksum:
         raise UnusableFileError(CORRUPTED, path, removable=True)

@@ -15,10 +15,12 @@ too; results of different kinds of devices differ in rounding, and have names of
 own.
 """
 
+import errno
 import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from bisect import bisect_left
@@ -33,11 +35,13 @@ from attrs import define, field
 from minfer.blocks.keys import DIGEST, Key, Keys, group_key
 from minfer.effects.execution.tiers.block_files import (
     CAUSES,
+    FOREIGN,
     FULL,
     HEADER,
     MISSING,
     Signature,
     UnusableFileError,
+    open_regular,
     read_block,
     write_block,
 )
@@ -52,6 +56,12 @@ ABANDONED: Final = 600.0  # seconds after which no engine writes to a .part file
 RETRY: Final = 60.0  # seconds without stores, after one could not be written
 KNOWN: Final = 1 << 17  # keys that are remembered: of used, and of refused files
 FRESH: Final = 60.0  # seconds in which a file's use is not noted again
+# Errors of a store where something else is in place of the file or of its subfolder:
+# other blocks can be stored.
+IN_PLACE: Final = (
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM),
+)
 _NAME: Final = re.compile(r"[0-9a-f]{64,66}\.[a-z]+")
 _PART_NAME: Final = re.compile(_NAME.pattern + r"\.[0-9a-f]+\.part")
 _log = logging.getLogger("minfer.executor")
@@ -111,6 +121,10 @@ class BlockFolder:
         """The file of the block with a key."""
         return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
 
+    def blocks(self, contents: int) -> int:
+        """How many blocks with so many bytes of contents it holds."""
+        return self.size // file_bytes(contents)
+
     # --- what there is ------------------------------------------------------------------
 
     def leading(self, keys: Keys) -> int:
@@ -133,7 +147,11 @@ class BlockFolder:
         return now - self._used.get(key, -FRESH) < FRESH
 
     def _is_there(self, key: Key, now: float) -> bool:
-        return self._is_fresh(key, now) or self.name(group_key(key, self.probed)).exists()
+        if self._is_fresh(key, now):
+            return True
+        with suppress(OSError):  # it is not there, or cannot be accessed
+            return stat.S_ISREG(self.name(group_key(key, self.probed)).lstat().st_mode)
+        return False
 
     def _note_uses(self, keys: Sequence[Key]) -> None:
         """Note that blocks are used, in all groups: parents later than their children, so
@@ -144,7 +162,8 @@ class BlockFolder:
             for group in range(self.groups):
                 try:
                     name = self.name(group_key(key, group))
-                    os.utime(name, ns=(stamp - place, stamp - place))
+                    times = (stamp - place, stamp - place)
+                    os.utime(name, ns=times, follow_symlinks=False)
                 except FileNotFoundError:
                     if group == self.probed:
                         self._used.pop(key, None)
@@ -186,8 +205,9 @@ class BlockFolder:
             _log.warning("KV blocks on disk are not used: %s; more are counted", error)
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Write a block, unless it is there. Raises StoppedError if that is impossible,
-        and for a while after that.
+        """Write a block, unless it is there, or something else that cannot be replaced
+        is in its place. Raises StoppedError if no block can be written, and for a while
+        after that.
         """
         self.check_stores()
         name = self.name(key)
@@ -200,6 +220,9 @@ class BlockFolder:
             part = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
             size = write_block(name, part, key, layout, contents, self.signature)
         except OSError as error:
+            if error.errno in IN_PLACE:
+                self._refuse(key, UnusableFileError(FOREIGN, name))
+                return
             self._stop(error)
             raise StoppedError(str(error)) from error
         with self._lock:
@@ -252,7 +275,7 @@ class BlockFolder:
     def uncache(self, keys: Keys) -> None:
         """Have the operating system forget the contents of these blocks, if it can."""
         for key in keys:
-            with suppress(OSError), self.name(key).open("rb") as file:
+            with suppress(OSError), open(open_regular(self.name(key)), "rb") as file:
                 os.fsync(file.fileno())
                 if hasattr(os, "posix_fadvise"):  # Linux
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -308,7 +331,7 @@ class BlockFolder:
                     if _PART_NAME.fullmatch(entry.name):
                         if time.time() - about.st_mtime > ABANDONED:
                             os.unlink(entry.path)
-                    elif _NAME.fullmatch(entry.name):
+                    elif _NAME.fullmatch(entry.name) and stat.S_ISREG(about.st_mode):
                         size = -(-about.st_size // UNIT) * UNIT
                         yield about.st_mtime_ns, size, entry.path
                 except OSError:
@@ -318,17 +341,18 @@ class BlockFolder:
 def _touch(name: Path, size: int) -> bool:
     """Note that a file is used; returns whether it is there and has this size."""
     try:
-        found = name.lstat().st_size == size
-        os.utime(name)
+        about = name.lstat()
+        os.utime(name, follow_symlinks=False)
     except OSError:
         return False
-    return found
+    return stat.S_ISREG(about.st_mode) and about.st_size == size
 
 
 def capacity(path: Path) -> int:
     """Bytes of the file system of a folder, which need not exist."""
     there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    about = os.statvfs(there)
-    return about.f_blocks * about.f_frsize
+    for folder in (there, *there.parents):
+        with suppress(OSError):  # it is not there, or cannot be accessed
+            about = os.statvfs(folder)
+            return about.f_blocks * about.f_frsize
+    return 0

@@ -22,12 +22,13 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.execution.tiers.block_files import FORMAT, FULL
+from minfer.effects.execution.tiers.block_files import FORMAT, FULL, open_regular
 from minfer.values.checks import ConfigError
 
 FILE: Final = "minfer-kv.json"
 LOCK: Final = "minfer-kv.lock"
 BITS: Final = 62  # of an epoch
+MAX_FILE_BYTES: Final = 1 << 24  # of FILE: those of 200,000 tenants
 _log = logging.getLogger("minfer.executor")
 
 
@@ -74,6 +75,12 @@ class FolderEpochs:
                     f"kv_disk {folder} has other files ({min(strange)!r:.80}); name a "
                     "folder of its own, which is made if it is not there"
                 )
+            for name in there:
+                if _is_subfolder(name) and not (folder / name).is_dir():
+                    raise ConfigError(
+                        f"kv_disk {folder} cannot be used: {folder / name} is not a "
+                        "folder; remove it"
+                    )
             _check_format(folder / FILE)
             made = cls(folder)
             try:  # writes, so it is known whether that can be
@@ -119,13 +126,13 @@ class FolderEpochs:
     def _change(self, make: Callable[[_Epochs], _Epochs]) -> None:
         """Change the file, as no other engine does meanwhile."""
         with self._lock, self._locked():
-            if not self._look():
-                self._known = _Epochs()  # nothing that was stored before is found
+            # Without a file, nothing that was stored before is found.
+            now = self._known if self._look() else _Epochs()
             part = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
             try:
-                part.write_text(make(self._known).text())
-                now = time.time_ns()  # finer than the file system's own clock
-                os.utime(part, ns=(now, now))
+                part.write_text(make(now).text())
+                stamp = time.time_ns()  # finer than the file system's own clock
+                os.utime(part, ns=(stamp, stamp))
                 part.rename(self.folder / FILE)
             except OSError:
                 part.unlink(missing_ok=True)
@@ -134,17 +141,18 @@ class FolderEpochs:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.folder / LOCK).open("a") as file:
+        lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
+        with open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _look(self) -> bool:
         """Read the file if it has changed; returns whether it can be used."""
         try:
-            about = (self.folder / FILE).stat()
+            about = (self.folder / FILE).lstat()
             seen = about.st_ino, about.st_mtime_ns, about.st_size
             if seen != self._seen:
-                said = json.loads((self.folder / FILE).read_bytes())
+                said = _read(self.folder / FILE)
                 epoch, tenants = said["epoch"], dict(said["tenants"])
                 if not all(map(_is_epoch, (epoch, *tenants.values()))):
                     return False
@@ -156,18 +164,37 @@ class FolderEpochs:
 
 def _is_ours(name: str) -> bool:
     """Whether a name in the folder is one that engines, or file systems, make."""
-    known = name.startswith("minfer-kv.") or (len(name) == 2 and name.isalnum())
+    known = name.startswith("minfer-kv.") or _is_subfolder(name)
     return known or name == "lost+found"  # where the folder is a whole file system
+
+
+def _is_subfolder(name: str) -> bool:
+    """Whether a name is that of a folder of blocks."""
+    return len(name) == 2 and name.isalnum()
 
 
 def _digest(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=16, person=b"tenant").hexdigest()
 
 
-def _check_format(file: Path) -> None:
-    """Raise ConfigError for a folder of another format."""
+def _read(path: Path) -> Any:
+    """Returns the contents of the file. Raises OSError, and ValueError for what no engine
+    has written.
+    """
+    with open(open_regular(path), "rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
     try:
-        said = json.loads(file.read_bytes())["format"]
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+
+
+def _check_format(file: Path) -> None:
+    """Raise ConfigError for a folder of another format, and OSError."""
+    try:
+        said = _read(file)["format"]
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return  # there is none, or it will be replaced
     if said != FORMAT:

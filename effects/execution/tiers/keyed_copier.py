@@ -31,8 +31,8 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import DIGEST, Key
 from minfer.blocks.prefix import Pages, bundles, flattened
 from minfer.effects.execution.device.streams import on
-from minfer.effects.execution.tiers.block_files import LAYOUT
-from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.block_files import LAYOUT, MISSING
+from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
 from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
@@ -45,6 +45,10 @@ THREADS: Final = min(8, max(2, (os.cpu_count() or 1) // 2))  # that read, and th
 REPEATS: Final = 2
 KeyedCommand = StoreBlocks | FetchBlocks
 Blocks = Sequence[tuple[Key, Pages]]
+
+
+class BlocksRemovedError(Exception):
+    """Blocks were removed before they were loaded: other engines needed the room."""
 
 
 @frozen(eq=False)
@@ -217,7 +221,8 @@ class KeyedCopier:
         parts = make_parts(1, slices)
         of_one = parts[: len(parts) // slices]
         layout = layout_of(of_one)
-        store.open(layout, bundle * sum(part.page_bytes for part in of_one))
+        self.block_bytes = bundle * sum(part.page_bytes for part in of_one)
+        store.open(layout, self.block_bytes)
         room = max(bundle, pages_a_piece(parts))
         self.lanes = {
             loads: _Lane(
@@ -247,7 +252,7 @@ class KeyedCopier:
         """Returns the shortest time of some fetches of so many of the largest blocks from
         a folder, the store, whose pages then have no defined content. They are read from
         the disk itself, as far as the operating system can forget them. Raises
-        ConfigError.
+        ConfigError, and BlocksRemovedError.
         """
         keys = tuple([secrets.token_bytes(DIGEST) for _ in range(blocks)])
         pages = (*bundles(tuple(range(blocks * self.bundle)), self.bundle),)
@@ -265,9 +270,11 @@ class KeyedCopier:
         return min(times)
 
     def _finish(self, folder: BlockFolder, command: KeyedCommand) -> None:
-        ended = SimpleQueue[Moved | Lost]()
+        ended, missing = SimpleQueue[Moved | Lost](), folder.totals()[REFUSED + MISSING]
         self.move(command, ended.put)
         if isinstance(end := ended.get(), Lost):
+            if folder.totals()[REFUSED + MISSING] > missing:
+                raise BlocksRemovedError(end.error)
             raise ConfigError(
                 f"kv_disk {folder.path} cannot be used: {end.error}; name another "
                 "folder, or make room there"

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from attrs import evolve
 
 from minfer.effects.execution.tiers.block_folder import BlockFolder
-from minfer.effects.execution.tiers.keyed_copier import KeyedCopier
+from minfer.effects.execution.tiers.keyed_copier import BlocksRemovedError, KeyedCopier
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.page_copier import PageCopier
 from minfer.effects.execution.tiers.page_parts import Part
@@ -20,6 +20,7 @@ from minfer.values.checks import ConfigError
 
 # Pages that are loaded to measure the rate of loads.
 MEASURED_PAGES: Final = 32
+SHARES: Final = 4  # of a folder, one of which they take at most: engines start together
 _log = logging.getLogger("minfer.executor")
 AnyTier = TypeVar("AnyTier", HostTier, KeyedTier)
 
@@ -73,13 +74,19 @@ class TierCopiers:
             and isinstance(store, BlockFolder)
         ):
             seconds = partial(self.keyed.seconds, store)
-            blocks = max(1, few // self.bundle)
+            room = store.blocks(self.keyed.block_bytes) // SHARES
+            blocks = max(1, min(few // self.bundle, room))
+            reason = ""
             try:
                 keyed = _with_costs(keyed, seconds, self.bundle, blocks, token)
             except ConfigError:
                 if not store.full:
                     raise
-                _log.warning("loads from %s count as fast: it is full", store.path)
+                reason = "it is full"
+            except BlocksRemovedError:
+                reason = "other engines removed the blocks that were to be loaded"
+            if reason:
+                _log.warning("loads from %s count as fast: %s", store.path, reason)
                 keyed = evolve(keyed, token_seconds=token)
         return evolve(config, host=host, keyed=keyed)
 

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, cast
 import ray
 from attrs import define, evolve
 
+from minfer.effects.execution.secret_variables import inherited
 from minfer.effects.serving.distributed import engine_plan
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
@@ -102,7 +103,7 @@ class _WatchedEngine:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             pass_fds=[held.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**inherited(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         held.close()
         with suppress(OSError):  # it has ended already; its log says why

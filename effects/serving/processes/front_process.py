@@ -53,6 +53,7 @@ REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
 DRAIN: Final = signal.SIGUSR1  # from its parent: end once no requests run
 AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
+BEAT: Final = 0.1  # seconds from one heartbeat to the next
 COUNT: Final = 0.1  # seconds from one report of counts to the next
 _log = logging.getLogger("minfer.front")
 
@@ -93,16 +94,24 @@ class FrontServer(HttpServer):
             signal.signal(one, lambda *_: None)
 
 
-def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
-    """Serve until the parent ends it; returns the exit code. `ready` is called once the
-    engine was found ready. Raises ConfigError if the engine has another model.
+def run_front(
+    plan: FrontPlan, beat: Callable[[], None], ready: Callable[[], None]
+) -> int:
+    """Serve until the parent ends it; returns the exit code. `beat` is called some times
+    a second while the event loop runs, and `ready` once the engine was found ready.
+    Raises ConfigError if the engine has another model.
     """
     configure_logs(front_name(plan.number))
     # An earlier process of this front may have died with open connections.
-    return asyncio.run(_serve(plan, plan.shared.at(plan.number), ready))
+    return asyncio.run(_serve(plan, plan.shared.at(plan.number), beat, ready))
 
 
-async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None]) -> int:
+async def _serve(
+    plan: FrontPlan,
+    shared: SharedCounts,
+    beat: Callable[[], None],
+    ready: Callable[[], None],
+) -> int:
     journals = contextlib.ExitStack()
     router, prefill = None, None
     if plan.deployment.routed:
@@ -128,6 +137,7 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         asyncio.create_task(_keep_linked(plan, remote, path, replica))
         for replica, path in enumerate(plan.paths)
     ]
+    tasks.append(asyncio.create_task(_send_heartbeats(beat)))
     known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
     tasks += [
         asyncio.create_task(_keep_linked_to(plan, remote, address, number, known))
@@ -160,6 +170,13 @@ async def _serve(plan: FrontPlan, shared: SharedCounts, ready: Callable[[], None
         remote.close()
         journals.close()
     return 0
+
+
+async def _send_heartbeats(beat: Callable[[], None]) -> None:
+    """Send heartbeats to the parent: a blocked event loop sends none."""
+    while True:
+        beat()
+        await asyncio.sleep(BEAT)
 
 
 async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int) -> None:

@@ -1,6 +1,7 @@
-"""The heartbeat of the engine's process, as its watcher sees it.
+"""The heartbeat of a process, as its watcher sees it.
 
     engine:   beat, some times a second, while its steps end (`live/link/host.py`)
+    front:    beat, likewise, while its event loop runs (`front_process.py`)
     watcher:  hangs? at each look; then it is killed, and started again as after a death
 
 Theory. A process that hangs still exists: it is stopped, in a call of its device that

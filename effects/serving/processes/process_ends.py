@@ -1,13 +1,14 @@
 """A server's processes: the actions when one of them ends.
 
     watching -- an engine ended --> it is restarted, after a pause
-             -- an engine hangs --> it is killed
+             -- an engine or a front hangs --> it is killed
              -- an engine of torchrun's ended --> stopping: torchrun starts all again
              -- a front ended --> it is restarted; its connections are lost
              -- one that was never ready ended, or one several times --> stopping
              -- SIGTERM --> draining: fronts take no new requests
              -- SIGINT --> stopping
-    draining -- an engine ended --> it is restarted: fronts finish their requests
+    draining -- an engine or a front hangs --> it is killed
+             -- an engine ended --> it is restarted: fronts finish their requests
              -- another signal, or the last front ended --> stopping
     stopping -- the last front ended --> the engines are stopped
              -- the last process ended --> over, with an exit code

@@ -41,7 +41,7 @@ from minfer.effects.setup.folders import model_folder
 from minfer.values.checks import ConfigError
 
 # Gets callbacks for a heartbeat and for when it is ready; returns the exit code.
-RunEngine: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], int]
+RunWithHeartbeat: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], int]
 
 
 @frozen(kw_only=True)
@@ -91,10 +91,8 @@ def serve_in_processes(
         paths = socket_paths(stack.enter_context(run_folder()), deployment.replicas)
         announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
         shared = SharedCounts.of(max(1, len(listeners)))
-        runs: dict[str, Run] = {}
-        heartbeats: dict[str, Heartbeat] = {}
         if keep is None:
-            engines = _engines(args, deployment, paths, links, fronts, devices)
+            work = _engines(args, deployment, paths, links, fronts, devices)
         else:
             elsewhere = EnginesElsewhere(
                 args=args,
@@ -103,10 +101,8 @@ def serve_in_processes(
                 fronts=fronts,
                 timeout=options.engine_timeout,
             )
-            engines = {ENGINE: partial(keep, elsewhere)}
-        for name, run in engines.items():
-            beats = heartbeats[name] = Heartbeat(options.engine_timeout)
-            runs[name] = partial(run, beats.beat)
+            work = {ENGINE: partial(keep, elsewhere)}
+        engines = len(work)
         for number, one in enumerate(listeners):
             front = FrontPlan(
                 number=number,
@@ -118,7 +114,11 @@ def serve_in_processes(
                 shared=shared,
                 announced=lambda: announced[0] == 1,
             )
-            runs[front_name(number)] = partial(run_front, front)
+            work[front_name(number)] = partial(run_front, front)
+        heartbeats = {name: Heartbeat(options.engine_timeout) for name in work}
+        runs: dict[str, Run] = {
+            name: partial(run, heartbeats[name].beat) for name, run in work.items()
+        }
 
         def ready() -> None:
             if alone:
@@ -132,7 +132,7 @@ def serve_in_processes(
             announced[0] = 1
 
         patience = options.shutdown_timeout
-        table = Processes(len(listeners), len(engines), by_torchrun=is_by_torchrun())
+        table = Processes(len(listeners), engines, by_torchrun=is_by_torchrun())
         return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
 
 
@@ -143,7 +143,7 @@ def _engines(
     links: Sequence[socket.socket],
     fronts: int,
     devices: Sequence[ReplicaDevice],
-) -> dict[str, RunEngine]:
+) -> dict[str, RunWithHeartbeat]:
     """The work of each engine of this machine, by its name."""
     settings = deployment.settings(args)
     plans = deployment.peer_plans(paths, args.tensor_parallel_size)

@@ -70,7 +70,8 @@ class HttpOptions:
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
-    engine_timeout: float = 60.0  # seconds without a heartbeat; 0: any number
+    # Seconds without a heartbeat of an engine or a front; 0: any number.
+    engine_timeout: float = 60.0
 
 
 class DrainingServer(uvicorn.Server):
@@ -100,6 +101,13 @@ class DrainingServer(uvicorn.Server):
         self._signals += _STOP if sig == signal.SIGINT else 1
         super().handle_exit(sig, frame)
 
+    def run_until_signalled(self, listener: socket.socket) -> None:
+        """Serve until a signal comes, from now on."""
+        # uvicorn raises again the signal that stopped it. An interrupt is for our caller;
+        # a SIGTERM ends here.
+        signal.signal(signal.SIGTERM, self.handle_exit)
+        self.run([listener])
+
     async def wait_while(self, running: Callable[[], object]) -> None:
         """Wait until no request is running, or the server must stop."""
         end = asyncio.get_running_loop().time() + self.shutdown_timeout
@@ -126,6 +134,7 @@ class HttpServer(DrainingServer):
         for one in sockets or ():
             if isinstance(one, Listener):
                 one.tls = self._options.tls.enabled
+                one.limit_connections(self._options.bounds.patience.connections)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -261,15 +270,13 @@ def serve_in_process(
         bounds=options.bounds,
         parsers=options.parsers,
     )
-    # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
-    # SIGTERM ends here.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     print(describe_address(listener, options), flush=True)
     with (
         contextlib.closing(llm),
         with_middleware(app, options, "server", lambda: app) as outer,
     ):
-        HttpServer(http_config(outer, options), options, lambda: app).run([listener])
+        server = HttpServer(http_config(outer, options), options, lambda: app)
+        server.run_until_signalled(listener)
     return 0
 
 

@@ -41,7 +41,7 @@ class Supervisor:
         patience: float,
         heartbeats: Mapping[str, Heartbeat],
     ) -> None:
-        """`patience`: seconds that a process has to end in; `heartbeats`: the engines',
+        """`patience`: seconds that a process has to end in; `heartbeats`: of processes,
         by name.
         """
         self._processes = processes
@@ -144,7 +144,7 @@ class Supervisor:
             self._execute(actions)
 
     def _check_heartbeats(self, now: float) -> None:
-        """Kill an engine that runs but sends no heartbeat."""
+        """Kill a process that runs but sends no heartbeat."""
         table = self._processes
         for name, heartbeat in self._heartbeats.items():
             if name in table.alive and heartbeat.hangs(now, ready=name in table.ready):
@@ -184,8 +184,9 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for one in _WATCHED:
-                signal.signal(one, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
+                signal.signal(one, lambda *_: None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._lifeline_end)
             die_with_parent()

@@ -1,7 +1,6 @@
 """`minfer route`: a socket, the router behind it, and its end."""
 
 import argparse
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -113,15 +112,13 @@ def serve_router(options: argparse.Namespace) -> int:
     configure_logs("router")
     raise_limit()
     (listener,) = listen_at(options.host, options.port)
-    # uvicorn raises again the signal that stopped it. An interrupt is for our caller; a
-    # SIGTERM ends here.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     with listener:
         router = Router(chosen)
         print(_announcement(listener, chosen, http), flush=True)
         with with_middleware(router, http, "router", lambda: None) as outer:
             config = http_config(outer, http)
-            RouterServer(config, router, http.shutdown_timeout).run([listener])
+            server = RouterServer(config, router, http.shutdown_timeout)
+            server.run_until_signalled(listener)
     print("minfer: the router has ended", file=sys.stderr)
     return 0
 

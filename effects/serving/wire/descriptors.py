@@ -8,6 +8,9 @@ connection shows how many are left: all below it are taken. Numbers from the top
               when the next one comes (`minfer.effects.serving.wire.connections`)
     others    for connections, up to --max-connections
 
+asyncio accepts all connections that wait, thousands of them, before it closes any. So a
+`Listener` accepts one in each round of the event loop once --max-connections are open.
+
 asyncio retries a failed accept again and again, with a traceback each time, and no client
 gets an answer. So a `Listener` keeps a spare descriptor: it closes that, accepts with it,
 and refuses.
@@ -65,11 +68,13 @@ def handshake_done(descriptor: int) -> None:
 class Listener(socket.socket):
     """A socket that listens, and never uses the last descriptors for connections.
 
-    asyncio accepts all waiting connections before it handles any. So when descriptors run
-    short, one is accepted in each of its rounds, so that others can be closed in between.
+    asyncio accepts all waiting connections before it handles any. So beyond the limit of
+    connections, or when descriptors run short, one is accepted in each of its rounds, so
+    that others can be closed in between.
     """
 
     tls = False  # whether connections begin with a handshake
+    _beyond = sys.maxsize  # the lowest descriptor of a connection beyond the limit
     _spare = -1  # a descriptor to give up
     _pausing = False  # until the next round
 
@@ -79,6 +84,12 @@ class Listener(socket.socket):
         made = cls(fileno=listening.detach())
         made._spare = os.open(os.devnull, os.O_RDONLY)
         return made
+
+    def limit_connections(self, count: int) -> None:
+        """Take connections beyond so many, from now on, one in each round."""
+        free = os.open(os.devnull, os.O_RDONLY)  # the lowest number
+        os.close(free)
+        self._beyond = free + count
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that is refused, and
@@ -97,7 +108,8 @@ class Listener(socket.socket):
         if is_high(made.fileno(), KEPT):
             self._refuse(made)
             raise ConnectionAbortedError
-        self._pausing = is_high(made.fileno(), KEPT + SPARE)
+        beyond = made.fileno() >= self._beyond
+        self._pausing = is_high(made.fileno(), KEPT + SPARE) or beyond
         if self._pausing and self.tls:
             _await_handshake(made)
         return made, address

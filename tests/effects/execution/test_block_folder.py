@@ -29,6 +29,7 @@ from minfer.effects.execution.tiers.block_folder import (
     StoppedError,
     file_bytes,
 )
+from tests.effects.execution.strange_files import STRANGE
 
 LAYOUT = b"sixteen bytes...", b"sixteen others.."
 LENGTH = 5000
@@ -143,6 +144,72 @@ def test_a_broken_file_is_not_used(
     if not file.is_dir():
         write(folder, key(1))
         assert read(folder, key(1)) == content(key(1))
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_stands_in_place_of_a_block_file_costs_that_block_alone(
+    folder: BlockFolder, kind: str
+) -> None:
+    file = folder.name(key(1))
+    file.parent.mkdir()
+    STRANGE[kind](file)
+    assert folder.leading((key(1),)) == 0
+    assert cause(folder, key(1)) in ("foreign", "unreadable")
+    folder.uncache((key(1),))
+    for number in (1, 2):
+        write(folder, key(number))
+    assert read(folder, key(2)) == content(key(2))
+    if "folder" in kind:  # it cannot be replaced
+        assert cause(folder, key(1)) == "foreign"
+        assert folder.totals()[STORED] == 1
+    else:
+        assert read(folder, key(1)) == content(key(1))
+
+
+@pytest.mark.parametrize("kind", sorted({*STRANGE, "file"} - {"folder", "full folder"}))
+def test_what_stands_in_place_of_a_subfolder_costs_its_blocks_alone(
+    folder: BlockFolder, kind: str
+) -> None:
+    subfolder = folder.name(key(1)).parent
+    {**STRANGE, "file": Path.touch}[kind](subfolder)
+    assert folder.leading((key(1),)) == 0
+    assert cause(folder, key(1)) in ("missing", "foreign", "unreadable")
+    for number in (1, 2):
+        write(folder, key(number))
+    assert cause(folder, key(1)) in ("missing", "foreign", "unreadable")
+    assert read(folder, key(2)) == content(key(2))
+    assert folder.totals()[STORED] == 1
+
+
+def test_what_is_no_block_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    folder = BlockFolder(tmp_path, 20 * PAGES, "cpu")
+    strange = [folder.name(key(number)) for number in range(100, 110)]
+    for file in strange:
+        file.parent.mkdir(exist_ok=True)
+        file.symlink_to("x" * 4000)
+        os.utime(file, (1, 1), follow_symlinks=False)
+    for number in range(20):
+        write(folder, key(number))
+    assert all(map(os.path.lexists, strange))
+    assert sum(folder.name(key(number)).exists() for number in range(20)) >= 18
+
+
+def test_a_block_that_cannot_be_accessed_costs_that_block_alone(
+    folder: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another user's engine has made the subfolder."""
+
+    def deny(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "stat", "lstat", "utime"):
+            patch.setattr(os, name, deny)
+        assert folder.leading((key(1),)) == 0
+        assert cause(folder, key(1)) == "unreadable"
+        write(folder, key(1))
+    write(folder, key(1))
+    assert read(folder, key(1)) == content(key(1))
 
 
 def test_no_byte_can_be_changed(folder: BlockFolder) -> None:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.execution.tiers.folder_epochs import FILE, FolderEpochs
+from minfer.effects.execution.tiers.folder_epochs import (
+    FILE,
+    LOCK,
+    MAX_FILE_BYTES,
+    FolderEpochs,
+)
 from minfer.values.checks import ConfigError
+from tests.effects.execution.strange_files import STRANGE
 
 
 def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> None:
@@ -31,7 +37,19 @@ def test_a_reset_is_seen_by_all_engines_and_after_restarts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "{}", '{"format": 1, "epoch": 0, "tenants": {}}', "[1]"]
+    "text",
+    [
+        None,
+        "",
+        "{}",
+        '{"format": 1, "epoch": 0, "tenants": {}}',
+        "[1]",
+        "[" * 10**6,
+        '{"tenants":' * 10**5 + "1" + "}" * 10**5,
+        '{"format": 1, "epoch": ' + "9" * 5000 + ', "tenants": {}}',
+        '{"format": 1, "epoch": 5, "tenants": {}}' + " " * MAX_FILE_BYTES,
+    ],
+    ids=lambda text: "none" if text is None else f"{text[:10]}... {len(text)}",
 )
 def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> None:
     """Never an epoch that was there before."""
@@ -47,6 +65,43 @@ def test_a_lost_file_makes_all_unfindable(tmp_path: Path, text: str | None) -> N
     two = FolderEpochs.open(tmp_path)
     assert one.of_all == two.of_all
     assert one.of_all not in (0, before)
+
+
+@pytest.mark.parametrize("name", [FILE, LOCK])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_stands_in_place_of_a_file_is_named_at_the_start(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    STRANGE[kind](tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{tmp_path / name} is not a regular file"):
+        FolderEpochs.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", sorted({*STRANGE, "file"} - {"folder", "full folder"}))
+def test_what_stands_in_place_of_a_subfolder_is_named_at_the_start(
+    tmp_path: Path, kind: str
+) -> None:
+    FolderEpochs.open(tmp_path)
+    {**STRANGE, "file": Path.touch}[kind](tmp_path / "a7")
+    with pytest.raises(ConfigError, match=f"{tmp_path / 'a7'} is not a folder"):
+        FolderEpochs.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", [FILE, LOCK])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_stands_in_place_of_a_file_later_stops_nothing(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """It is replaced where it can be; else this engine's own epochs go on."""
+    epochs = FolderEpochs.open(tmp_path)
+    before = epochs.of_all
+    (tmp_path / name).unlink()
+    STRANGE[kind](tmp_path / name)
+    replaced = name == FILE and "folder" not in kind
+    assert (epochs.of_all != before) is replaced
+    if not replaced:
+        with pytest.raises(OSError, match=name):
+            epochs.raise_all()
 
 
 def test_a_folder_is_opened_again_on_a_disk_that_is_full(

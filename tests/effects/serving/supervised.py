@@ -20,7 +20,8 @@ from minfer.effects.serving.processes.process_ends import ENGINE, Processes, fro
 from minfer.effects.serving.processes.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
-PULSE = Heartbeat(60.0)
+NAMES = (ENGINE, front_name(0), front_name(1))
+HEARTBEATS = {name: Heartbeat(60.0) for name in NAMES}
 
 
 def say(name: str, word: str) -> None:
@@ -43,8 +44,7 @@ def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int
     ready()
     while True:
         time.sleep(0.01)
-        if name == ENGINE:
-            PULSE.beat()
+        HEARTBEATS[name].beat()
         if reported and name != options.deaf:
             time.sleep(options.work if reported == [DRAIN] else 0)
             if len(reported) > 1 or reported != [DRAIN] or name != options.endless:
@@ -59,17 +59,16 @@ def main() -> int:
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--last-moments", type=float, default=10.0)
-    parser.add_argument("--limit", type=float, default=PULSE.limit)
+    parser.add_argument("--limit", type=float, default=60.0)
     options = parser.parse_args()
-    PULSE.limit = options.limit
+    for heartbeat in HEARTBEATS.values():
+        heartbeat.limit = options.limit
     supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
     supervisor._LOOK = 0.05  # type: ignore[misc]  # likewise
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    names = (ENGINE, front_name(0), front_name(1))
-    runs = {name: partial(be, name, options) for name in names}
-    pulses = {ENGINE: PULSE}
-    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, pulses)
+    runs = {name: partial(be, name, options) for name in NAMES}
+    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, HEARTBEATS)
     before = descriptors() - len(
         (made._lifeline, made._lifeline_end, made._reports, made._reports_end)
     )

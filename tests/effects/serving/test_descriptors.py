@@ -15,8 +15,14 @@ from typing import Final
 import httpx
 import pytest
 
-from minfer.effects.serving.wire.descriptors import FULL, Listener, raise_limit
+from minfer.effects.serving.wire.descriptors import (
+    FULL,
+    SPARE,
+    Listener,
+    raise_limit,
+)
 from tests.circles import claimed, long
+from tests.effects.serving.process_deaths import FRONTS, server
 from tests.effects.serving.test_tls import certified
 
 SERVE: Final = f"exec {sys.executable} -m minfer serve --port 0 --dry-run"
@@ -97,6 +103,45 @@ def test_idle_connections_leave_one_for_health(
     assert "Traceback" not in message
     assert message.count("file descriptors run short") in range(max(2, fronts + 1))
     assert len(message) < 1000 * max(1, fronts)
+
+
+BODY: Final = b'{"prompt": "a", "max_tokens": 500}'
+POST: Final = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+)
+REQUESTS: Final = {
+    "a question": b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "a prompt": POST % (len(BODY), BODY),
+    "half a prompt": POST % (2 * len(BODY), BODY),
+    "nothing": b"",
+}
+
+
+@pytest.mark.long
+def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
+    """Also those that the server has not noticed yet to be closed are connections."""
+    most = 32
+    options = ("--dry-run", "--api-processes=1", f"--max-connections={most}")
+    with server(*options) as made:
+        made.drain()
+        number = made.children()[FRONTS[0]]
+        host, port = made.url.split("//")[1].split(":")
+        folder, counts = Path(f"/proc/{number}/fd"), dict[str, int]()
+        before = len([*folder.iterdir()])
+        for name, request in REQUESTS.items():
+            counts[name] = 0
+            for _ in range(20):
+                for _ in range(25):
+                    with socket.create_connection((host, int(port)), SOON) as link:
+                        link.sendall(request)
+                counts[name] = max(counts[name], len([*folder.iterdir()]) - before)
+            end = time.monotonic() + 6 * SOON
+            while len([*folder.iterdir()]) > before + SPARE:
+                assert time.monotonic() < end, "connections stay open"
+                time.sleep(0.05)
+        assert max(counts.values()) <= most + SPARE, counts
+        assert served(made.url) == 200
 
 
 def served(url: str) -> int:

@@ -14,7 +14,7 @@ from tests.circles import claimed
 
 # An engine that was set up as it says, and a front, in one process.
 RUN = """
-import asyncio, sys
+import asyncio, sys, time
 from pathlib import Path
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.live.link import link_messages as wire
@@ -37,6 +37,11 @@ fingerprint = prepare(args).fingerprint
 def open(fingerprint):
     host.open(MadeUp(), wire.EngineReady("cpu", 64, fingerprint))
 
+heartbeats = []
+
+def beat():
+    heartbeats.append(time.monotonic())
+
 def ready():
     print("ready", flush=True)
     {then}
@@ -47,7 +52,7 @@ plan = front_process.FrontPlan(
     number=0, listener=listener, paths=[path], args=args, http=HttpOptions(names=["x"])
 )
 print("begins", flush=True)
-sys.exit(guarded(lambda: front_process.run_front(plan, ready)))
+sys.exit(guarded(lambda: front_process.run_front(plan, beat, ready)))
 """
 
 
@@ -92,6 +97,22 @@ def test_a_front_that_cannot_be_linked_ends(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "TimeoutError" in err
+
+
+@pytest.mark.long
+def test_a_blocked_event_loop_sends_no_heartbeats(tmp_path: Path) -> None:
+    block = (
+        "time.sleep(1); print(len(heartbeats) > 0, heartbeats[-1] < time.monotonic() - 1)"
+    )
+    go_on = (
+        "asyncio.get_running_loop().call_later(1, lambda: print(heartbeats[-1] > end))"
+    )
+    then = f"{block}; end = time.monotonic(); {go_on}"
+    with front(tmp_path, then=then) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        process.send_signal(STOP)
+    assert lines == ["begins\n", "ready\n", "True True\n", "True\n"]
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal
+from minfer.effects.serving.processes.heartbeat import STOPPED
 from minfer.routing.router import Routed
 from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import claimed, long
@@ -135,6 +136,40 @@ def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> N
     # Those of the front that died ended with it; all others are whole.
     whole = [answer for _, answer in load.ended if answer.done]
     assert 0 < len(whole) < len(load.ended)
+    assert load.different() == []
+
+
+@pytest.mark.parametrize("fronts", [*long([2]), *claimed([1])])
+def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> None:
+    with server("--dry-run", f"--api-processes={fronts}") as served:
+        plain = [body for body in bodies(1, 100) if "logprobs" not in body]
+        load = Load(served.url, plain)
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            before = served.children()
+            async with load.clients(10):
+                await load.flows(time.monotonic())
+                served.kill(FRONTS[0], signal.SIGSTOP)
+                await asyncio.sleep(STOPPED / 2)
+                served.kill(FRONTS[0], signal.SIGCONT)
+                await load.flows(time.monotonic())
+                assert served.children() == before
+                assert load.lost() == [], "it was stopped for less than its limit"
+                served.kill(FRONTS[0], signal.SIGSTOP)
+                new = await served.successor(FRONTS[0], before[FRONTS[0]])
+                await served.until_ready()
+                await load.flows(time.monotonic())
+            assert served.children() == before | {FRONTS[0]: new}
+            again = [ask(served.url, load.bodies[0]) for _ in range(6)]
+            assert all(one.equals(load.right[0]) for one in await asyncio.gather(*again))
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+    # Only requests on the connections of the stopped front are lost.
+    assert 0 < len(load.lost()) <= 10
     assert load.different() == []
 
 

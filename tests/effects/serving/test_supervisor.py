@@ -181,34 +181,67 @@ def test_a_process_that_ignores_signals_is_killed_after_its_time(deaf: str) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ending", [False, True], ids=["watching", "draining"])
-def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
+@pytest.mark.parametrize(
+    ("hanging", "ending"), [("engine", False), ("engine", True), ("front 0", False)]
+)
+def test_a_process_that_hangs_is_killed_and_started_again(
+    hanging: str, ending: bool
+) -> None:
+    name = hanging.replace(" ", "-")
     with serving("--limit=0.5", *["--endless=front 0"][:ending]) as server:
         if ending:
             server.process.send_signal(signal.SIGTERM)
             server.until("front-1", "drained")
-        before = server.ids["engine"]
+        before = server.ids[name]
         os.kill(before, signal.SIGSTOP)
         started = time.monotonic()
-        server.until("engine", "started")
+        server.until(name, "started")
         assert time.monotonic() - started > 0.3
-        assert server.ids["engine"] != before
+        assert server.ids[name] != before
         assert not there(before)
         server.process.send_signal(signal.SIGTERM)
         code, err = server.ended()
+        assert server.seen.count(("front-1", "started")) == 1, "it was well"
     assert code == 0
+    silent = "has not answered for too long (--engine-timeout)"
     assert err.splitlines() == [
-        "minfer: engine has not answered for too long (--engine-timeout); it is killed",
-        "minfer: engine ended by signal 9; it is started again",
+        f"minfer: {hanging} {silent}; it is killed",
+        f"minfer: {hanging} ended by signal 9; it is started again",
     ]
 
 
 @pytest.mark.long
-def test_an_engine_may_be_slow_to_answer_within_its_limit() -> None:
+def test_a_front_that_hangs_while_fronts_drain_is_killed() -> None:
+    with serving("--limit=0.5", "--endless=front 0") as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.until("front-1", "drained")
+        os.kill(server.ids["front-0"], signal.SIGSTOP)
+        code, _ = server.ended()
+        assert server.seen.count(("front-0", "started")) == 1, "nothing new is begun"
+        assert server.seen[-1] == ("engine", "stopped")
+    assert code == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["engine", "front-0"])
+def test_a_process_may_be_slow_to_answer_within_its_limit(name: str) -> None:
     with serving("--limit=60") as server:
-        os.kill(server.ids["engine"], signal.SIGSTOP)
+        os.kill(server.ids[name], signal.SIGSTOP)
         time.sleep(0.3)  # some looks
-        os.kill(server.ids["engine"], signal.SIGCONT)
+        os.kill(server.ids[name], signal.SIGCONT)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == (0, "")
+
+
+@pytest.mark.claimed  # test_heartbeat asks it of a clock that jumps
+def test_a_server_that_was_stopped_as_a_whole_goes_on() -> None:
+    with serving("--limit=4") as server:
+        numbers = (server.process.pid, *server.ids.values())
+        # Stopped for more than `STOPPED`, and more than the limit.
+        for one, pause in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 2.0)):
+            for number in numbers:
+                os.kill(number, one)
+            time.sleep(pause)
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == (0, "")
 
