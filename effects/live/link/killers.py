@@ -86,9 +86,17 @@ class Killers:
 
     def refuses(self, request: Request) -> bool:
         """Returns whether a request is one of these."""
-        if request.client not in self._engines:  # nearly always: nothing is hashed
-            return False
-        known = self._known.get((request.client, request_digest(request)))
+        # Nearly always there is none, and nothing is hashed.
+        client = request.client
+        return self.has(client) and self.knows(client, request_digest(request))
+
+    def has(self, client: str) -> bool:
+        """Returns whether some may be of this client."""
+        return client in self._engines
+
+    def knows(self, client: str, digest: bytes) -> bool:
+        """Returns whether a client's request with this digest is one of these."""
+        known = self._known.get((client, digest))
         return known is not None and known[0] > self._clock() - REFUSED_SECONDS
 
     def isolates(self, client: str) -> bool:

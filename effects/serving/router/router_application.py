@@ -37,6 +37,7 @@ from minfer.effects.serving.router.forwarding import (
 from minfer.effects.serving.router.head import RawHeaders, broken_header
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
+from minfer.effects.serving.router.killer_bodies import KillerBodies
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
@@ -88,6 +89,7 @@ class Router:
         self._options = options
         self._bodies = Bodies(options.max_body)
         self._homes = Homes()
+        self._killers = KillerBodies(options.max_body)
         self._reader = RequestReader(options.max_body, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
@@ -248,6 +250,8 @@ class Router:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
         routed = read.routed
+        await self._killers.check(routed.tenant, request)
+        request = self._killers.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
