@@ -17,6 +17,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.blocks.keys import block_keys, tail_keys
 from minfer.effects.live.client import (
     EngineClient,
     EngineDied,
@@ -54,9 +55,11 @@ class Host:
         died: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        block_size: int = 0,
     ) -> None:
         """`fronts` is the number of fronts; None: they are those of other machines, and
-        their number is not known. `died` gets why the engine broke, once.
+        their number is not known. Their requests' keys are computed again, which needs
+        the engine's `block_size`. `died` gets why the engine broke, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
         time before it is ready.
         """
@@ -77,6 +80,7 @@ class Host:
         self._probing = wire.ProbingRequest()  # as fronts know it
         self._killers = Killers(clock)
         self._fronts = fronts
+        self._block_size = block_size
         self._missing = set(range(fronts or 0))
         self._opened = 0.0
         self._news: ReplicaNews | None = None
@@ -257,6 +261,8 @@ class Host:
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
         """Register requests; returns them without those that are refused."""
         taken = []
+        if self._fronts is None:
+            requests = [self._with_own_keys(request) for request in requests]
         for request in requests:
             if self._is_of(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
@@ -267,6 +273,14 @@ class Host:
             else:
                 taken.append(request)
         return taken
+
+    def _with_own_keys(self, request: Request) -> Request:
+        """Returns a request of another server with keys that are computed here."""
+        root, prompt, size = request.root, request.prompt, self._block_size
+        keys = block_keys(root, prompt, size) if request.keys else ()
+        if request.tails is None:
+            return evolve(request, keys=keys)
+        return evolve(request, keys=keys, tails=tail_keys(root, keys, prompt, size))
 
     def _is_of(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
+from minfer.blocks.keys import DIGEST, block_keys, tail_keys
 from minfer.effects.live.client import EngineDied, TurnOutputs
 from minfer.effects.live.errors import KilledEngineError
 from minfer.effects.live.link import link_messages as wire
@@ -250,6 +251,29 @@ def test_a_front_ends_only_its_own() -> None:
     assert not ends.engine.cancelled
     ends.remotes[0].finish([Finish("a", 0, 1)])
     assert ends.engine.ends == [Finish("a", 0, 1)]
+
+
+def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not() -> None:
+    prompt, size = tuple(range(10)), 4
+    keys = block_keys(b"root", prompt, size)
+    tails = tail_keys(b"root", keys, prompt, size)
+    wrong = (b"x" * DIGEST,) * 2
+    asked = evolve(request(), prompt=prompt, root=b"root", keys=wrong, tails=wrong)
+    every = {None: (keys, tails), 1: (wrong, wrong)}
+    for fronts, right in every.items():
+        engine = MadeUp()
+        host = Host(fronts, print, block_size=size)
+        host.open(engine, READY)
+        engine.now = PATIENCE
+        session = Session(lambda _: None)
+        host.join(session)
+        host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
+        host.receive(session, wire.SubmitRequests((evolve(asked, id="b"),)))
+        for name in "ab":
+            assert (engine.served[name].keys, engine.served[name].tails) == right
+        plain = evolve(request("c"), prompt=prompt)
+        host.receive(session, wire.SubmitRequests((plain,)))
+        assert engine.served["c"].keys == ()
 
 
 # --- quarantine -------------------------------------------------------------------------
