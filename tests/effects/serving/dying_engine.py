@@ -1,5 +1,6 @@
 """A server whose engine dies of some prompts: of the tokens 7, HOW, N. It dies after N
-steps of each engine, or at N output tokens, by what HOW says. `python -m
+steps of each engine, or at N output tokens, by what HOW says, and prints how many rows of
+other requests its step has. `python -m
 tests.effects.serving.dying_engine` takes the arguments of `minfer`.
 """
 
@@ -17,6 +18,7 @@ from minfer.records.plan import Open, Plan
 
 MARK = 7
 LENGTH = 3  # of such a prompt
+DIES = "the engine dies of a request beside"
 
 
 def fail() -> None:
@@ -64,6 +66,8 @@ def launch(self: Any, plan: Plan) -> None:
         _note(plan.rows[opened.index], opened)
     for row in _left.keys() & set(plan.rows):
         if not _left[row]:
+            others = len(set(plan.rows) - _left.keys())
+            print(f"{DIES} {others} other rows", file=sys.stderr, flush=True)
             _dies[row].die()
         _left[row] -= 1
     _launch(self, plan)
