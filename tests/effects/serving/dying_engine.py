@@ -28,7 +28,12 @@ def fail() -> None:
 
 def by(number: int) -> Callable[[], None]:
     """Die by a signal."""
-    return lambda: os.kill(os.getpid(), number)
+
+    def die() -> None:
+        os.kill(os.getpid(), number)
+        signal.pause()  # until another thread has handled it
+
+    return die
 
 
 @frozen
