@@ -82,7 +82,8 @@ def run_engine(
     _obey(over, loaded)
     bound_products()
     of_others = outside is not None and not outside.own
-    host = Host(None if of_others else fronts, died, beat)
+    known = None if of_others else fronts
+    host = Host(known, died, beat, block_size=args.block_size)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")

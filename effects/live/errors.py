@@ -68,6 +68,10 @@ def check_queue(waiting: int, new: int, most: int) -> None:
         raise OverloadedError(f"{why}; try again later")
 
 
+class KilledEngineError(RequestError):
+    """An engine died while it served the same request alone, a while ago."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine is closed or broken; it serves no requests any more."""
 

@@ -20,11 +20,13 @@ from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.live.link.killers import REFUSED
 from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.request_names import prompt_name
 from minfer.effects.serving.client_errors import (
     CANCELLED,
     INTERNAL,
+    KILLED_ENGINE,
     SHUTTING_DOWN,
     ApiError,
 )
@@ -188,7 +190,9 @@ class AnswerTask:
                     raise ApiError(delta.error, self.request.constraint_field)
                 self.state.log.error("%s failed: %s", self.stamp.id, delta.error)
                 if delta.error.startswith(GIVEN_UP):
-                    raise ApiError(delta.error, None, "request_killed_engine", INTERNAL)
+                    raise ApiError(delta.error, None, KILLED_ENGINE, INTERNAL)
+                if delta.error.startswith(REFUSED):  # an equal one was given up
+                    raise ApiError(delta.error, None, KILLED_ENGINE)
                 raise ApiError(_ENGINE_FAILED, None, "engine_error", INTERNAL)
             if self.state.closing:
                 raise EngineDeadError(SHUTTING_DOWN)

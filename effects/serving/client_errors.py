@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
+    KilledEngineError,
     OverloadedError,
     RequestError,
     TooLongError,
@@ -25,6 +26,7 @@ CANCELLED: Final = "the request was cancelled"
 BROKEN: Final = "the engine has stopped; the server's log says why"
 INTERNAL: Final = 500
 OVERLOADED: Final = "overloaded"
+KILLED_ENGINE: Final = "request_killed_engine"  # read by `minfer route`
 _RETRY_AFTER: Final = 1  # seconds until a client should retry after a full queue
 
 
@@ -87,6 +89,7 @@ _ERROR_CLASSES: Final[dict[type[Exception], _ErrorClass]] = {
     RequestError: _ErrorClass(None, 400),
     TooLongError: _ErrorClass(TOO_LONG, 400),
     OverloadedError: _ErrorClass(OVERLOADED, 503),
+    KilledEngineError: _ErrorClass(KILLED_ENGINE, 400),
     EngineDeadError: _ErrorClass("engine_dead", 503),
     DrainingError: _ErrorClass("engine_dead", 503),
     ParameterError: _ErrorClass(None, 400),

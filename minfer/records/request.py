@@ -53,9 +53,12 @@ class Request:
     deadline: float = math.inf  # seconds after its arrival; used by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
     # Trusted: a wrong key gives this request the KV of another one, and keys that
-    # contradict those of others break the pool, which no other field can do. So they are
-    # computed in this process; between processes (a journal, a wire) only tokens are
-    # sent, and the receiver computes the keys again.
+    # contradict those of others break the pool, which no other field can do. They are
+    # computed once, where the prompt becomes token ids, and the API server processes send
+    # them to the engines of their own server: processes that the same supervisor started,
+    # over Unix sockets in a folder that only their user can open, or with Ray over TCP
+    # with a secret of that server. Whatever comes from elsewhere has its keys computed
+    # again by its receiver: requests of other servers, and those in a journal.
     keys: Keys = ()
     output: tuple[int, ...] = ()
     # Its next token depends on the host: its sampling is deferred, so that a mask may

@@ -8,7 +8,6 @@ from attrs import define, evolve, field
 
 from minfer.effects.live.link.quarantine import (
     CLEARING_TOKENS,
-    GUILTY_DEATHS,
     SUSPECT_DEATHS,
     TOKEN_TOLERANCE,
 )
@@ -23,29 +22,30 @@ class CrashHistory:
     admitted: bool = False  # by the current engine
     tokens_received: int = 0  # tokens from this engine
     deaths: int = 0  # engines in a row that did not clear it and died
-    solo_deaths: int = 0  # of these, while they served nothing else
-    solo_tokens: int = 0  # tokens from the last of those
+    last_tokens: int = 0  # from the engine that died last
 
-    def end(self, *, solo: bool) -> None:
+    def end(self) -> None:
         """Note that its engine has died."""
-        cleared = self.tokens_received > CLEARING_TOKENS
-        self.deaths = 1 if cleared else self.deaths + 1
-        if cleared:
-            self.solo_deaths = 0
-        elif solo:
-            alike = abs(self.tokens_received - self.solo_tokens) <= TOKEN_TOLERANCE
-            self.solo_deaths = self.solo_deaths + 1 if alike else 1
-            self.solo_tokens = self.tokens_received
+        self.deaths = 1 if self.cleared else self.deaths + 1
+        self.last_tokens = self.tokens_received
 
     def leave(self) -> None:
         """Note that it is taken from an engine, which lives."""
-        if self.tokens_received > CLEARING_TOKENS:
-            self.deaths = self.solo_deaths = 0
+        if self.tokens_received > self.to_clear:
+            self.deaths = self.last_tokens = 0
 
     @property
-    def guilty(self) -> bool:
-        """Whether it is proven that engines died of it."""
-        return self.solo_deaths >= GUILTY_DEATHS + (self.solo_tokens > 0)
+    def cleared(self) -> bool:
+        """Whether its engine would not have died of it so late: it has given it many
+        tokens, and not about as many as the engine that died before.
+        """
+        alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
+        return self.tokens_received > CLEARING_TOKENS and not alike
+
+    @property
+    def to_clear(self) -> int:
+        """More tokens than these of one engine clear it while that lives."""
+        return CLEARING_TOKENS + self.last_tokens
 
 
 @define(eq=False)
@@ -65,6 +65,9 @@ class FrontRequest:
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
     compiling: bool = False  # its grammar, perhaps, until it enters the queue
+    solo_deaths: int = 0  # engines in a row that died while they served nothing else
+    solo_replica: int | None = None  # whose next engine tells why the last of them died
+    waits_alone: bool = False  # its engine has it, until it can run alone
     # The replica that is to decode it, while another one computes its prompt.
     target: int | None = None
     push_to: str = ""  # how the replica that computes the prompt names that one
@@ -84,10 +87,15 @@ class FrontRequest:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what engines died of: then it runs first in a new engine, and
-        alone.
+        """Whether it may be what engines died of: then it runs alone."""
+        return self.deaths >= SUSPECT_DEATHS
+
+    @property
+    def deaths(self) -> int:
+        """How many engines in a row served one of its samples, did not clear that, and
+        died.
         """
-        return any(self.histories[i].deaths >= SUSPECT_DEATHS for i in self.left())
+        return max((self.histories[i].deaths for i in self.left()), default=0)
 
     def length(self, sample: int) -> int:
         """Returns a sample's output tokens so far, including those that it began with."""
@@ -120,9 +128,8 @@ class FrontRequest:
         self.names[name] = sample
         self.compiling = self.request.sampling.structured_outputs is not None
 
-    def note_death(self, solo: Sequence[int], *, probing: bool) -> bool:
-        """Note that its engine has died; returns whether a sample is proven to kill
-        engines.
+    def note_death(self, solo: Sequence[int], *, probing: bool) -> None:
+        """Note that its engine has died.
 
         `solo`: its samples that the engine served alone; `probing`: whether the engine
         served one request alone, this or another one.
@@ -130,17 +137,35 @@ class FrontRequest:
         for sample in self.left():
             history = self.histories[sample]
             if sample in solo or (not probing and (history.admitted or self.compiling)):
-                history.end(solo=sample in solo)
+                history.end()
+        if not probing or solo:
+            self.solo_deaths = self.solo_deaths + 1 if solo else 0
         self.leave_engine()
-        return any(self.histories[sample].guilty for sample in solo)
+
+    def clear(self) -> None:
+        """Note which of its samples are cleared, as it is taken from an engine that
+        lives.
+        """
+        for history in self.histories:
+            history.leave()
+        if not self.suspect:
+            self.solo_deaths = 0
 
     def leave_engine(self) -> None:
         """Note that no engine has it any more."""
         self.replica = self.target = None
-        self.compiling = self.started = self.prefilled = False
+        self.compiling = self.started = self.prefilled = self.waits_alone = False
         for history in self.histories:
             history.admitted, history.tokens_received = False, 0
         self.names.clear()
+
+    def fail(self, error: str) -> list[Finished]:
+        """Returns the ends of all its samples with an error."""
+        name = self.request.id
+        return [
+            Finished(name, sample, "error", self.length(sample), error)
+            for sample in self.left()
+        ]
 
     def ends_without_engine(self) -> list[Finished]:
         """Returns the ends of its samples that have to end."""

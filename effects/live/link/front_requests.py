@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
+import msgspec
 from attrs import evolve, frozen
 
 from minfer.effects.live.client import RequestReason, TurnOutputs
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_request import FrontRequest
-from minfer.effects.live.link.quarantine import GIVEN_UP
+from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import again_name, request_of
 from minfer.records.messages import Finish, Finished
@@ -107,9 +108,11 @@ class FrontRequests:
         kept.go(kept.request.id, None, replica)
         return kept.for_engine(kept.request)
 
-    def resume(self, kept: FrontRequest, replica: int) -> list[wire.Resumed]:
+    def resume(
+        self, kept: FrontRequest, replica: int, *, isolated: bool = False
+    ) -> list[wire.Resumed]:
         """Returns the unfinished parts of a request, to resubmit them to a replica: as a
-        whole; or, if its samples have begun, each of them.
+        whole; or, if its samples have begun, each of them. `isolated`: it runs alone.
         """
         del self.unplaced[kept.request.id]
         request = kept.request
@@ -126,15 +129,16 @@ class FrontRequests:
                 output = tuple(kept.tokens[sample])
                 part = evolve(request, n=1, first_sample=number, output=output)
                 parts.append((part, sample))
-        return [self._resumed(kept, part, sample, replica) for part, sample in parts]
+        kept.waits_alone = isolated or kept.suspect
+        each = [self._resumed(kept, part, sample, replica) for part, sample in parts]
+        return [msgspec.structs.replace(one, isolated=isolated) for one in each]
 
     def leave(self, kept: FrontRequest) -> tuple[str, ...]:
         """Take a request from its replica, which lives; returns its names there. What
         still comes from there is not its own any more.
         """
         names = tuple(kept.names)
-        for history in kept.histories:
-            history.leave()
+        kept.clear()
         if kept.replica is not None:
             batch = self._batches.get(kept.replica, _NO_BATCH)
             rows = [row and (None if row[0] is kept else row) for row in batch.rows]
@@ -147,25 +151,33 @@ class FrontRequests:
 
     def lose(
         self, replica: int, probing: str = "", *, served: bool = True
-    ) -> tuple[Finished, ...]:
+    ) -> list[FrontRequest]:
         """Note that the link to a replica is over, on which `probing` ran alone, if it is
-        set; returns the ends of requests that are given up. If the engine had not
-        `served` yet, no request is blamed.
+        set; returns the requests that are the cause whyever the engine died. If it had
+        not `served` yet, no request is blamed.
         """
         guilty = []
         for kept in self.on(replica):
             if not served:
                 kept.leave_engine()
-            elif kept.note_death(kept.samples_named(probing), probing=bool(probing)):
-                guilty.append(kept)
+            else:
+                kept.note_death(kept.samples_named(probing), probing=bool(probing))
+                if kept.solo_deaths >= GUILTY_DEATHS:
+                    guilty.append(kept)
+                elif kept.solo_deaths:
+                    kept.solo_replica = replica
             self.unplaced[kept.request.id] = kept
         self._batches.pop(replica, None)
-        why = f"{GIVEN_UP}: the request itself is the cause, and is not tried again"
-        return tuple(
-            Finished(kept.request.id, sample, "error", kept.length(sample), why)
-            for kept in guilty
-            for sample in kept.left()
-        )
+        return guilty
+
+    def convict(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
+        """Returns the requests that are the cause if an engine that served them alone
+        has `crashed`; called when the next one of that replica is there.
+        """
+        each = [kept for kept in self.all() if kept.solo_replica == replica]
+        for kept in each:
+            kept.solo_replica = None
+        return each if crashed else []
 
     def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, and that no engine
@@ -181,9 +193,9 @@ class FrontRequests:
         kept.go(name, sample, replica)
         histories = kept.histories if sample is None else [kept.histories[sample]]
         deaths = max(history.deaths for history in histories)
-        solo = max(history.solo_deaths for history in histories)
+        to_clear = max(history.to_clear for history in histories)
         resumed = evolve(kept.for_engine(part), id=name, taken=True)
-        return wire.Resumed(resumed, deaths, solo)
+        return wire.Resumed(resumed, deaths, to_clear)
 
     # --- outputs ------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.blocks.keys import block_keys, tail_keys
 from minfer.effects.live.client import (
     EngineClient,
     EngineDied,
@@ -27,12 +28,13 @@ from minfer.effects.live.client import (
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_counts import FrontCounts
+from minfer.effects.live.link.killers import WHY_REFUSED, Killer, Killers
 from minfer.effects.live.link.output_routing import OutputRouter, Session
-from minfer.effects.live.link.quarantine import Quarantine
+from minfer.effects.live.link.quarantine import Held, Quarantine
 from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.link.request_queries import pass_on
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from minfer.records.messages import Finished, clip
+from minfer.records.messages import Finish, Finished, clip
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 
@@ -53,9 +55,11 @@ class Host:
         died: Callable[[str], None] = print,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        block_size: int = 0,
     ) -> None:
         """`fronts` is the number of fronts; None: they are those of other machines, and
-        their number is not known. `died` gets why the engine broke, once.
+        their number is not known. Their requests' keys are computed again, which needs
+        the engine's `block_size`. `died` gets why the engine broke, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
         time before it is ready.
         """
@@ -73,7 +77,10 @@ class Host:
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
+        self._probing = wire.ProbingRequest()  # as fronts know it
+        self._killers = Killers(clock)
         self._fronts = fronts
+        self._block_size = block_size
         self._missing = set(range(fronts or 0))
         self._opened = 0.0
         self._news: ReplicaNews | None = None
@@ -150,6 +157,8 @@ class Host:
                 if self._clock() - self._reported < STAGE:
                     self._beat()
                 return
+            if self._quarantine.is_over(self._client.clock()):
+                self._note_cleared(self._quarantine.probing)
             self._serve_due()  # the wait for a front may be over
             snapshot = self._client.snapshot()
             if snapshot.stalled < self._step:
@@ -168,6 +177,8 @@ class Host:
         with self._lock:
             self._sessions.append(session)
             session.send(self._ready or self._progress)
+            if self._probing.id:
+                session.send(wire.encode(self._probing))
 
     def leave(self, session: Session) -> None:
         """Remove a closed link, and cancel the requests that came over it."""
@@ -180,8 +191,8 @@ class Host:
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
-            if self._quarantine.probing in gone:
-                self._note_cleared(self._quarantine.probing)
+            self._note_cleared(*gone)
+            self._serve_due()
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
         """Handle a front's message. Raises LinkError for an invalid one."""
@@ -191,6 +202,8 @@ class Host:
             match message:
                 case wire.Hello():
                     self._accept_front(session, message)
+                case wire.NewKillers(killers):
+                    self._note_killers(session, killers)
                 case wire.SubmitRequests(requests):
                     self._submit(session, requests)
                 case wire.ResumeRequests(resumed):
@@ -198,10 +211,7 @@ class Host:
                 case wire.CancelRequests(ids):
                     self._cancel(session, ids)
                 case wire.EndSamples(ends):
-                    if self._client is not None:
-                        self._client.finish(
-                            [e for e in ends if self._is_of(session, e.id)]
-                        )
+                    self._finish(session, ends)
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.SendQuery() | wire.SendAnswer():
@@ -223,21 +233,36 @@ class Host:
         if self._news is not None:
             for piece in self._news.whole():
                 session.send(wire.encode(piece))
+        if known := self._killers.all():
+            session.send(wire.encode(wire.NewKillers(known)))
+        self._note_killers(session, hello.killers)
         self._resume(session, hello.resumed)
 
+    def _note_killers(self, session: Session, killers: Sequence[Killer]) -> None:
+        """Note requests of which engines died, and pass on what was not known."""
+        if new := self._killers.add(killers):
+            data = wire.encode(wire.NewKillers(new))
+            for other in self._sessions:
+                if other is not session:
+                    other.send(data)
+
     def _resume(self, session: Session, resumed: Sequence[wire.Resumed]) -> None:
-        deaths = {one.request.id: one.deaths for one in resumed}
+        each = {one.request.id: one for one in resumed}
         for request in self._register(session, [one.request for one in resumed]):
-            self._quarantine.hold([request], deaths[request.id])
+            one = each[request.id]
+            held = Held(request, one.deaths, one.to_clear, isolated=one.isolated)
+            self._quarantine.hold([held])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
-        self._quarantine.hold(self._register(session, requests))
+        self._quarantine.hold([Held(one) for one in self._register(session, requests)])
         self._serve_due()
 
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
         """Register requests; returns them without those that are refused."""
         taken = []
+        if self._fronts is None:
+            requests = [self._with_own_keys(request) for request in requests]
         for request in requests:
             if self._is_of(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
@@ -249,23 +274,38 @@ class Host:
                 taken.append(request)
         return taken
 
+    def _with_own_keys(self, request: Request) -> Request:
+        """Returns a request of another server with keys that are computed here."""
+        root, prompt, size = request.root, request.prompt, self._block_size
+        keys = block_keys(root, prompt, size) if request.keys else ()
+        if request.tails is None:
+            return evolve(request, keys=keys)
+        return evolve(request, keys=keys, tails=tail_keys(root, keys, prompt, size))
+
     def _is_of(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""
         return self._live.reader(name, Session) is session
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
-        running = []
+        waiting, running = list[Request](), list[str]()
         for name in ids:
             if not self._is_of(session, name):
                 continue
-            waiting = self._quarantine.drop(name)
-            if waiting is None:
+            held = self._quarantine.drop(name)
+            if held is None:
                 running.append(name)
             else:
+                waiting.append(held)
                 self._live.release(name)
-                self._refuse(session, waiting, "cancelled")
+                self._refuse(session, held, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
+        if waiting:  # one of them may have been the next suspect
+            self._serve_due()
+
+    def _finish(self, session: Session, ends: Sequence[Finish]) -> None:
+        if self._client is not None:
+            self._client.finish([end for end in ends if self._is_of(session, end.id)])
 
     def _refuse(
         self, session: Session, request: Request, reason: str, why: str = ""
@@ -286,15 +326,14 @@ class Host:
         client = self._client
         if client is None or self._awaits_fronts(client):
             return
-        before = self._quarantine.probing
-        due = self._quarantine.due()
-        probing = self._quarantine.probing
-        if probing != before:
-            # If earlier requests still run beside the suspect, a death would prove
-            # nothing.
-            linked = self._live.readers(Session).keys()
-            is_solo = linked - self._quarantine.waiting() <= {probing}
-            self._broadcast(wire.encode(wire.ProbingRequest(probing if is_solo else "")))
+        due = self._quarantine.due(self._running, client.clock())
+        due = self._without_killers(due)
+        probing = wire.ProbingRequest(self._quarantine.probing, self._quarantine.started)
+        if not probing.id:
+            probing = wire.ProbingRequest()
+        if probing != self._probing:
+            self._probing = probing
+            self._broadcast(wire.encode(probing))
         # Grammars may have to be compiled first, for which no other request should wait.
         bound = [one for one in due if one.sampling.structured_outputs is not None]
         free = tuple(one for one in due if one.sampling.structured_outputs is None)
@@ -302,6 +341,10 @@ class Host:
             self._submit_to_engine(client, free)
         for request in bound:
             self._submit_to_engine(client, (request,))
+
+    def _running(self) -> set[str]:
+        """Returns the ids of the requests that the engine has."""
+        return self._live.readers(Session).keys() - self._quarantine.waiting()
 
     def _submit_to_engine(self, client: EngineClient, due: tuple[Request, ...]) -> None:
         try:
@@ -314,11 +357,7 @@ class Host:
                     self._submit_to_engine(client, (request,))
                 return
             (request,) = due
-            session = self._live.reader(request.id, Session)
-            self._live.release(request.id)
-            if session is not None:
-                self._refuse(session, request, "rejected", str(error))
-            self._note_cleared(request.id)
+            self._end_unserved(request, "rejected", str(error))
 
     def _awaits_fronts(self, client: EngineClient) -> bool:
         """Returns whether missing fronts may still come back with suspects of their
@@ -327,13 +366,30 @@ class Host:
         missing = self._fronts is None or bool(self._missing)
         return missing and client.clock() < self._opened + PATIENCE
 
-    def _note_cleared(self, name: str) -> None:
-        """Note that a request is cleared, or is gone, and serve the requests that waited
+    def _without_killers(self, due: tuple[Request, ...]) -> tuple[Request, ...]:
+        """Refuse those of which an engine died; returns the others."""
+        served = list[Request]()
+        for request in due:
+            if self._killers.refuses(request):
+                self._end_unserved(request, "error", WHY_REFUSED)
+            else:
+                served.append(request)
+        return tuple(served)
+
+    def _end_unserved(self, request: Request, reason: str, why: str) -> None:
+        """End a registered request that the engine does not have."""
+        session = self._live.reader(request.id, Session)
+        self._live.release(request.id)
+        if session is not None:
+            self._refuse(session, request, reason, why)
+        self._note_cleared(request.id)
+
+    def _note_cleared(self, *names: str) -> None:
+        """Note that requests are cleared, or are gone, and serve the requests that waited
         for that.
         """
-        if self._quarantine.clear(name):
-            if not self._quarantine.closed:
-                self._broadcast(wire.encode(wire.ProbingRequest()))
+        now = self._clock() if self._client is None else self._client.clock()
+        if any(self._quarantine.clear(name, now) for name in names):  # only one runs
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
@@ -357,6 +413,8 @@ class Host:
                     cleared = True
             if cleared or probing not in self._live:
                 self._note_cleared(probing)
+            if outputs.finished:
+                self._serve_due()  # the suspect may be alone now
 
     def _broadcast(self, message: bytes) -> None:
         for session in list(self._sessions):

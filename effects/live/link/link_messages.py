@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from minfer.blocks.keys import Keys
 from minfer.effects.live.client import Snapshot
+from minfer.effects.live.link.killers import Killer
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import (
     Admitted,
@@ -35,7 +37,8 @@ class Resumed(Struct, frozen=True):
 
     request: Request
     deaths: int  # engines in a row that served it, did not clear it and died
-    solo_deaths: int  # of these, engines that served nothing else
+    to_clear: int = CLEARING_TOKENS  # more tokens than these of an engine clear it
+    isolated: bool = False  # it runs alone whatever its deaths are
 
 
 class Hello(Struct, tag="hello", frozen=True):
@@ -45,6 +48,7 @@ class Hello(Struct, tag="hello", frozen=True):
     life: int  # different for each process with this number
     resets: int  # of the prefix cache, as far as this front knows
     resumed: tuple[Resumed, ...]
+    killers: tuple[Killer, ...] = ()  # all that it knows
 
 
 class SubmitRequests(Struct, tag="submit", frozen=True):
@@ -79,6 +83,14 @@ class FrontTotals(Struct, tag="counted", frozen=True):
     """A front's counts since it began, for metrics."""
 
     totals: Totals
+
+
+class NewKillers(Struct, tag="killers", frozen=True):
+    """Requests of which engines died, both ways: an engine passes on what it did not
+    know.
+    """
+
+    killers: tuple[Killer, ...]
 
 
 class RequestQuery(Struct, frozen=True):
@@ -119,6 +131,7 @@ ToEngine: TypeAlias = (
     | EndSamples
     | ResetCache
     | FrontTotals
+    | NewKillers
     | SendQuery
     | SendAnswer
 )
@@ -200,9 +213,12 @@ class EngineStatus(Struct, tag="state", frozen=True):
 
 
 class ProbingRequest(Struct, tag="probing", frozen=True):
-    """From now on the engine serves this request alone, or, without one, all again."""
+    """From now on the engine serves this request alone, or, without one, all again. Until
+    all others have left it, it is not `alone` yet, and has not started.
+    """
 
     id: str = ""
+    alone: bool = True
 
 
 class CachedKeys(Struct, tag="cached", frozen=True, omit_defaults=True):
@@ -241,6 +257,7 @@ ToFront: TypeAlias = (
     | ProbingRequest
     | CachedKeys
     | EngineLoad
+    | NewKillers
     | ReceivedQuery
     | QueryAnswer
 )

@@ -6,17 +6,24 @@
                       no replica takes requests
 
 Theory. A request can go anywhere at any time, as the front has all of it. When a replica
-is gone its requests go to the others at once; those that waited in its queue, and those
-that ran there. One of them may be the cause. It then kills the next replica as well, and
-is a suspect from then on (`quarantine`), as are all that were there both times. A suspect
-never goes to an engine that serves others: it goes to one that loads, or is in the hello
-to the next one that starts, whichever replica that is, so that it runs there first, and
-alone. So a request that kills engines ends as it does with one replica, after as many
-deaths, and two replicas at most see them while they serve others.
+is gone, the requests that waited in its queue go to the others at once. Those that it was
+serving do so if two others take requests; else they wait until two replicas do (or no
+other one will: `ReplicaLink.will_take`). For one of them may be the cause, and kill the
+next replica as well; then there is still one that serves. All that were there both times
+are suspects (`quarantine`). A suspect runs alone, on the first replica of this machine,
+at a time when another one takes requests: what runs there leaves it, and goes to the
+others. If its engine dies then, too, it is ended, and refused for a while (`killers`).
 
-With one replica there is no router, and all that is not on it goes to its next engine.
+So at most two engines die while they serve others because of one request, and it never
+takes away the last replica that serves. That holds for a request that kills an engine by
+its prompt, at a position of its output, or after about as many tokens of each engine, but
+not for one that kills at random.
+
+With one replica there is no router: all that is not on it goes to its next engine, and
+while a suspect runs alone there, all others wait here.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -28,8 +35,9 @@ from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_request import FrontRequest
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.front_router import FrontRouter, routing_request
+from minfer.effects.live.link.killers import Killers
 from minfer.effects.live.link.prefill_first import PrefillFirst
-from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
+from minfer.effects.live.link.replica_link import ReplicaLink
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
 from minfer.effects.text.timeline import Sending
@@ -64,7 +72,10 @@ class Placement:
         replicas: Sequence[ReplicaLink],
         router: FrontRouter | None,
         prefill: PrefillFirst | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.killers = Killers(clock)
+        self._clock = clock
         self.requests = FrontRequests(live)
         self.router = router
         self.prefill = prefill  # if prompts are computed by some, and outputs by others
@@ -81,9 +92,14 @@ class Placement:
 
     def place_waiting(self) -> None:
         """Send the requests that wait here to replicas that take them now."""
-        waiting = self.requests.unplaced
-        if self.router is not None and waiting:
+        if waiting := self.requests.unplaced:
             self._place(list(waiting.values()))
+
+    def note_time(self) -> None:
+        """Send the requests that wait for an engine that should have come by now."""
+        unplaced = self.requests.unplaced.values()
+        if any(kept.deaths or self._runs_alone(kept) for kept in unplaced):
+            self.place_waiting()
 
     def resumed_by(self, replica: ReplicaLink) -> tuple[wire.Resumed, ...]:
         """Returns the requests that wait for the next engine, which is this one."""
@@ -91,9 +107,10 @@ class Placement:
         if replica.elsewhere:  # its engine may serve others
             return ()
         if self.router is not None:
-            every = [kept for kept in every if kept.suspect]
-        each = (self.requests.resume(kept, replica.number) for kept in every)
-        return tuple(part for parts in each for part in parts)
+            if self._isolation() is not replica:
+                return ()
+            every = [kept for kept in every if self._runs_alone(kept)]
+        return tuple(part for kept in every for part in self._resume(kept, replica))
 
     def move(self, name: str, number: int, end: Callable[[], None]) -> bool:
         """Move a request to another replica, with its tokens so far as history: it goes
@@ -102,7 +119,9 @@ class Placement:
         there already, or if that replica takes no requests.
         """
         kept, target = self.requests.get(name), self._replicas[number]
-        if kept is None or kept.replica == number or not _takes(target):
+        if kept is None or kept.replica == number or not target.takes_requests:
+            return False
+        if self._runs_alone(kept) or (kept.deaths and not self._may_lose_one()):
             return False
         if kept.replica is not None:
             send = self._replicas[kept.replica].send
@@ -114,6 +133,22 @@ class Placement:
             self._note_dispatch(kept, target, MOVED)
             self._send(target, [kept])
         return True
+
+    def make_room(self, replica: ReplicaLink) -> None:
+        """Take from a replica what may not run there, as it serves one request alone: all
+        others, but those that it holds until they run alone.
+        """
+        names = list[str]()
+        for kept in self.requests.on(replica.number):
+            if replica.probing in kept.names:
+                kept.waits_alone = False
+            elif not kept.waits_alone:
+                names += self.requests.leave(kept)
+                for router in self._routers():
+                    if router.has(kept.request.id):
+                        router.apply(Ended(kept.request.id))
+        if names and replica.send is not None:
+            replica.send(wire.CancelRequests(tuple(names)))
 
     def hand_over(self, outputs: TurnOutputs) -> TurnOutputs:
         """Send requests whose prompts are computed to the replicas that decode them;
@@ -139,7 +174,7 @@ class Placement:
         prefill.router.apply(Ended(done.id))
         if kept.ends_without_engine():
             return  # it has to end, which the caller reports
-        if target is None or not _takes(target):
+        if target is None or not target.takes_requests:
             self.place_waiting()
             return
         kept.prefilled = done.reason == "length"  # else it was refused there
@@ -159,7 +194,7 @@ class Placement:
         """Note that a replica takes requests, or that it serves one alone now."""
         if (router := self.router_of(replica)) is None:
             return
-        if _takes(replica):
+        if replica.takes_requests:
             router.apply(ReplicaJoined(replica.name))
             self.place_waiting()
         else:
@@ -180,14 +215,17 @@ class Placement:
         started, self.requests.started = self.requests.started, []
         if self.router is None or not (started or ended):
             return
-        prefill = None if self.prefill is None else self.prefill.router
-        for router in filter(None, (prefill, self.router)):
+        for router in self._routers():
             events: list[RouterEvent] = []
             events += [Started(name) for name in started if router.has(name)]
             events += [Ended(name) for name in ended if router.has(name)]
             if events:
                 router.apply(*events)
                 self.place_waiting()
+
+    def _routers(self) -> list[FrontRouter]:
+        prefill = None if self.prefill is None else self.prefill.router
+        return [router for router in (prefill, self.router) if router is not None]
 
     # --- decisions ----------------------------------------------------------------------
 
@@ -196,17 +234,20 @@ class Placement:
         if self.router is None:
             (replica,) = self._replicas
             if replica.send is not None:
-                self._send(replica, each)
+                alone = bool(replica.probing)
+                some = [one for one in each if not alone or self._runs_alone(one)]
+                self._send(replica, some)
             return
         chosen = defaultdict[int, list[FrontRequest]](list)
         full = set[str]()  # tenants of which no more is taken now
         for kept in each:
             client = kept.request.client
-            if client in full:
+            if self._runs_alone(kept):
+                isolation = self._isolation()
+                if isolation is not None and isolation.send is not None:
+                    chosen[isolation.number].append(kept)
                 continue
-            if kept.suspect and self._next_engine_comes():
-                if (loading := self._loading()) is not None:
-                    chosen[loading].append(kept)
+            if client in full or (kept.deaths and not self._may_lose_one()):
                 continue
             number = self._choose(kept, self.router)
             if number is None:
@@ -221,7 +262,7 @@ class Placement:
         request = kept.request
         search = "" if request.search is None else search_of(request.id)
         at = self._searches.get(search)
-        if at is not None and _takes(self._replicas[at]):
+        if at is not None and self._replicas[at].takes_requests:
             self._note_dispatch(kept, self._replicas[at], SEARCH)
             return at
         record = self._live[request.id]
@@ -274,8 +315,8 @@ class Placement:
         """Send requests to a replica, which has a link."""
         new, again = list[Request](), list[wire.Resumed]()
         for kept in each:
-            if kept.sent:
-                again += self.requests.resume(kept, replica.number)
+            if kept.sent or self._runs_alone(kept):
+                again += self._resume(kept, replica)
             else:
                 new.append(self.requests.send(kept, replica.number))
         if replica.send is None:
@@ -285,24 +326,30 @@ class Placement:
         if again:
             replica.send(wire.ResumeRequests(tuple(again)))
 
-    def _loading(self) -> int | None:
-        """Returns a replica whose engine is there and serves nothing yet, if there is
-        one.
+    def _resume(self, kept: FrontRequest, replica: ReplicaLink) -> list[wire.Resumed]:
+        isolated = self.killers.isolates(kept.request.client)
+        return self.requests.resume(kept, replica.number, isolated=isolated)
+
+    def _runs_alone(self, kept: FrontRequest) -> bool:
+        """Returns whether a request must run alone."""
+        return kept.suspect or self.killers.isolates(kept.request.client)
+
+    def _isolation(self) -> ReplicaLink | None:
+        """Returns the replica on which requests run alone: of this machine, the first
+        that has an engine or is about to have one, so that all fronts choose the same.
+        None: they wait, until another one takes requests, which serves the others.
         """
-        for one in self._replicas:
-            if one.send and one.progress is not None and not one.elsewhere:
-                return one.number
-        return None
+        now = self._clock()
+        each = [one for one in self._replicas if not one.elsewhere]
+        able = [one for one in each if one.takes_requests or one.will_take(now)]
+        others = [one for one in able[1:] if one.takes_requests]
+        return able[0] if able and (others or len(able) == 1) else None
 
-    def _next_engine_comes(self) -> bool:
-        """Returns whether a replica of this machine is about to have a new engine."""
-        return any(
-            one.progress is not None and one.failures < MOST_FAILURES
-            for one in self._replicas
-            if not one.elsewhere
-        )
-
-
-def _takes(replica: ReplicaLink) -> bool:
-    """Returns whether a replica takes requests: it is ready, and serves no suspect."""
-    return replica.send is not None and replica.progress is None and not replica.probing
+    def _may_lose_one(self) -> bool:
+        """Returns whether others serve if one more engine dies; or there will be no
+        others.
+        """
+        now = self._clock()
+        if sum(one.takes_requests for one in self._replicas) > 1:
+            return True
+        return not any(one.will_take(now) for one in self._replicas)

@@ -1,66 +1,93 @@
 """Runs suspects alone after engines have died, so that no request ends for another's
 fault.
 
+    hold --> waiting --+--> no suspect: all at once
+                       +--> a suspect: `probing` --> all others have left: it starts -->
+                            cleared, or ended: the next suspect, or all that wait
+
 Theory. An engine dies for reasons of its own, or because of a request. All its requests
-are resubmitted; a sample that gets more than `CLEARING_TOKENS` tokens from an engine is
-cleared. A sample is suspected if it was admitted, or its grammar may have been compiling
-(it was not in the queue yet), in `SUSPECT_DEATHS` engines in a row that died before it
-was cleared. Suspects run first and alone, one after the other, each until it is cleared
-or ends, and all other requests wait for that. The suspect that saw most engines die is
-the first, as a cleared one continues to run beside those that follow. A request of which
-`GUILTY_DEATHS` engines died while they served nothing else (one more if they gave it
-tokens first, and about as many each time) is given up by its front. So a request that
-kills engines ends alone, also if each engine gives it a few tokens first. A process that
-is killed from outside costs no request: it would have to be killed again and again,
-always before the same request is cleared, and at the end while that runs alone.
+are resubmitted; a sample is cleared by more than `CLEARING_TOKENS` tokens of an engine,
+unless it had about as many when the engine before died: then it is cleared by as many
+more than it had then. A sample is a suspect if it was admitted, or its grammar may have
+been compiling (it was not in the queue yet), in `SUSPECT_DEATHS` engines in a row that
+died before it was cleared. A suspect waits until no other request runs, and then runs
+alone until it is cleared or ends. So if its engine crashes meanwhile, it is the cause,
+and its front ends it. An engine that was killed may have been so from outside: only after
+`GUILTY_DEATHS` of these the front ends it. So such kills cost no request but one of which
+four engines in a row are killed before it is cleared, the last two while it runs alone.
+The suspect that saw most engines die is the first.
+
+All requests of some clients run alone (`killers`): from their start to their end, but for
+`SOLO_SECONDS` at most. After each of them, the others have as much time, and at least
+`REST_SECONDS`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from attrs import frozen
+
+from minfer.effects.live.request_names import request_of
 from minfer.records.request import Request
 
 SUSPECT_DEATHS: Final = 2  # engines in a row that died
-GUILTY_DEATHS: Final = 2  # engines that died while they served nothing else
+# Engines that served a request alone and were killed, after which it is the cause; of a
+# crash, it is after one.
+GUILTY_DEATHS: Final = 2
 CLEARING_TOKENS: Final = 8  # tokens that an engine may give a sample before it dies of it
 TOKEN_TOLERANCE: Final = (
     2  # by how many tokens these numbers may differ, as some are lost
 )
+SOLO_SECONDS: Final = 10.0  # for which a request of a client of killers runs alone
+REST_SECONDS: Final = 1.0  # between two of those
 # Prefix of the error of a request that is given up.
-GIVEN_UP: Final = "the engine died again and again while it served this request alone"
+GIVEN_UP: Final = "engines died while they served this request, the last one it alone"
+
+
+@frozen
+class Held:
+    """A request that waits."""
+
+    request: Request
+    deaths: int = 0  # engines in a row that served it, did not clear it and died
+    to_clear: int = CLEARING_TOKENS  # more tokens than these of a sample clear it
+    isolated: bool = False  # it runs alone whatever its deaths are
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it must be cleared before other requests run."""
+        return self.deaths >= SUSPECT_DEATHS
 
 
 class Quarantine:
     """The suspects, and the requests that wait until these are cleared."""
 
     def __init__(self) -> None:
-        self.probing = ""  # the suspect that runs alone
+        self.probing = ""  # the request that runs alone, or is the next to do so
+        self.started = False  # it runs
+        self._probed: Held | None = None
+        self._began = 0.0
+        self._rest_until = 0.0  # when the next isolated request may run
         self._got: Counter[int] = Counter()  # its tokens, by sample
-        # In the order in which they came, with the engines that died of them.
-        self._waiting: list[tuple[Request, int]] = []
-
-    @property
-    def closed(self) -> bool:
-        """Whether there is a suspect, so that all others wait."""
-        return bool(self.probing) or self._most_deaths() >= SUSPECT_DEATHS
+        self._waiting: list[Held] = []  # in the order in which they came
 
     def waiting(self) -> set[str]:
         """Returns the ids of the requests that wait here."""
-        return {request.id for request, _ in self._waiting}
+        return {held.request.id for held in self._waiting}
 
-    def hold(self, requests: Sequence[Request], deaths: int = 0) -> None:
-        """Have requests wait until there is no suspect; each of them is one itself, to
-        run alone in its turn, if it saw `SUSPECT_DEATHS` engines die.
-        """
-        self._waiting += [(request, deaths) for request in requests]
+    def hold(self, each: Sequence[Held]) -> None:
+        """Have requests wait until there is no suspect."""
+        self._waiting += each
 
     def drop(self, name: str) -> Request | None:
         """Remove a request that waits here; returns it, if it did."""
-        for at, (request, _) in enumerate(self._waiting):
-            if request.id == name:
-                del self._waiting[at]
-                return request
+        for index, held in enumerate(self._waiting):
+            if held.request.id == name:
+                del self._waiting[index]
+                if name == self.probing:
+                    self._end_probe()
+                return held.request
         return None
 
     def give(self, sample: int, tokens: int) -> bool:
@@ -68,33 +95,55 @@ class Quarantine:
         cleared.
         """
         self._got[sample] += tokens
-        return self._got[sample] > CLEARING_TOKENS
+        held = self._probed
+        return (
+            held is not None and not held.isolated and self._got[sample] > held.to_clear
+        )
 
-    def clear(self, name: str) -> bool:
+    def clear(self, name: str, now: float) -> bool:
         """Note that a request is cleared or has ended; returns whether it was the running
         suspect.
         """
-        cleared = name == self.probing != ""
+        cleared = name == self.probing != "" and self.started
         if cleared:
-            self.probing = ""
+            if self._probed is not None and self._probed.isolated:
+                self._rest_until = now + max(REST_SECONDS, now - self._began)
+            self._end_probe()
         return cleared
 
-    def due(self) -> tuple[Request, ...]:
-        """Returns the requests to serve now: the next suspect, alone, or all that
-        waited.
-        """
-        if self.probing:
-            return ()
-        most = self._most_deaths()
-        if most >= SUSPECT_DEATHS:
-            first = next(one for one, deaths in self._waiting if deaths == most)
-            self.drop(first.id)
-            self.probing = first.id
-            self._got.clear()
-            return (first,)
-        free = tuple(one for one, _ in self._waiting)
-        self._waiting.clear()
-        return free
+    def is_over(self, now: float) -> bool:
+        """Returns whether an isolated request has run alone for as long as it may."""
+        held = self._probed
+        isolated = self.started and held is not None and held.isolated
+        return isolated and now >= self._began + SOLO_SECONDS
 
-    def _most_deaths(self) -> int:
-        return max((deaths for _, deaths in self._waiting), default=0)
+    def due(
+        self, running: Callable[[], Collection[str]], now: float
+    ) -> tuple[Request, ...]:
+        """Returns the requests to serve now: the next suspect, once none but it is
+        `running`; or, without one, all that waited.
+        """
+        if not self.probing and (held := self._next_probe(now)) is not None:
+            self.probing, self._probed = held.request.id, held
+        if not self.probing:
+            free = tuple(one.request for one in self._waiting if not one.isolated)
+            self._waiting = [one for one in self._waiting if one.isolated]
+            return free
+        name = request_of(self.probing)  # the samples of a request may run together
+        if self.started or any(request_of(other) != name for other in running()):
+            return ()
+        self._waiting = [one for one in self._waiting if one is not self._probed]
+        self.started, self._began = True, now
+        self._got.clear()
+        return () if self._probed is None else (self._probed.request,)
+
+    def _next_probe(self, now: float) -> Held | None:
+        suspects = [held for held in self._waiting if held.suspect]
+        if suspects:
+            return max(suspects, key=lambda held: held.deaths)  # the first of these
+        if now < self._rest_until:
+            return None
+        return next((held for held in self._waiting if held.isolated), None)
+
+    def _end_probe(self) -> None:
+        self.probing, self.started, self._probed = "", False, None

@@ -32,13 +32,17 @@ from minfer.effects.live.client import (
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
+    KilledEngineError,
     check_queue,
 )
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.engine_status import summed_snapshot, unknown_snapshot
+from minfer.effects.live.link.front_request import FrontRequest
 from minfer.effects.live.link.front_router import FrontRouter
+from minfer.effects.live.link.killers import WHY_REFUSED, Killer, request_digest
 from minfer.effects.live.link.placement import Placement
 from minfer.effects.live.link.prefill_first import PrefillFirst
+from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.link.replica_link import MOST_FAILURES, ReplicaLink
 from minfer.effects.live.link.request_queries import RequestQueries
 from minfer.effects.live.live_requests import LiveRequests
@@ -47,6 +51,7 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
+_WHY_GIVEN_UP: Final = f"{GIVEN_UP}: the request itself is the cause"
 
 
 class Remote:
@@ -63,11 +68,15 @@ class Remote:
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
         elsewhere: int = 0,
+        crashed: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
         on this machine, of which the first `prefillers` compute prompts for the others,
         and behind these `elsewhere` on other machines, all of which do that, too.
+        `crashed` says whether the last engine of a replica of this machine that ended did
+        so by a fault of its own, rather than being killed.
         """
+        self._crashed = crashed
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
@@ -84,7 +93,7 @@ class Remote:
         )
         for one in self.replicas[replicas:]:
             one.elsewhere = True
-        self._placement = Placement(self.live, self.replicas, router, prefill)
+        self._placement = Placement(self.live, self.replicas, router, prefill, clock)
         self._requests = self._placement.requests
         self._router = router
         self._listeners: list[Listener] = []
@@ -240,8 +249,12 @@ class Remote:
         link.connect(send, self.clock(), here)
         if not link.elsewhere:  # there are other servers' fronts
             self.queries.connect(send)
+        if not link.elsewhere:
+            guilty = self._requests.convict(replica, crashed=self._crashed(replica))
+            self._give_up(guilty)
         resumed = self._placement.resumed_by(link)
-        send(wire.Hello(self.front, self.life, self.resets, resumed))
+        killers = () if link.elsewhere else self._placement.killers.all()
+        send(wire.Hello(self.front, self.life, self.resets, resumed, killers))
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
         """Handle a message of a replica."""
@@ -253,11 +266,11 @@ class Remote:
             case wire.EngineStatus(snapshot):
                 link.note_status(snapshot)
                 self.resets = max(self.resets, snapshot.resets)
-            case wire.ProbingRequest(name):
-                changed = bool(link.probing) != bool(name)
-                link.probing = name
-                if changed and link.progress is None:
-                    self._placement.note_ready(link)
+                self._placement.note_time()
+            case wire.ProbingRequest():
+                self._note_probing(link, message)
+            case wire.NewKillers(killers):
+                self._note_killers(killers)
             case wire.CachedKeys() if router := self._placement.router_of(link):
                 router.note_keys(link.name, message)
             case wire.EngineLoad() if router := self._placement.router_of(link):
@@ -281,6 +294,45 @@ class Remote:
         if changed:
             self._placement.note_ready(link)
 
+    def _note_probing(self, link: ReplicaLink, message: wire.ProbingRequest) -> None:
+        """Note that an engine serves one request alone, or is about to, or all again."""
+        changed = bool(link.probing) != bool(message.id)
+        link.probing, link.alone = message.id, message.alone
+        if changed and link.progress is None:
+            self._placement.note_ready(link)
+        if link.probing:
+            self._placement.make_room(link)
+            self._end(self._requests.pending_ends())
+        self._placement.place_waiting()
+
+    def _note_killers(self, killers: Iterable[Killer]) -> tuple[Killer, ...]:
+        """Note requests of which engines died, and end those that are equal; returns
+        what was not known.
+        """
+        known = self._placement.killers
+        new = known.add(killers)
+        if not new:
+            return ()
+        for kept in [one for one in self._requests.all() if known.refuses(one.request)]:
+            self._fail(kept, WHY_REFUSED)
+        return new
+
+    def _fail(self, kept: FrontRequest, error: str) -> None:
+        """End a request with an error."""
+        if kept.replica is not None:
+            self._send(kept.replica, wire.CancelRequests(tuple(kept.names)))
+        self._end(tuple(kept.fail(error)))
+
+    def _give_up(self, guilty: Sequence[FrontRequest]) -> None:
+        """End requests of which engines died, and refuse others that are equal."""
+        for kept in guilty:
+            request = kept.request
+            killer = Killer(request.client, request_digest(request), kept.deaths)
+            self._fail(kept, _WHY_GIVEN_UP)
+            if new := self._note_killers([killer]):
+                for one in self.here:
+                    self._send(one.number, wire.NewKillers(new))
+
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
         taken = self._requests.take(message, replica)
         outputs = self._placement.hand_over(taken)
@@ -295,13 +347,14 @@ class Remote:
         the cause, and move the others. `cut`: the network failed, and no engine.
         """
         link = self.replicas[replica]
-        served, probing = link.progress is None and not cut, link.probing
+        served = link.progress is None and not cut
+        probing = link.probing if link.alone else ""
         if link.send is not None and not link.elsewhere:
             self.queries.disconnect(link.send)
-        link.disconnect()
-        abandoned = self._requests.lose(replica, probing, served=served)
+        link.disconnect(self.clock())
+        guilty = self._requests.lose(replica, probing, served=served)
         self._placement.note_gone(link)
-        self._end(abandoned)
+        self._give_up(guilty)
         self._end(self._requests.pending_ends())
         self._placement.place_waiting()
 
@@ -348,4 +401,6 @@ class Remote:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
         if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
+        if self._placement.killers.refuses(request):
+            raise KilledEngineError(WHY_REFUSED)
         self.live.check_new(request)

@@ -1,5 +1,6 @@
 """A front's link to one replica of the engine, and what that reported last."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +24,9 @@ from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
 
 # Engines in a row that died while they loaded, after which nothing waits for a next one.
 MOST_FAILURES: Final = 2
+# Seconds after the end of a link in which a new engine's process should be there; while
+# that loads, there is a link.
+RESTART_SECONDS: Final = 60.0
 _WAITING: Final = wire.LoadingProgress("waiting for the engine")
 
 
@@ -40,7 +44,10 @@ class ReplicaLink:
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
     ready: wire.EngineReady | None = None  # the engine's facts, once it was ready
-    probing: str = ""  # the request that it serves alone, by its name on the link
+    # The request that it serves alone, or is about to, by its name on the link.
+    probing: str = ""
+    alone: bool = False  # it does so
+    lost_at: float = -math.inf  # when the last link was over
     snapshot: Snapshot | None = None  # the engine's last state
     past: Totals = NO_TOTALS  # of earlier engines
     last_message: float = 0.0
@@ -74,10 +81,24 @@ class ReplicaLink:
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
 
-    def disconnect(self) -> None:
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it takes requests: it is ready, and serves none alone."""
+        return self.send is not None and self.progress is None and not self.probing
+
+    def will_take(self, now: float) -> bool:
+        """Returns whether it takes no requests and probably does soon: its engine loads,
+        or serves a suspect, or died a while ago.
+        """
+        if self.takes_requests or self.failures >= MOST_FAILURES:
+            return False
+        return self.send is not None or now < self.lost_at + RESTART_SECONDS
+
+    def disconnect(self, now: float) -> None:
         """Note that the link is over."""
         self.failures = 0 if self.progress is None else self.failures + 1
         self.send, self.probing, self.progress = None, "", _WAITING
+        self.alone, self.lost_at = False, now
 
     def note_status(self, snapshot: Snapshot) -> None:
         """Note the engine's state; a new engine counts from zero."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from minfer.effects.serving.client_errors import (
     INTERNAL,
+    KILLED_ENGINE,
     TOO_LONG,
     ApiError,
     ContextLengthError,
@@ -26,7 +27,10 @@ def failure(error: ApiError) -> Failure:
     """An error in the format of Anthropic's API; in a stream it is an event "error"."""
     other = "invalid_request_error" if error.status < INTERNAL else "api_error"
     kind = _KINDS.get(error.status, other)
-    body = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    fields = {"type": kind, "message": _message(error)}
+    if error.code == KILLED_ENGINE:  # which Anthropic's API has no type for
+        fields["code"] = error.code
+    body = {"type": "error", "error": fields}
     data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(data, "error"), error.retry_after)
 

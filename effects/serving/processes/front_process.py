@@ -71,6 +71,7 @@ class FrontPlan:
         factory=SharedCounts
     )  # what it counts with the other fronts
     deployment: Deployment = field(factory=Deployment)
+    crashed: Callable[[int], bool] = lambda _: False  # see `EngineEnds`, by replica
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -127,6 +128,7 @@ async def _serve(
         prefill=prefill,
         prefillers=plan.deployment.prefillers,
         elsewhere=len(plan.deployment.prefill_at),
+        crashed=plan.crashed,
     )
     for one in remote.here:
         one.listens = plan.deployment.listens(one.number)

@@ -17,6 +17,7 @@ from minfer.effects.live.engine_process import Outside, run_engine
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.processes.deployment import Deployment
+from minfer.effects.serving.processes.engine_ends import EngineEnds
 from minfer.effects.serving.processes.front_process import FrontPlan, run_front
 from minfer.effects.serving.processes.heartbeat import Heartbeat
 from minfer.effects.serving.processes.process_ends import (
@@ -102,7 +103,8 @@ def serve_in_processes(
                 timeout=options.engine_timeout,
             )
             work = {ENGINE: partial(keep, elsewhere)}
-        engines = len(work)
+        engines = list(work)
+        ends = EngineEnds(len(paths))
         for number, one in enumerate(listeners):
             front = FrontPlan(
                 number=number,
@@ -112,6 +114,7 @@ def serve_in_processes(
                 http=options,
                 deployment=deployment,
                 shared=shared,
+                crashed=ends.crashed,
                 announced=lambda: announced[0] == 1,
             )
             work[front_name(number)] = partial(run_front, front)
@@ -132,8 +135,16 @@ def serve_in_processes(
             announced[0] = 1
 
         patience = options.shutdown_timeout
-        table = Processes(len(listeners), engines, by_torchrun=is_by_torchrun())
-        return Supervisor(table, runs, guard, patience, heartbeats).run(ready)
+        table = Processes(len(listeners), len(engines), by_torchrun=is_by_torchrun())
+        # A rank that is killed from outside ends its engine as a fault of that does.
+        replicas = engines if keep is None and args.parallel.ranks == 1 else []
+
+        def note_end(name: str, code: int) -> None:
+            if name in replicas:
+                ends.note(replicas.index(name), code)
+
+        supervisor = Supervisor(table, runs, guard, patience, heartbeats, note_end)
+        return supervisor.run(ready)
 
 
 def _engines(

@@ -40,10 +40,13 @@ class Supervisor:
         guard: Guard,
         patience: float,
         heartbeats: Mapping[str, Heartbeat],
+        note_end: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
         """`patience`: seconds that a process has to end in; `heartbeats`: of processes,
-        by name.
+        by name. `note_end` is called with the name of each process that has ended, and
+        its exit code, or its signal (negative).
         """
+        self._note_end = note_end
         self._processes = processes
         self._runs = runs
         self._guard = guard
@@ -138,6 +141,7 @@ class Supervisor:
             if name is None:  # an orphan of a child, if we are PID 1 of a container
                 continue
             code = os.waitstatus_to_exitcode(status)
+            self._note_end(name, code)
             before = self._processes.phase
             actions = self._processes.note_ended(name, code if code >= 0 else 128 - code)
             _report_end(name, code, before, actions)

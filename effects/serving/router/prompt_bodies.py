@@ -4,6 +4,8 @@ from typing import Final
 
 import msgspec
 from attrs import frozen
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from minfer.blocks.keys import Keys
 from minfer.effects.serving.client_errors import ApiError
@@ -22,6 +24,12 @@ class PromptBody:
     coding: str  # its Content-Encoding, or nothing
     most: int
     data: bytes
+
+
+def prompt_body(scope: Scope, data: bytes, most: int) -> PromptBody:
+    """The body of a request, as it came."""
+    codings = Headers(scope=scope).getlist("content-encoding")
+    return PromptBody(path=scope["path"], coding=", ".join(codings), most=most, data=data)
 
 
 @frozen(kw_only=True)
@@ -48,7 +56,7 @@ def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
     """Read a body. What is no request has no keys: its backend refuses it. Raises
     ApiError if it is too large once decoded.
     """
-    data = _decode(body)
+    data = decode(body)
     fields = read_fields(data)
     prompt = text_keys(fields, data) if tokens is None else tokens.read(body.path, data)
     return ReadPrompt(
@@ -61,7 +69,7 @@ def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
     )
 
 
-def _decode(body: PromptBody) -> bytes:
+def decode(body: PromptBody) -> bytes:
     """A body without its Content-Encoding; empty if that is unknown or wrong. Raises
     ApiError.
     """

@@ -4,10 +4,9 @@ from itertools import count
 from typing import Final
 
 from attrs import define, field, frozen
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from minfer.effects.serving.router.prompt_bodies import PromptBody
+from minfer.effects.serving.router.prompt_bodies import prompt_body
 from minfer.effects.serving.router.prompt_reader import PromptReader
 from minfer.effects.serving.router.tenants import TrustedProxies, tenant_of
 from minfer.routing.messages import RoutingRequest
@@ -39,12 +38,8 @@ class RequestReader:
     async def read(self, scope: Scope, body: bytes) -> ReadRequest:
         """Read a request. Raises ApiError."""
         path = scope["path"]
-        codings = Headers(scope=scope).getlist("content-encoding")
         tenant = tenant_of(scope, self.proxies)
-        prompt = await self.prompts.read(
-            PromptBody(path=path, coding=", ".join(codings), most=self.most, data=body),
-            tenant,
-        )
+        prompt = await self.prompts.read(prompt_body(scope, body, self.most), tenant)
         routed = RoutingRequest(
             id=str(next(self._numbers)),
             keys=prompt.keys,

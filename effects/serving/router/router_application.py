@@ -46,6 +46,7 @@ from minfer.effects.serving.router.head import (
 )
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
+from minfer.effects.serving.router.killer_bodies import KillerBodies
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import METHODS, Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
@@ -119,6 +120,7 @@ class Router:
         self._contexts: dict[str, int] = {}  # of backends, as far as they are known
         self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
+        self._killers = KillerBodies(self._bodies)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
         self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
@@ -314,6 +316,8 @@ class Router:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
         routed = read.routed
+        await self._killers.check(routed.tenant, request)
+        request = self._killers.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)
         try:
             if home is None:

@@ -193,48 +193,68 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     asyncio.run(run())
 
 
-KILLERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "prefill": ("completions", {"prompt": [7, 7, 0]}),
-    "a few tokens after each start": ("completions", {"prompt": [7, 7, 5]}),
-    "several samples": ("completions", {"prompt": [7, 7, 3], "n": 4}),
-    "an embedding": ("embeddings", {"input": [7, 7, 0]}),
+KILLED = 4  # engines at most of a request that has them killed: two beside others
+CRASHED = 3  # likewise, if they crash
+COMPLETIONS = "completions"
+KILLERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "prefill, killed": (COMPLETIONS, {"prompt": [7, 7, 0]}, KILLED),
+    "prefill": (COMPLETIONS, {"prompt": [7, 8, 0]}, CRASHED),
+    "position 20": (COMPLETIONS, {"prompt": [7, 10, 20]}, CRASHED),
+    "20 tokens after each start": (COMPLETIONS, {"prompt": [7, 8, 20]}, CRASHED),
+    "n = 4": (COMPLETIONS, {"prompt": [7, 8, 3], "n": 4}, CRASHED),
+    "an exception": (COMPLETIONS, {"prompt": [7, 9, 3]}, CRASHED),
+    "an embedding": ("embeddings", {"input": [7, 8, 0]}, CRASHED),
 }
+LIMITED = {"max_tokens": 200, "ignore_eos": True}
+WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started again"
 
 
-@pytest.mark.claimed  # test_remote asks it of links in one process
+@pytest.mark.claimed  # test_remote and test_placement ask it of links in one process
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", KILLERS)
 def test_a_request_that_kills_engines_fails_after_few_deaths(
     kind: str, replicas: int
 ) -> None:
-    path, body = KILLERS[kind]
-    more = {} if path == "embeddings" else {"max_tokens": 200, "ignore_eos": True}
+    """It is refused then, by all fronts; of two replicas, one serves all the time."""
+    path, body, most = KILLERS[kind]
     module = "tests.effects.serving.dying_engine"
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")
+    body = body if path == "embeddings" else {**body, **LIMITED}
+    ready = list[int]()
     with server(*options, module=module) as served:
         load = Load(served.url, bodies(1, 150))
 
-        async def run() -> httpx.Response:
+        async def run() -> tuple[httpx.Response, list[httpx.Response]]:
+            url = f"{served.url}/v1/{path}"
             await served.until_ready()
             await load.learn()
-            async with load.clients():
+            head = {"connection": "close"}  # each at any of the fronts
+            async with load.clients(), httpx.AsyncClient(timeout=SOON) as client:
                 await load.flows(time.monotonic())
-                async with httpx.AsyncClient(timeout=SOON) as client:
-                    url = f"{served.url}/v1/{path}"
-                    answer = await client.post(url, json={**body, **more})
-            return answer
+                asking = asyncio.create_task(client.post(url, json=body))
+                while not asking.done():
+                    ready.append((await client.get(f"{served.url}/ready")).status_code)
+                    await asyncio.sleep(0.02)
+                again = [
+                    await client.post(url, json={**body, "user": ""}, headers=head)
+                    for _ in range(6)
+                ]
+            return await asking, again
 
-        answer = asyncio.run(run())
+        answer, again = asyncio.run(run())
         served.process.terminate()
         assert served.process.stderr is not None
         message = served.process.stderr.read()
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "request_killed_engine")
     assert "the request itself is the cause" in error["message"]
-    deaths = re.findall(r"engine( \d)? ended by signal 9; it is started again", message)
-    assert 3 <= len(deaths) <= 6
+    assert 1 < len(re.findall(WHY_DIED, message)) <= most
     assert load.lost() == []
     assert load.different() == []
+    if replicas > 1:
+        assert set(ready) == {200}
+    refused = {(one.status_code, one.json()["error"]["code"]) for one in again}
+    assert refused == {(400, "request_killed_engine")}
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from attrs import evolve
 
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_requests import FrontRequests
-from minfer.effects.live.link.quarantine import GUILTY_DEATHS
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS, GUILTY_DEATHS
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
@@ -86,8 +86,35 @@ def test_who_is_blamed() -> None:
     for _ in range(GUILTY_DEATHS - 1):
         assert not requests.lose(0, _name_of(requests, "a"))
         resumed(requests)
-    (done,) = requests.lose(0, _name_of(requests, "a"))
-    assert (done.id, done.reason) == ("a", "error")
+    (kept,) = requests.lose(0, _name_of(requests, "a"))
+    assert kept.request.id == "a"
+
+
+def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
+    requests = begun(*map(request, "ab"))
+    assert not requests.lose(0, _name_of(requests, "a"))
+    assert not requests.convict(1, crashed=True), "another replica"
+    assert not requests.convict(0, crashed=False)
+    assert not requests.convict(0, crashed=True), "that was the last one's end"
+    resumed(requests)
+    assert not requests.lose(0)
+    resumed(requests)
+    assert not requests.lose(0, _name_of(requests, "a")), "the one before served others"
+    (kept,) = requests.convict(0, crashed=True)
+    assert kept.request.id == "a"
+
+
+def test_a_sample_is_cleared_by_more_tokens_than_the_last_engine_gave_it() -> None:
+    requests = begun(request("a"))
+    many = CLEARING_TOKENS + 5
+    for deaths, tokens in ((1, many), (2, many - 1), (1, many + 9), (2, 3), (3, 0)):
+        name = _name_of(requests, "a")
+        admit = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
+        requests.take(wire.FrontOutputs(time=0.0, reasons=(admit,)))
+        requests.take(news((name, 0), tokens=((1,) * tokens,)))
+        requests.lose(0)
+        (again,) = resumed(requests)
+        assert (again.deaths, again.to_clear) == (deaths, CLEARING_TOKENS + tokens)
 
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
@@ -106,8 +133,8 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
     for _ in range(GUILTY_DEATHS - 1):
         assert not requests.lose(0, _name_of(requests, "compiles"))
         resumed(requests)
-    (done,) = requests.lose(0, _name_of(requests, "compiles"))
-    assert (done.id, done.reason) == ("compiles", "error")
+    (kept,) = requests.lose(0, _name_of(requests, "compiles"))
+    assert kept.request.id == "compiles"
 
 
 def _name_of(requests: FrontRequests, own: str) -> str:

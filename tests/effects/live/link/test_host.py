@@ -2,14 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from attrs import evolve
 
+from minfer.blocks.keys import DIGEST, block_keys, tail_keys
 from minfer.effects.live.client import EngineDied, TurnOutputs
+from minfer.effects.live.errors import KilledEngineError
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.host import PATIENCE, STAGE, Host
+from minfer.effects.live.link.killers import REFUSED, Killer, request_digest
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import CLEARING_TOKENS
+from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import Finish, Finished, QueueBlocked
 from minfer.records.request import SamplingParams
@@ -248,11 +253,49 @@ def test_a_front_ends_only_its_own() -> None:
     assert ends.engine.ends == [Finish("a", 0, 1)]
 
 
+def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not() -> None:
+    prompt, size = tuple(range(10)), 4
+    keys = block_keys(b"root", prompt, size)
+    tails = tail_keys(b"root", keys, prompt, size)
+    wrong = (b"x" * DIGEST,) * 2
+    asked = evolve(request(), prompt=prompt, root=b"root", keys=wrong, tails=wrong)
+    every = {None: (keys, tails), 1: (wrong, wrong)}
+    for fronts, right in every.items():
+        engine = MadeUp()
+        host = Host(fronts, print, block_size=size)
+        host.open(engine, READY)
+        engine.now = PATIENCE
+        session = Session(lambda _: None)
+        host.join(session)
+        host.receive(session, hello(0, 1, wire.Resumed(evolve(asked, id="a"), 0)))
+        host.receive(session, wire.SubmitRequests((evolve(asked, id="b"),)))
+        for name in "ab":
+            assert (engine.served[name].keys, engine.served[name].tails) == right
+        plain = evolve(request("c"), prompt=prompt)
+        host.receive(session, wire.SubmitRequests((plain,)))
+        assert engine.served["c"].keys == ()
+
+
 # --- quarantine -------------------------------------------------------------------------
 
 
 def suspects(*names: str) -> tuple[wire.Resumed, ...]:
-    return tuple(wire.Resumed(request(name), 2, 0) for name in names)
+    return tuple(wire.Resumed(request(name), 2) for name in names)
+
+
+def alone(emitted: list[bytes]) -> list[tuple[str, bool]]:
+    every = map(wire.read_to_front, emitted)
+    each = [one for one in every if isinstance(one, wire.ProbingRequest)]
+    return [(one.id, one.alone) for one in each]
+
+
+def evolve_hello(message: wire.Hello, *killers: Killer) -> wire.Hello:
+    return msgspec.structs.replace(message, killers=killers)
+
+
+def finished(ends: Ends, front: int) -> list[Finished]:
+    each = [one for one in ends.heard[front] if isinstance(one, TurnOutputs)]
+    return [done for one in each for done in one.finished]
 
 
 def probing(emitted: list[bytes]) -> list[str]:
@@ -266,7 +309,7 @@ def test_suspects_run_isolated_and_all_fronts_know() -> None:
     (one, emitted), (two, other_emitted) = joined(ends), joined(ends)
     ends.host.receive(one, hello(0, 1, *suspects("a", "b")))
     assert not ends.engine.requested  # the other front may have suspects, too
-    ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1, 0)))
+    ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1)))
     ends.host.receive(two, wire.SubmitRequests((request("d"),)))
     assert ends.engine.requested == [("a",)]
     ends.engine.end("a")
@@ -279,13 +322,101 @@ def test_suspects_run_isolated_and_all_fronts_know() -> None:
     assert probing(emitted) == probing(other_emitted) == ["a", "b", ""]
 
 
-def test_a_request_that_is_not_isolated_is_not_reported_as_isolated() -> None:
+def test_a_suspect_runs_once_all_others_have_left_the_engine() -> None:
     ends = linked(2)
     ends.remotes[1].submit([request("c")])
     session, emitted = joined(ends)
     ends.host.receive(session, hello(0, 1, *suspects("a")))
+    assert ends.engine.requested == [("c",)]
+    assert alone(emitted) == [("a", False)]  # should the engine die, it may be c's fault
+    ends.carry()
+    assert ends.engine.cancelled == ["c"]
+    assert list(ends.remotes[1]._requests.unplaced) == ["c"], "there is no other engine"
+    ends.remotes[1].submit([request("d")])
+    ends.engine.end("c", "cancelled")
     assert ends.engine.requested == [("c",), ("a",)]
-    assert probing(emitted) == [""]  # should the engine die, it may be c's fault
+    assert alone(emitted) == [("a", False), ("a", True)]
+    ends.engine.end("a")
+    ends.carry()
+    assert ends.engine.requested[2:] == [("d",), ("c#1",)]
+    assert alone(emitted)[2:] == [("", True)]
+
+
+def test_a_front_that_comes_back_learns_that_an_engine_serves_one_alone() -> None:
+    ends = linked(2)
+    session, _ = joined(ends)
+    ends.host.receive(session, hello(0, 1, *suspects("a")))
+    ends.cut(1)
+    ends.link(1)
+    ends.carry()
+    ends.remotes[1].submit([request("b")])
+    assert list(ends.remotes[1]._requests.unplaced) == ["b"]
+    assert ends.engine.requested == [("a",)]
+
+
+def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
+    """A digest of prompt and parameters, for one client."""
+    ends = linked(2)
+    first, second = ends.remotes
+    bad = evolve(request("a"), client="x")
+    killer = Killer("x", request_digest(bad), 3)
+    first.submit([evolve(bad, id="like it", seed=7), evolve(bad, id="b", client="y")])
+    session, emitted = joined(ends)
+    ends.host.receive(session, evolve_hello(hello(0, 1), killer))
+    ends.carry()
+    for remote in ends.remotes:
+        with pytest.raises(KilledEngineError, match="refused for 10 minutes"):
+            remote.check(evolve(bad, id="c", seed=1))
+        remote.check(evolve(bad, id="c", client="y"))
+        remote.check(evolve(bad, id="c", max_tokens=7))
+    assert ends.engine.cancelled == ["like it"]
+    assert [(one.id, one.reason) for one in finished(ends, 0)] == [("like it", "error")]
+    # A front that has not heard of it yet sends it all the same.
+    ends.host.receive(session, wire.SubmitRequests((evolve(bad, id="d"),)))
+    every = map(wire.read_to_front, emitted)
+    outputs = [one for one in every if isinstance(one, wire.FrontOutputs)]
+    (done,) = [done for one in outputs for done in one.finished]
+    assert (done.id, done.reason, done.error.startswith(REFUSED)) == ("d", "error", True)
+    # An engine or a front that starts again learns it from the others.
+    ends.host = Host(2, ends.why.append)
+    for number in range(2):
+        ends.remotes[number].disconnect()
+    ends.link(1)
+    ends.carry()
+    second = ends.remotes[0] = Remote(0, clock=ends.engine.clock)
+    ends.link(0)
+    ends.carry()
+    with pytest.raises(KilledEngineError):
+        second.check(bad)
+
+
+def test_requests_of_a_client_whose_requests_ended_many_engines_run_alone() -> None:
+    ends = linked(2)
+    digests = [request_digest(request("a", n=n)) for n in (1, 2)]
+    ends.remotes[0]._note_killers([Killer("x", one, 3) for one in digests])
+    ends.remotes[1].submit([request("b")])
+    ends.remotes[0].submit([evolve(request("a", seed=1, n=3), client="x")])
+    ends.remotes[0].submit([evolve(request("c", n=3), client="x")])
+    ends.carry()
+    ends.engine.end("b", "cancelled")
+    assert ends.engine.requested == [("b",), ("a#1",)]
+    for _ in range(3 * CLEARING_TOKENS):
+        ends.engine.give(**{"a#1": 7})
+    assert ends.engine.requested == [("b",), ("a#1",)]
+    ends.engine.end("a#1")
+    ends.carry()
+    assert ends.engine.requested[2:] == [("b#1",)]
+    ends.engine.now = 0.9
+    ends.host.tick()
+    ends.engine.now = 1.1
+    ends.host.tick()
+    ends.carry()
+    ends.engine.end("b#1", "cancelled")
+    assert ends.engine.requested[3:] == [("c#2",)]
+    ends.engine.now = 12.0
+    ends.host.tick()
+    ends.carry()
+    assert ends.engine.requested[4:] == [("b#2",)], "it had its time alone"
 
 
 def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
@@ -306,7 +437,7 @@ def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
     ends.open()
     (one, emitted), (two, _) = joined(ends), joined(ends)
     ends.host.receive(two, hello(1, 1, *suspects("a")))
-    ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0, 0)))
+    ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0)))
     if how == "cancel":
         ends.host.receive(one, wire.CancelRequests(("b", "c")))
         every = map(wire.read_to_front, emitted)

@@ -13,7 +13,11 @@ from minfer.effects.live.errors import (
     RequestError,
 )
 from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.quarantine import CLEARING_TOKENS, GIVEN_UP, GUILTY_DEATHS
+from minfer.effects.live.link.quarantine import (
+    CLEARING_TOKENS,
+    GIVEN_UP,
+    SUSPECT_DEATHS,
+)
 from minfer.effects.live.link.remote import Remote
 from minfer.records.request import SamplingParams
 from tests.circles import seeds
@@ -65,6 +69,7 @@ KILLS = {
     "as many as do not clear it": Poison("bad", after=CLEARING_TOKENS),
     "a token": Poison("bad", at=3),
     "a late token": Poison("bad", at=2 * CLEARING_TOKENS),
+    "many tokens after each start": Poison("bad", after=2 * CLEARING_TOKENS),
 }
 
 
@@ -75,7 +80,9 @@ KILLS = {
 def test_a_request_that_kills_costs_few_engines(
     seeds: range, kills: Poison, n: int
 ) -> None:
-    """All get the right tokens but the request that is the cause, which hears so."""
+    """All get the right tokens but the request that is the cause, whose error says so. At
+    most two engines die while they serve others.
+    """
     for seed in seeds:
         some = kills if n == 1 else evolve(kills, sample=Random(seed).choice((None, 2)))
         world = World(seed, poison="bad", kills=some)
@@ -94,7 +101,8 @@ def test_a_request_that_kills_costs_few_engines(
             world.ask(world.fronts[number % 2], one)
         world.run(0)
         world.judge()
-        assert 3 <= world.deaths <= 6
+        assert world.deaths <= 3
+        assert world.beside <= 2
         ends = [done for front in world.fronts for done in front.ended.values()]
         wrong = [done for done in ends if done.reason == "error"]
         assert {done.id for done in wrong} == {"bad"}
@@ -185,7 +193,7 @@ def test_an_engine_that_sends_nothing_any_more_stalls_if_requests_wait() -> None
 def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
     ends = linked()
     ends.remotes[0].submit([evolve(request("a"), output=(1, 2))])
-    for _ in range(3 * GUILTY_DEATHS):
+    for _ in range(3 * SUSPECT_DEATHS):
         if not ends.remotes[0].working:
             break
         ends.engine.admit(*names_of(ends.remotes[0]))

@@ -26,6 +26,7 @@ from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.quarantine import GUILTY_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.replica_news import ReplicaNews
+from minfer.effects.live.request_names import request_of
 from minfer.effects.live.totals import NO_TOTALS
 from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -235,6 +236,9 @@ class World:
         self.policy = policy
         # How often a request was served alone when an engine, or its link, was gone.
         self.solo = Counter[str]()
+        self.beside = 0  # engines that died while they served others than the poison
+        self.crashed = set[int]()  # replicas whose last engine died of a request
+        self.outages = 0  # deaths after which no engine was ready
         self.fronts = [self._front(number) for number in range(fronts)]
         for one in self.replicas:
             self.born(one)
@@ -304,12 +308,15 @@ class World:
         """
         replica = self.replicas[number]
         replica.deaths += 1
+        self.crashed.discard(number)
         engine, host = replica.engine, replica.host
         replica.host = replica.engine = None
         if engine is not None and host is not None:
-            probing = host._quarantine.probing
-            if probing and engine.live.served().keys() <= {probing}:
+            probing, served = host._quarantine.probing, engine.live.served().keys()
+            if probing and served <= {probing}:
                 self.solo[probing.split("#")[0]] += 1
+            self.beside += any(request_of(name) != self.poison for name in served)
+            self.outages += not any(one.engine for one in self.replicas)
         for front in self.fronts:
             while number in front.links and front.links[number].down:
                 self._down(front, replica)
@@ -454,6 +461,7 @@ class World:
             prefill=prefill,
             prefillers=self.prefillers,
             elsewhere=self.elsewhere,
+            crashed=lambda number: number in self.crashed,
         )
         front = Front(remote)
         front.remote.listen(front.hear)
@@ -524,6 +532,7 @@ class World:
             what()
         except Killed:
             self.kill(replica.number)
+            self.crashed.add(replica.number)
 
     def _tick(self, replica: Replica) -> None:
         if replica.host is not None:
