@@ -113,6 +113,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with server(*options, module="tests.effects.serving.dying_engine") as made:
             trial = Trial(made, Load(made.url, bodies(1, args.tokens)))
             kinds = asyncio.run(trial.run())
+        for why in trial.load.lost():
+            print("lost:", why)
         found[f"{replicas} replicas"] = {
             "kinds": kinds,
             "requests_of_others": len(trial.load.ended),

@@ -12,6 +12,7 @@ breaks, the engine counts as broken, as no front could reach it.
 import asyncio
 import contextlib
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -244,10 +245,19 @@ class LinkClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the engine has ended, or that the link was closed or cut."""
+        if isinstance(exc, ConnectionError):  # a write failed before all was read
+            self._read_rest()
         cut = self.silent or not (exc is None or isinstance(exc, ConnectionError))
         self._remote.disconnect(self._replica, cut=cut)
         if not self.over.done():  # its waiter may have been cancelled
             self.over.set_result(None)
+
+    def _read_rest(self) -> None:
+        """Read what the engine sent before it ended: the event loop does not."""
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        with contextlib.suppress(OSError):
+            while data := os.read(descriptor, _CHUNK):
+                self.data_received(data)
 
     def _say(self, message: wire.ToEngine) -> None:
         self._transport.write(self._numbers.frame(wire.encode(message)))

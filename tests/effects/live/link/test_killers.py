@@ -59,7 +59,7 @@ def test_they_are_known_for_ten_minutes(
         assert bool(known.add([Killer(client, digest, engines)])) == new
         if new:
             every.append((now, client, digest, engines))
-        ages = [Killer(*rest, now - time) for time, *rest in every]
+        ages = [Killer(name, key, ended, now - at) for at, name, key, ended in every]
         assert list(known.all()) == ages
         for name in "xyz":
             own = [one for one in every if one[1] == name]

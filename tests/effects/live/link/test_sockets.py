@@ -23,7 +23,7 @@ from minfer.effects.live.link import sockets
 from minfer.effects.live.link.frames import FrameWriter
 from minfer.effects.live.link.host import PATIENCE, Host
 from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.link.sockets import LinkServer, keep_linked
+from minfer.effects.live.link.sockets import LinkClient, LinkServer, keep_linked
 from tests.effects.live.link.ends import READY, MadeUp, request
 from tests.effects.live.link.plain import plain
 
@@ -293,3 +293,37 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
     assert min(gaps) > sockets.RETRY / 2, "an engine that cuts must not be pestered"
     assert caplog.text.count("the link to the engine is cut") >= 3
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
+    tmp_path: Path,
+) -> None:
+    """Its last message may say that it serves another request alone."""
+    path = tmp_path / "engine"
+    heard: list[wire.ToFront] = []
+    remote = Remote(0)
+    receive = remote.receive
+
+    def note(message: wire.ToFront, replica: int = 0) -> None:
+        heard.append(message)
+        receive(message, replica)
+
+    remote.receive = note  # type: ignore[method-assign]  # it listens in
+
+    async def go() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            loop = asyncio.get_running_loop()
+            _, client = await loop.create_unix_connection(
+                lambda: LinkClient(remote, 0), str(path)
+            )
+            engine, _ = listener.accept()
+            # From here on, the event loop does not run until the front has written.
+            engine.sendall(FrameWriter().frame(wire.encode(wire.ProbingRequest("a"))))
+            engine.close()
+            client._say(wire.ResetCache())
+            await client.over
+
+    asyncio.run(go())
+    assert heard == [wire.ProbingRequest("a")]
