@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
+    HINT,
     StrictObject,
     shown,
     wrong,
@@ -29,7 +30,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
 _NEUTRAL_IN_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cache_control": (ANYTHING,),
+    "cache_control": (HINT,),
     "citations": ([],),
 }
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
@@ -66,7 +67,7 @@ class ToolUseBlock(TypedObject):
 
     kinds = ("tool_use",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
+        "cache_control": (HINT,),
         "caller": (ANYTHING,),
     }
     id: Annotated[str, Field(min_length=1)]
@@ -88,7 +89,7 @@ class ToolResultBlock(TypedObject):
 
     kinds = ("tool_result",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
+        "cache_control": (HINT,),
         "is_error": (ANYTHING,),
     }
     tool_use_id: str
@@ -170,7 +171,7 @@ class AnthropicTool(StrictObject):
     """A tool that the model may call."""
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
+        "cache_control": (HINT,),
         "defer_loading": (False,),
         "eager_input_streaming": (ANYTHING,),
         "input_examples": (ANYTHING,),

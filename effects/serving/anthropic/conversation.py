@@ -25,18 +25,18 @@ from minfer.effects.serving.anthropic.blocks import (
 )
 from minfer.effects.serving.protocol import ModelInfo
 from minfer.effects.serving.request_parsing.answer_parsing import check_template
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject
 from minfer.effects.serving.request_parsing.typed_objects import template_content
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cache_control": (ANYTHING,),  # prefixes are cached anyway
+    "cache_control": (HINT,),  # prefixes are cached anyway
     "container": (),
     "context_management": (),
     "inference_geo": (),
     "mcp_servers": ([],),
     "output_config": ({},),
-    "service_tier": ("auto", "standard_only"),
+    "service_tier": ("auto", "standard_only", HINT),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
 }

@@ -13,7 +13,11 @@ import msgspec
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.task import (
+    ModelFacts,
+    Prepared,
+    QueryAnswer,
+)
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Refusal,
@@ -71,7 +75,9 @@ class Process:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
 
-    async def work(self, target: Endpoint | QueryEndpoint, data: bytes) -> Prepared | str:
+    async def work(
+        self, target: Endpoint | QueryEndpoint, data: bytes
+    ) -> Prepared | QueryAnswer:
         """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
         await self.ready()
         reader_writer = self._streams

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from attrs import frozen
 
-from minfer.effects.serving.input_workers.task import Prepared
+from minfer.effects.serving.input_workers.task import Prepared, QueryAnswer
 
 READ: Final = 2**18  # bytes of a message to read at once
 
@@ -38,7 +38,7 @@ class WorkerReply:
     """The result of a body; `last` if the worker ends now, having grown."""
 
     prepared: Prepared | None = None
-    answer: str | None = None  # to a question
+    answer: QueryAnswer | None = None
     refusal: Refusal | None = None
     last: bool = False
 

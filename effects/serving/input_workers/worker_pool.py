@@ -16,7 +16,12 @@ from attrs import define, field
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
+from minfer.effects.serving.input_workers.task import (
+    ModelFacts,
+    Prepared,
+    QueryAnswer,
+    work,
+)
 from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.job_queue import JobQueue
@@ -37,7 +42,7 @@ class _PendingBody:
 
     target: Endpoint | QueryEndpoint
     data: bytes
-    done: asyncio.Future[Prepared | str]
+    done: asyncio.Future[Prepared | QueryAnswer]
 
 
 class _ThreadPreparer:
@@ -47,7 +52,7 @@ class _ThreadPreparer:
         self._thread_preparer = threads
         self._about = model_info, models
 
-    async def prepare(self, body: _PendingBody) -> Prepared | str:
+    async def prepare(self, body: _PendingBody) -> Prepared | QueryAnswer:
         """Prepare a body. Raises the errors of `work`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -64,13 +69,13 @@ class _ProcessPreparer:
         self._closed = False
         self.process = Process(facts)
 
-    async def prepare(self, body: _PendingBody) -> Prepared | str:
+    async def prepare(self, body: _PendingBody) -> Prepared | QueryAnswer:
         """Prepare a body. Raises ApiError, and WorkerGoneError if none can be started."""
         await self._wait_until_ready()
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def kill_soon(done: asyncio.Future[Prepared | str]) -> None:
+        def kill_soon(done: asyncio.Future[Prepared | QueryAnswer]) -> None:
             if done.cancelled():
                 timer.append(loop.call_later(GRACE, current.kill))
 
@@ -165,20 +170,20 @@ class WorkerPool:
         closed.
         """
         result = await self._run_body(endpoint, data, client)
-        if isinstance(result, str):
+        if isinstance(result, QueryAnswer):
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
-    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
-        """Answer a question in JSON, at its client's turn. Raises likewise."""
+    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> QueryAnswer:
+        """Answer a question, at its client's turn. Raises likewise."""
         result = await self._run_body(query, data, client)
-        if not isinstance(result, str):
+        if not isinstance(result, QueryAnswer):
             raise TypeError(f"{query.path} was prepared like a request")
         return result
 
     async def _run_body(
         self, target: Endpoint | QueryEndpoint, data: bytes, client: str
-    ) -> Prepared | str:
+    ) -> Prepared | QueryAnswer:
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
         body = _PendingBody(target, data, asyncio.get_running_loop().create_future())
@@ -215,7 +220,9 @@ class WorkerPool:
             if not self._closed:
                 self._dispatch()
 
-    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> Prepared | str:
+    async def _prepare(
+        self, slot: _PreparerSlot, body: _PendingBody
+    ) -> Prepared | QueryAnswer:
         if slot.preparer is not None:
             try:
                 return await slot.preparer.prepare(body)
@@ -228,7 +235,7 @@ class WorkerPool:
         return await self._thread_preparer.prepare(body)
 
 
-def _settle(body: _PendingBody, result: Prepared | str | Exception) -> None:
+def _settle(body: _PendingBody, result: Prepared | QueryAnswer | Exception) -> None:
     """Pass the result to the job's waiter, unless it left or the event loop is closed."""
     if body.done.done():
         return
