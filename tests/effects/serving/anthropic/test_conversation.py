@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.blocks import MAX_ITEMS
+from minfer.effects.serving.anthropic.documents import MAX_ITEMS
 from minfer.effects.text.tools.formats import Parsers
 from tests.effects.serving.anthropic.helpers import HI, body, refused
 
@@ -13,6 +13,7 @@ class Listener:
     """A model that keeps what it is asked to render."""
 
     parsers = Parsers("hermes", "none")
+    tokenizer = None
 
     def render(self, turns: list[Any], **how: Any) -> list[int]:
         self.turns = turns
@@ -22,7 +23,8 @@ class Listener:
 
 def rendered(**fields: Any) -> Listener:
     model = Listener()
-    assert body(**fields).ids(model) == [1, 2, 3]  # type: ignore[arg-type]  # all it needs
+    edited = body(**fields).edited(model)  # type: ignore[arg-type]  # all it needs
+    assert edited.ids == [1, 2, 3]
     return model
 
 
@@ -56,7 +58,7 @@ def test_turns_of_one_role_are_one() -> None:
 def test_a_request_may_begin_its_answer() -> None:
     begun = rendered(messages=[*HI, {"role": "assistant", "content": "def"}])
     how = {"add_generation_prompt": False, "continue_final_message": True}
-    assert begun.how == {"tools": None, **how}
+    assert begun.how == {"tools": None, "chat_template_kwargs": {}, **how}
     assert rendered().how["add_generation_prompt"] is True
 
 
@@ -92,12 +94,13 @@ def test_what_is_no_text_is_refused_by_name(content: Any, param: str, words: str
     [
         ({"messages": []}, "messages"),
         ({"messages": HI * (MAX_ITEMS + 1)}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"container": "x"}, "container"),
         ({"colour": "red"}, "colour"),
