@@ -170,7 +170,7 @@ def test_with_public_templates(
     if not template:
         pytest.skip("MINFER_CHAT_TEMPLATES names no folder of templates")
     monkeypatch.setattr(llm.tokenizer, "chat_template", public_templates()[template])
-    if not renders(llm, tools=True):
+    if not any(renders(llm, tools=tools) for tools in (False, True)):
         pytest.skip("the template needs variables of its own")
     assert report(llm) == {}
 
