@@ -60,6 +60,7 @@ class Script:
         ]
         self._by_prompt: dict[int, tuple[int, ...]] = {}
         executor: Any = llm.worker.driver.executor
+        executor = getattr(executor, "inner", executor)  # of one that is slowed down
         executor.token = self._token
 
     def _token(self, sampling: RowSampling, prompt: int, position: int) -> int:
