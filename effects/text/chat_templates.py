@@ -6,8 +6,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from minfer.effects.text.message_checks import message_error
 from minfer.effects.text.system_messages import place_system_messages
 from minfer.effects.text.template_messages import (
     Message,
@@ -79,7 +81,7 @@ def render_chat(
     tokens = tokenizer.special_tokens
     probe = TemplateProbe(template, tuple(tokens.items()), values["tools"] is not None)
     takes_lists = partial(_takes_lists, probe)
-    chat = place_system_messages(list(map(_message, messages)), probe)
+    chat = place_system_messages(list(starmap(_message, enumerate(messages))), probe)
     chat = [join_lines(message, takes_lists) for message in chat]
     if goes_on:
         chat[-1] = _with_mark(chat[-1])
@@ -179,10 +181,8 @@ def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     return text is not None and shows_texts(text)
 
 
-def _message(message: Any) -> Message:
-    if not isinstance(message, Mapping):
-        kind = type(message).__name__
-        raise ChatTemplateError(
-            f"a message must be an object with role and content, found {kind}"
-        )
+def _message(index: int, message: Any) -> Message:
+    """A message in its first form. Raises ChatTemplateError if it cannot be read."""
+    if (why := message_error(message)) is not None:
+        raise ChatTemplateError(f"messages[{index}]{why}")
     return read_message(message)

@@ -12,13 +12,15 @@ template:
   the prefix cache would not hold.
 
 A marked user turn is `<system-message>`, the text, and `</system-message>`, in lines of
-their own. It joins a user turn beside it, as many templates refuse two in a row, and the
-result of a tool where the template refuses a user turn behind one.
+their own. It joins a user turn beside it, as many templates refuse two in a row. A user
+turn behind the result of a tool, marked or not, joins the result where the template
+refuses it there, as Mistral's do.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from minfer.effects.text.template_messages import CALLED, TOOL_RESULT, Message
@@ -35,9 +37,13 @@ _log: Final = logging.getLogger("minfer.templates")
 def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list[Message]:
     """A conversation whose system messages are all shown by the probed template."""
     chat = [_as_system(message) for message in chat]
+    if any(map(_is_system, chat)):
+        chat = _placed(chat, probe)
+    return _with_joined_results(chat, probe)
+
+
+def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
     is_system = list(map(_is_system, chat))
-    if not any(is_system):
-        return chat
     number = is_system.index(False) if False in is_system else len(chat)
     front, rest = chat[:number], chat[number:]
     if front and not _shows_leading(probe):
@@ -49,7 +55,7 @@ def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list
         front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
     if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
         _log_once(probe.template, "no later system message: it is a marked user turn")
-        rest = _with_marked_turns(rest, probe)
+        rest = _with_marked_turns(rest)
     return [*front, *rest]
 
 
@@ -58,8 +64,13 @@ def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list
 
 @lru_cache(maxsize=64)
 def _shows_leading(probe: TemplateProbe) -> bool:
-    """Whether a template shows a system message at the front, if it renders any probe."""
-    return probe.text([_USER]) is None or probe.shows([_SYSTEM, _USER])
+    """Whether a template shows a system message at the front, wherever it shows a
+    conversation without one: Mistral Nemo's moves it to the last user turn, and loses it
+    when a tool has answered.
+    """
+    chats = ([_USER], [_USER, _ASSISTANT, _NEXT], [_USER, CALLED, TOOL_RESULT])
+    shown = filter(probe.shows, chats)
+    return all(probe.shows([_SYSTEM, *chat]) for chat in shown)
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +105,22 @@ def _shows_user_after_tool(probe: TemplateProbe) -> bool:
 # --- marked turns -------------------------------------------------------------------
 
 
-def _with_marked_turns(chat: Sequence[Message], probe: TemplateProbe) -> list[Message]:
+def _with_joined_results(chat: list[Message], probe: TemplateProbe) -> list[Message]:
+    """A conversation without user turns behind results, if the template refuses them."""
+    roles = [message.get("role") for message in chat]
+    if ("tool", "user") not in pairwise(roles) or _shows_user_after_tool(probe):
+        return chat
+    joined: list[Message] = []
+    for message in chat:
+        behind = joined and joined[-1].get("role") == "tool"
+        if behind and message.get("role") == "user":
+            joined[-1] = _with_text(joined[-1], [], [_text(message)])
+        else:
+            joined.append(message)
+    return joined
+
+
+def _with_marked_turns(chat: Sequence[Message]) -> list[Message]:
     """A conversation whose system messages are marked user turns."""
     placed: list[Message] = []
     before: list[str] = []  # marked texts that join the next user turn
@@ -104,9 +130,7 @@ def _with_marked_turns(chat: Sequence[Message], probe: TemplateProbe) -> list[Me
         if role == "system":
             text = _marked(_text(message))
             following = chat[index + 1].get("role") if index + 1 < len(chat) else None
-            if previous == "user" or (
-                previous == "tool" and not _shows_user_after_tool(probe)
-            ):
+            if previous == "user":
                 placed[-1] = _with_text(placed[-1], [], [text])
             elif following in ("user", "system"):
                 before.append(text)

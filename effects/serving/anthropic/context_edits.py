@@ -157,7 +157,9 @@ class ClearThinking(TypedObject):
         kept = len(thinking) if self.keep.type == "all" else self.keep.value
         old = set(thinking[: max(0, len(thinking) - kept)])
         edited = [
-            evolve(turn, content=[one for one in _blocks([turn]) if not _is_thinking(one)])
+            evolve(
+                turn, content=[one for one in _blocks([turn]) if not _is_thinking(one)]
+            )
             if index in old
             else turn
             for index, turn in enumerate(turns)

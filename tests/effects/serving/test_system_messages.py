@@ -50,8 +50,8 @@ SHAPES: Final[Mapping[str, Turns]] = {
 
 
 TEXT: Final = {"type": "string", "description": "A."}
-SCHEMA: Final = {"type": "object", "properties": {"a": TEXT}}
-TOOL: Final = {
+SCHEMA: Final[dict[str, Any]] = {"type": "object", "properties": {"a": TEXT}}
+TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {"name": "f", "description": "F.", "parameters": SCHEMA},
 }

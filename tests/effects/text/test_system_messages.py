@@ -17,8 +17,8 @@ ASK = {"role": "user", "content": "ask"}
 ANSWER = {"role": "assistant", "content": "answer"}
 MORE = {"role": "user", "content": "more"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
-CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "c", "content": "result"}
+CALLED: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "c", "content": "result"}
 MARKED = "<system-message>\nlate\n</system-message>"
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one": [FRONT, ASK],
@@ -90,6 +90,13 @@ def test_a_later_message_joins_a_result_where_no_user_may_follow() -> None:
     joined = placed("wants turns to alternate", chat)
     assert joined[-1] == {**RESULT, "content": f"result\n\n{MARKED}"}
     assert placed("keeps the first", chat)[-1] == {"role": "user", "content": MARKED}
+
+
+def test_a_question_joins_a_result_where_no_user_may_follow() -> None:
+    chat = [ASK, CALLED, RESULT, MORE]
+    joined = {**RESULT, "content": "result\n\nmore"}
+    assert placed("wants turns to alternate", chat) == [ASK, CALLED, joined]
+    assert placed("keeps the first", chat) == chat
 
 
 def test_texts_of_leading_messages_join_the_first() -> None:
