@@ -74,7 +74,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 # Claude Code's first system block. It differs in each session or request, which would
 # cost the prefix cache, and is about billing.
-_BILLING: Final = "x-anthropic-billing-header:"
+BILLING_PREFIX: Final = "x-anthropic-billing-header:"
 
 
 class MessageTurn(StrictObject):
@@ -292,7 +292,7 @@ def _system_content(system: str | Sequence[TextBlock]) -> str | list[dict[str, s
     """The system prompt for chat templates, without Claude Code's line about billing."""
     if isinstance(system, str):
         return system
-    if system and system[0].text.startswith(_BILLING):
+    if system and system[0].text.startswith(BILLING_PREFIX):
         system = system[1:]
     return template_content(system)
 

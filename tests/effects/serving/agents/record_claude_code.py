@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from attrs import frozen
 
+from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 from minfer.effects.serving.wire.post import Post
 from minfer.effects.serving.wire.transport import Watcher
 from tests.effects.scripted import Script, hermes, write_talker
@@ -25,7 +26,6 @@ from tests.effects.served import serving
 from tests.effects.serving.agents.claude_code import VERSION, ClaudeCode, install
 
 FILE: Final = Path(__file__).with_name("claude_code_session.json")
-BILLING: Final = "x-anthropic-billing-header:"
 _WORDS: Final = ("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "heath")
 # Fields whose values are part of the structure.
 _KEPT: Final = frozenset(
@@ -95,7 +95,7 @@ def without_prose(value: Any, name: str = "") -> Any:
 
 def filler(text: str) -> str:
     """Words of the same length as a text, which follow from it."""
-    prefix = BILLING if text.startswith(BILLING) else ""
+    prefix = BILLING_PREFIX if text.startswith(BILLING_PREFIX) else ""
     words = random.Random(text)
     made = prefix
     while len(made) < len(text):

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 from minfer.effects.serving.anthropic.create_message import MessagesBody
+from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
 from minfer.effects.text.chat_templates import ChatTemplateError
 from tests.effects.scripted import TEMPLATE, say, write_talker
 from tests.effects.served import Serving, serving
-from tests.effects.serving.agents.record_claude_code import BILLING, Session
+from tests.effects.serving.agents.record_claude_code import Session
 from tests.effects.text.system_templates import SHORT, public_templates
 
 HISTORY = 0.95  # the least share of what was sent before that is a prefix hit
 CONTEXT = 400_000
+SLACK = 1  # blocks at the end of a prompt whose text goes on in the next
 QUESTION = 6  # the turn in which the user asks for more
 
 
@@ -41,14 +44,24 @@ def bodies() -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = json.loads(text)
     for turn, body in enumerate(read):
         first, *rest = body["system"]
-        assert first["text"].startswith(BILLING)
-        body["system"] = [{**first, "text": f"{BILLING} cch={turn};"}, *rest]
+        assert first["text"].startswith(BILLING_PREFIX)
+        body["system"] = [{**first, "text": f"{BILLING_PREFIX} cch={turn};"}, *rest]
     return read
 
 
 def test_each_request_is_read() -> None:
     for body in bodies():
         assert MessagesBody.model_validate(body).offers
+
+
+def test_a_router_sees_the_history_again() -> None:
+    before: Sequence[bytes] = ()
+    for body in bodies():
+        data = json.dumps(body).encode()
+        keys = text_keys(read_fields(data), data).keys
+        assert list(keys[: len(before)]) == list(before)
+        assert len(keys) > len(before)
+        before = keys[: -SLACK or None]
 
 
 @pytest.mark.long
