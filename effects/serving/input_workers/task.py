@@ -119,7 +119,9 @@ def prepare(
         parsed = endpoint.read(data)
         model = models.resolve(parsed.model)
         request = parsed.generation(model_info)
-    return Prepared(model=model, request=evolve(request, ignored=hints.names))
+    if hints.names:
+        request = evolve(request, ignored=hints.names)
+    return Prepared(model=model, request=request)
 
 
 def answer(

@@ -53,12 +53,13 @@ class StrictObject(BaseModel):
         """
         if not isinstance(given, dict):
             raise wrong("must be an object")
+        fields = cls.model_fields  # a property, which takes a while
         for name, value in given.items():
-            if name in cls.model_fields:
+            if name in fields:
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                similar = nearest(cut, cls.model_fields)
+                similar = nearest(cut, fields)
                 hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
             if _is_neutral(value, cls.neutral[name]):
@@ -66,7 +67,7 @@ class StrictObject(BaseModel):
             if HINT not in cls.neutral[name]:
                 raise wrong("is not supported; leave it out", name)
             note_ignored(name)
-        return {k: v for k, v in given.items() if v is not None and k in cls.model_fields}
+        return {k: v for k, v in given.items() if v is not None and k in fields}
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
