@@ -65,7 +65,9 @@ class AnswerTask:
         self.request = request
         self.stamp = stamp
         self.connection = connection
-        self.transport = connection.transport(stream=request.stream, name=stamp.id)
+        self.transport = connection.transport(
+            stream=request.stream, name=stamp.id, ignored=request.ignored
+        )
         self.writer: AnswerWriter = endpoint.writer(stamp, request, state.llm.tokenizer)
         self.writing = asyncio.Lock()
         self.formatting = asyncio.Lock()

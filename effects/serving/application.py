@@ -189,8 +189,8 @@ class Application:
             failure = self.state.api_error(error, query.prompt_field, query.path)
             await connection.refuse(query.failure(failure))
             return
-        transport = connection.transport(stream=False, name="")
-        await transport.write([Event(answer)], last=True)
+        transport = connection.transport(stream=False, name="", ignored=answer.ignored)
+        await transport.write([Event(answer.json)], last=True)
 
     async def _models(self, request: Request) -> Response:
         if speaks_anthropic(request.scope):

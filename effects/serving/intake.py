@@ -23,11 +23,13 @@ from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
     Prepared,
+    QueryAnswer,
     answer,
     prepare,
 )
 from minfer.effects.serving.input_workers.worker_pool import WorkerPool
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, QueryEndpoint
+from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
 from minfer.effects.serving.request_parsing.limits import BodyMemory, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import client_field
@@ -74,6 +76,7 @@ class Intake:
             if prepared.request.params.structured_outputs is not None:
                 compiling = self._compile(prepared.request, caller.name)
                 await _while_connected(connection, compiling)
+        log_ignored(prepared.request.ignored)
         if self._state.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
@@ -86,15 +89,20 @@ class Intake:
         request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
         return attrs.evolve(prepared, request=request)
 
-    async def answer_query(self, query: QueryEndpoint, connection: Connection) -> str:
-        """The answer to a question, in JSON. Raises as `take` does."""
+    async def answer_query(
+        self, query: QueryEndpoint, connection: Connection
+    ) -> QueryAnswer:
+        """The answer to a question. Raises as `take` does."""
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
             if len(data) <= LONG:
-                return answer(query, data, self._state.llm, self._models)
-            work = self.pool.answer(query, data, caller.name)
-            return await _while_connected(connection, work)
+                answered = answer(query, data, self._state.llm, self._models)
+            else:
+                work = self.pool.answer(query, data, caller.name)
+                answered = await _while_connected(connection, work)
+        log_ignored(answered.ignored)
+        return answered
 
     async def _compile(self, request: GenerationRequest, client: str) -> None:
         """Have an answer's constraint compiled, away from the event loop, at its client's

@@ -81,6 +81,7 @@ class GenerationRequest:
     parts: tuple[PartConstraint, ...] = ()  # of the answer's constraint
     parsing: Parsing | None = None  # what is parsed in each answer, if anything
     max_tokens_field: str = ""  # the field with the number of tokens to write, if any
+    ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
 
     @property
     def width(self) -> int:

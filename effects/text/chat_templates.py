@@ -1,32 +1,29 @@
 """Chat templates: messages become the text that the model was trained to continue.
 
-A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable
-sandbox, is bounded in what it does (`template_limits`), and sees plain JSON values only.
-Otherwise the environment is as in transformers, so that templates render alike.
+`template_rendering` renders once; here messages get the form that the template takes.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.utils import Namespace
-
-from minfer.effects.text.template_limits import BoundedSandbox, LoopBudget
+from minfer.effects.text.message_checks import message_error
+from minfer.effects.text.system_messages import place_system_messages
 from minfer.effects.text.template_messages import (
     Message,
-    VerbatimText,
     join_lines,
-    mark_verbatim,
+    list_probe,
     message_forms,
-    probe,
     read_message,
     shows_texts,
 )
+from minfer.effects.text.template_probe import TemplateProbe
+from minfer.effects.text.template_rendering import (
+    ChatTemplateError as ChatTemplateError,
+)
+from minfer.effects.text.template_rendering import render_template
 
 if TYPE_CHECKING:
     from minfer.effects.text.tokenizer import Tokenizer
@@ -35,13 +32,6 @@ Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
-# Marks training targets in some templates; here it is only a block with a scope of its
-# own.
-_GENERATION: Final = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
-
-
-class ChatTemplateError(ValueError):
-    """A chat template is missing, broken, or refuses these messages."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -80,8 +70,8 @@ def render_chat(
         raise ChatTemplateError(
             "a conversation needs the tokenizer; leave skip_tokenizer_init out"
         )
-    values = _template_values(how)
-    template = _template(tokenizer, with_tools=values["tools"] is not None)
+    values = template_values(how)
+    template = chosen_template(tokenizer, with_tools=values["tools"] is not None)
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
     goes_on = values.pop("continue_final_message", False)
@@ -89,15 +79,17 @@ def render_chat(
         both = "add_generation_prompt and continue_final_message"
         raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
     tokens = tokenizer.special_tokens
-    takes_lists = partial(_takes_lists, template, tuple(tokens.items()))
-    chat = [join_lines(_message(message), takes_lists) for message in messages]
+    probe = TemplateProbe(template, tuple(tokens.items()), values["tools"] is not None)
+    takes_lists = partial(_takes_lists, probe)
+    chat = place_system_messages(list(starmap(_message, enumerate(messages))), probe)
+    chat = [join_lines(message, takes_lists) for message in chat]
     if goes_on:
         chat[-1] = _with_mark(chat[-1])
     text = _either_way(template, chat, tokens, values)
     return _left_open(text) if goes_on else text
 
 
-def _template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
+def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
     """The template for a conversation. Raises ChatTemplateError if there is none."""
     templates = tokenizer.templates
     if with_tools and templates.with_tools is not None:
@@ -115,7 +107,7 @@ def _template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
     raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
 
 
-def _template_values(how: ChatOptions) -> dict[str, Any]:
+def template_values(how: ChatOptions) -> dict[str, Any]:
     """The values that a template gets besides messages and tokens."""
     values: dict[str, Any] = {
         "tools": None,
@@ -165,7 +157,7 @@ def _either_way(
     first: ChatTemplateError | None = None
     for way in message_forms(chat):
         try:
-            text = _render(template, {"messages": way, **tokens}, values)
+            text = render_template(template, way, tokens, values)
         except ChatTemplateError as error:
             first = first or error
             continue
@@ -183,108 +175,14 @@ def _writes_null(text: str, chat: list[Message]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _takes_lists(template: str, tokens: tuple[tuple[str, str], ...], role: str) -> bool:
+def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     """Whether a template reads content as a list of texts, in messages of a role."""
-    values = _template_values({})
-    try:
-        text = _render(template, {"messages": probe(role), **dict(tokens)}, values)
-    except ChatTemplateError:
-        return False
-    return shows_texts(text)
+    text = probe.text(list_probe(role))
+    return text is not None and shows_texts(text)
 
 
-def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
-    try:
-        # Values come before tokens of the same name, as in transformers.
-        shown = {**_plain(ours), **_plain(values), "range": LoopBudget().range}
-        shown["messages"] = mark_verbatim(shown["messages"])
-        return _compile(template).render(shown)
-    except RecursionError as error:
-        raise ChatTemplateError(
-            "the chat template recurses without end; correct it"
-        ) from error
-    except TemplateError as error:  # its own message, or jinja2's
-        why = f"the chat template failed: {error}; correct the messages or the template"
-        raise ChatTemplateError(why) from error
-    except Exception as error:  # a template is a program: it may fail in any way
-        # Python's message may contain more than these messages.
-        kind = type(error).__name__
-        why = f"the chat template failed ({kind}); correct the messages or the template"
-        raise ChatTemplateError(why) from error
-
-
-def _message(message: Any) -> Message:
-    if not isinstance(message, Mapping):
-        kind = type(message).__name__
-        raise ChatTemplateError(
-            f"a message must be an object with role and content, found {kind}"
-        )
+def _message(index: int, message: Any) -> Message:
+    """A message in its first form. Raises ChatTemplateError if it cannot be read."""
+    if (why := message_error(message)) is not None:
+        raise ChatTemplateError(f"messages[{index}]{why}")
     return read_message(message)
-
-
-def _plain(value: Any) -> Any:
-    """The value rebuilt from JSON types: other objects have methods that the sandbox
-    cannot check.
-    """
-
-    def inert(other: object) -> object:
-        return dict(other) if isinstance(other, Mapping) else f"<{type(other).__name__}>"
-
-    return json.loads(json.dumps(value, default=inert))
-
-
-@lru_cache(maxsize=16)
-def _compile(template: str) -> Template:
-    env = BoundedSandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    env.filters["tojson"] = _tojson
-    env.globals.update(
-        raise_exception=_raise,
-        # The local day.
-        strftime_now=lambda pattern: datetime.now().strftime(pattern),  # noqa: DTZ005
-        # The class itself has attributes that lead out of the sandbox.
-        dict=lambda *args, **values: dict(*args, **values),
-        namespace=_Namespace,
-    )
-    return env.from_string(_GENERATION.sub(r"{%\1 \2with \3%}", template))
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if isinstance(value, VerbatimText):
-        return str(value)
-    # jinja2's own filter escapes HTML, which models were not trained on.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-class _Namespace(Namespace):
-    """`namespace(...)` that takes no names with a leading underscore, as transformers'
-    does.
-    """
-
-    def __init__(*args: Any, **values: Any) -> None:  # so that `self=` is a name too
-        self = args[0]
-        Namespace.__init__(self)
-        for name, value in dict(*args[1:], **values).items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise SecurityError(f"a template cannot store {name!r} in a namespace")
-        super().__setitem__(name, value)

@@ -20,7 +20,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _FIRST: Final = "first of two"
 _SECOND: Final = "second of two"
 _HI: Final[Message] = {"role": "user", "content": "hi"}
-_CALLED: Final[Message] = {
+CALLED: Final[Message] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -30,6 +30,12 @@ _CALLED: Final[Message] = {
             "function": {"name": "f", "arguments": {}},
         }
     ],
+}
+TOOL_RESULT: Final[Message] = {
+    "role": "tool",
+    "tool_call_id": "call00000",
+    "name": "f",
+    "content": "result of f",
 }
 
 
@@ -63,7 +69,7 @@ def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
     return {**message, "content": "\n".join([part["text"] for part in content])}
 
 
-def probe(role: str) -> list[Message]:
+def list_probe(role: str) -> list[Message]:
     """A conversation with a list of texts in a message of this role."""
     parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
     probed = {"role": role, "content": parts}
@@ -71,15 +77,15 @@ def probe(role: str) -> list[Message]:
         case "system":
             return [probed, _HI]
         case "tool":
-            return [_HI, _CALLED, {**probed, "tool_call_id": "call00000", "name": "f"}]
+            return [_HI, CALLED, {**TOOL_RESULT, **probed}]
         case "assistant":
             return [_HI, probed, _HI]
     return [probed]
 
 
 def shows_texts(rendered: str) -> bool:
-    """Whether the rendered `probe` has its texts as texts: some templates write a list as
-    Python does.
+    """Whether the rendered `list_probe` has its texts as texts: some templates write a
+    list as Python does.
     """
     quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
     both = _FIRST in rendered and _SECOND in rendered

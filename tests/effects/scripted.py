@@ -8,6 +8,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.sampling.reference_sampler import RowSampling
 from tests.effects.tiny_model import write_checkpoint
 
 # A template in the manner of those that know tools: all it is given can be read in it.
@@ -23,10 +24,13 @@ TEMPLATE: Final = (
 
 
 def write_talker(
-    folder: Path, template: str = TEMPLATE, special: Sequence[str] = ()
+    folder: Path,
+    template: str = TEMPLATE,
+    special: Sequence[str] = (),
+    context: int = 4096,
 ) -> str:
     """Write a model whose tokens are bytes, and these special tokens."""
-    path = write_checkpoint(folder, vocab_size=300, max_position_embeddings=4096)
+    path = write_checkpoint(folder, vocab_size=300, max_position_embeddings=context)
     made = Tokenizer.from_file(str(path / "tokenizer.json"))
     made.add_special_tokens([AddedToken(one, special=True) for one in special])
     made.save(str(path / "tokenizer.json"))
@@ -40,6 +44,32 @@ def say(llm: AsyncLLM, text: str) -> None:
     executor: Any = llm.worker.driver.executor
     ids = llm.tokenizer.encode(text, add_special_tokens=False)
     executor.sentences = [tuple(ids)]
+
+
+class Script:
+    """Answers in the order of their requests, whatever their sampling parameters.
+
+    A prompt is known by its length: each request of a conversation is longer than those
+    before. When all texts were given, the last one is again.
+    """
+
+    def __init__(self, llm: AsyncLLM, *texts: str) -> None:
+        assert llm.tokenizer is not None
+        self._texts = [
+            tuple(llm.tokenizer.encode(text, add_special_tokens=False)) for text in texts
+        ]
+        self._by_prompt: dict[int, tuple[int, ...]] = {}
+        executor: Any = llm.worker.driver.executor
+        executor = getattr(executor, "inner", executor)  # of one that is slowed down
+        executor.token = self._token
+
+    def _token(self, sampling: RowSampling, prompt: int, position: int) -> int:
+        if prompt not in self._by_prompt:
+            number = min(len(self._by_prompt), len(self._texts) - 1)
+            self._by_prompt[prompt] = self._texts[number]
+        text = self._by_prompt[prompt]
+        place = position - prompt
+        return text[place] if place < len(text) else min(sampling.stop_ids)
 
 
 def hermes(*calls: tuple[str, dict[str, Any]]) -> str:

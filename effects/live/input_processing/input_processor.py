@@ -41,7 +41,7 @@ from minfer.sampling.structured import StructuredOutputs
 from minfer.values.checks import MAX_PRIORITY, is_number
 
 Params = SamplingParams | Sequence[SamplingParams]
-MAX_CLIENT: Final = 256  # characters of a client's name
+MAX_CLIENT: Final = 512  # characters of a client's name
 
 
 @frozen(kw_only=True)

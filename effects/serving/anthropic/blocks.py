@@ -5,21 +5,17 @@ messages with calls, and messages of tools instead. `turns_of` converts blocks t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator
 
+from minfer.effects.serving.anthropic.documents import DocumentBlock, Few, TextBlock
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
+    HINT,
     StrictObject,
     shown,
     wrong,
-)
-from minfer.effects.serving.request_parsing.tool_constraints import (
-    CHOICE,
-    CallRequirements,
-    OfferedTool,
-    check_names,
 )
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -27,24 +23,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
     text_or_parts,
 )
 
-MAX_ITEMS: Final = 4096  # messages; blocks of one
-_NEUTRAL_IN_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cache_control": (ANYTHING,),
-    "citations": ([],),
-}
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Turn = dict[str, Any]  # a message for chat templates
-
-
-class TextBlock(TypedObject):
-    """A piece of text."""
-
-    kinds = ("text",)
-    neutral = _NEUTRAL_IN_BLOCKS
-    text: str
-
-
-Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
 
 
 class ThinkingBlock(TypedObject):
@@ -53,6 +32,13 @@ class ThinkingBlock(TypedObject):
     kinds = ("thinking",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"signature": (ANYTHING,)}
     thinking: str
+
+
+class RedactedThinkingBlock(TypedObject):
+    """Encrypted reasoning of another server, which cannot be shown to the model."""
+
+    kinds = ("redacted_thinking",)
+    data: str
 
 
 def _input(given: object) -> object:
@@ -66,7 +52,7 @@ class ToolUseBlock(TypedObject):
 
     kinds = ("tool_use",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
+        "cache_control": (HINT,),
         "caller": (ANYTHING,),
     }
     id: Annotated[str, Field(min_length=1)]
@@ -83,48 +69,141 @@ class ToolUseBlock(TypedObject):
         return {"id": self.id, "type": "function", "function": function}
 
 
+class SearchUseBlock(TypedObject):
+    """A search for tools that another server has made."""
+
+    kinds = ("server_tool_use",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (HINT,),
+        "caller": (ANYTHING,),
+    }
+    id: str
+    name: Literal["tool_search_tool_regex", "tool_search_tool_bm25"]
+    input: dict[str, Any]
+
+
+class SearchResultBlock(TypedObject):
+    """The tools that it has found; they are in the prompt anyway."""
+
+    kinds = ("tool_search_tool_result",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_control": (HINT,)}
+    tool_use_id: str
+    content: dict[str, Any]
+
+
+class ToolReferenceBlock(TypedObject):
+    """A deferred tool that a search has found; `conversation` replaces it by its text."""
+
+    kinds = ("tool_reference",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_control": (HINT,)}
+    tool_name: str
+
+
+class ChangedTool(StrictObject):
+    """The tool that a change is about."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class ToolChangeBlock(TypedObject):
+    """A tool that is offered, or no longer, from here on."""
+
+    kinds = ("tool_addition", "tool_removal")
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_control": (HINT,)}
+    tool: ChangedTool
+
+
+ResultPart = TextBlock | DocumentBlock | ToolReferenceBlock
+
+
+def _of_kind(given: object, kinds: Mapping[str, Any]) -> object:
+    """A block of the kind that its `type` names."""
+    kind = given.get("type", "text") if isinstance(given, dict) else "text"
+    if not isinstance(kind, str) or kind not in kinds:
+        there = " or ".join(map(shown, kinds))
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return kinds[kind].model_validate(given)
+
+
+_RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {
+    "text": TextBlock,
+    "document": DocumentBlock,
+    "tool_reference": ToolReferenceBlock,
+}
+AnyResultPart = Annotated[
+    ResultPart,
+    BeforeValidator(
+        lambda given: _of_kind(given, _RESULT_KINDS), json_schema_input_type=ResultPart
+    ),
+]
+ResultContent = Annotated[str | list[AnyResultPart], text_or_parts(AnyResultPart, Few)]
+
+
 class ToolResultBlock(TypedObject):
     """A tool's result of a call; a failure is described in its text."""
 
     kinds = ("tool_result",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
+        "cache_control": (HINT,),
         "is_error": (ANYTHING,),
     }
     tool_use_id: str
-    content: Texts | None = None
+    content: ResultContent | None = None
 
     def to_turn(self) -> Turn:
-        """The message for chat templates."""
-        content = template_content(self.content or "")
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
+        """The message for chat templates; tool references are texts by now."""
+        content = self.content or ""
+        parts = content if isinstance(content, str) else _text_parts(content)
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": parts}
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = (
+    TextBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | SearchUseBlock
+    | SearchResultBlock
+    | ToolChangeBlock
+)
 _KINDS: Final[Mapping[str, type[Block]]] = {
     "text": TextBlock,
+    "document": DocumentBlock,
     "thinking": ThinkingBlock,
+    "redacted_thinking": RedactedThinkingBlock,
     "tool_use": ToolUseBlock,
     "tool_result": ToolResultBlock,
+    "server_tool_use": SearchUseBlock,
+    "tool_search_tool_result": SearchResultBlock,
+    "tool_addition": ToolChangeBlock,
+    "tool_removal": ToolChangeBlock,
 }
 # The kinds of blocks that turns of a role may have.
 _KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text", "tool_addition", "tool_removal"),
+    "user": ("text", "document", "tool_result"),
+    "assistant": (
+        "text",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "server_tool_use",
+        "tool_search_tool_result",
+    ),
 }
-
-
-def _block(given: object) -> object:
-    """A block of the kind that its `type` names."""
-    kind = given.get("type", "text") if isinstance(given, dict) else "text"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        there = " or ".join(map(shown, _KINDS))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return _KINDS[kind].model_validate(given)
-
-
-AnyBlock = Annotated[Block, BeforeValidator(_block, json_schema_input_type=Block)]
+AnyBlock = Annotated[
+    Block,
+    BeforeValidator(lambda given: _of_kind(given, _KINDS), json_schema_input_type=Block),
+]
 Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
+
+
+def blocks_of(content: str | Sequence[Block]) -> Sequence[Block]:
+    """Content as blocks: a text is one."""
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 
 def check_role(role: str, blocks: str | Sequence[Block]) -> None:
@@ -141,15 +220,12 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     """
     if len(contents) == 1 and isinstance(contents[0], str):
         return [{"role": role, "content": contents[0]}]
-    blocks = [block for content in contents for block in _blocks(content)]
+    blocks = [block for content in contents for block in blocks_of(content)]
     results = [one.to_turn() for one in blocks if isinstance(one, ToolResultBlock)]
     calls = [one.to_json() for one in blocks if isinstance(one, ToolUseBlock)]
     thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
-    texts = [one for one in blocks if isinstance(one, TextBlock)]
-    turn: Turn = {
-        "role": role,
-        "content": template_content(texts) or _empty_content(role),
-    }
+    texts = [one for one in blocks if isinstance(one, TextBlock | DocumentBlock)]
+    turn: Turn = {"role": role, "content": _text_parts(texts) or _empty_content(role)}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -157,85 +233,14 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     return [*results, turn] if texts or not results else results
 
 
+def _text_parts(parts: Sequence[ResultPart]) -> str | list[dict[str, str]]:
+    """Parts for chat templates. One part is a text: Claude Code sends the same text as a
+    list in one turn and as a text in the next, and the prefix must not change.
+    """
+    texts = [part for part in parts if not isinstance(part, ToolReferenceBlock)]
+    return texts[0].text if len(texts) == 1 else template_content(texts)
+
+
 def _empty_content(role: str) -> str | None:
     """The content of a turn without text."""
     return None if role == "assistant" else ""
-
-
-def _blocks(content: str | Sequence[Block]) -> Sequence[Block]:
-    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
-
-
-class AnthropicTool(StrictObject):
-    """A tool that the model may call."""
-
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "cache_control": (ANYTHING,),
-        "defer_loading": (False,),
-        "eager_input_streaming": (ANYTHING,),
-        "input_examples": (ANYTHING,),
-        "type": ("custom",),
-    }
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool = False
-
-    def to_json(self) -> Turn:
-        """The tool for chat templates."""
-        about = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **about, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
-
-
-class AnthropicToolChoice(TypedObject):
-    """Whether tools may or must be called: any of them, or the one named."""
-
-    kinds = ("auto", "none", "any", "tool")
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.name is None and self.type == "tool":
-            raise wrong("is missing: which tool is it?", "name")
-        if self.name is not None and self.type != "tool":
-            raise wrong(f"is not of {shown(self.type)}; leave it out", "name")
-        return self
-
-    def requirements(self) -> CallRequirements:
-        """Which calls are required."""
-        return CallRequirements(
-            must=self.type in ("any", "tool"),
-            only=None if self.name is None else frozenset([self.name]),
-            several=not (self.disable_parallel_tool_use or self.type == "tool"),
-        )
-
-
-def check_choice(
-    tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None
-) -> None:
-    """Raise the error in tools or in the tool choice, if any."""
-    names = [tool.name for tool in tools]
-    check_names(names)
-    if choice is None or not choice.requirements().must:
-        return
-    if not tools:
-        raise wrong("needs tools", CHOICE)
-    if choice.name is not None and choice.name not in names:
-        there = f"there is no tool {shown(choice.name)}"
-        raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
-
-
-def offered_tools(tools: Sequence[AnthropicTool]) -> list[OfferedTool]:
-    """Tools in the form in which they are enforced."""
-    return [
-        OfferedTool(
-            name=tool.name,
-            parameters=tool.input_schema,
-            where=f"tools[{at}]",
-            schema="input_schema",
-            strict=tool.strict,
-        )
-        for at, tool in enumerate(tools)
-    ]

@@ -4,7 +4,8 @@ As in that API, successive turns of one role are one, and the answer continues a
 of the assistant.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -12,45 +13,85 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
-    AnthropicTool,
-    AnthropicToolChoice,
+    Block,
     Blocks,
-    Few,
-    TextBlock,
-    Texts,
+    RedactedThinkingBlock,
+    ToolChangeBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
     Turn,
-    check_choice,
+    blocks_of,
     check_role,
     turns_of,
 )
+from minfer.effects.serving.anthropic.context_edits import (
+    ContextManagement,
+    EditedConversation,
+    EditedTurn,
+    edit_conversation,
+)
+from minfer.effects.serving.anthropic.documents import Few, TextBlock, Texts
+from minfer.effects.serving.anthropic.thinking import (
+    Effort,
+    OutputConfig,
+    ThinkingConfig,
+    TurnOutputConfig,
+    template_variables,
+)
+from minfer.effects.serving.anthropic.tools import (
+    AnthropicTool,
+    AnthropicToolChoice,
+    Tool,
+    callable_tools,
+    check_choice,
+    prompt_tools,
+)
 from minfer.effects.serving.protocol import ModelInfo
 from minfer.effects.serving.request_parsing.answer_parsing import check_template
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, wrong
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
+from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_objects import template_content
+from minfer.effects.text.tools.formats import NONE
 
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cache_control": (ANYTHING,),  # prefixes are cached anyway
+    "billing_policy": (HINT,),
+    "cache_control": (HINT,),  # prefixes are cached anyway
+    "compaction": (),
     "container": (),
-    "context_management": (),
+    "diagnostics": (HINT,),
+    "fallback_credit_token": (HINT,),
+    "fallbacks": ([], HINT),
     "inference_geo": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "service_tier": ("auto", "standard_only"),
-    "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
+    "service_tier": ("auto", "standard_only", HINT),
+    "speed": ("standard", HINT),
+    "thread": (),
+    "user_profile_id": (HINT,),
+    "workspace_id": (HINT,),
 }
+# Claude Code's first system block. It differs in each session or request, which would
+# cost the prefix cache, and is about billing.
+BILLING_PREFIX: Final = "x-anthropic-billing-header:"
 
 
 class MessageTurn(StrictObject):
     """One turn."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Blocks
+    # Of system messages:
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: TurnOutputConfig | None = None
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         check_role(self.role, self.content)
+        for name in ("clear_at", "output_config"):
+            if self.role != "system" and getattr(self, name) is not None:
+                raise wrong("is of system messages; leave it out", name)
         return self
 
 
@@ -67,19 +108,66 @@ class ConversationBody(StrictObject):
     model: str | None = None
     system: Texts | None = None
     messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
-    tools: Annotated[list[AnthropicTool], Few] | None = None
+    tools: Annotated[list[Tool], Few] | None = None
     tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    betas: Annotated[list[str], Few] | None = None
 
     @model_validator(mode="after")
     def _choice_fits(self) -> Self:
         check_choice(self.tools or (), self.tool_choice)
         return self
 
+    @model_validator(mode="after")
+    def _references_fit(self) -> Self:
+        """Refuse results without a call, and references to tools that are not there."""
+        calls: set[str] = set()
+        speaker = ""
+        names = {
+            tool.name for tool in self.tools or () if isinstance(tool, AnthropicTool)
+        }
+        for index, message in enumerate(self.messages):
+            if message.role == "assistant" and speaker != "assistant":
+                calls = set()
+            if message.role != "system":
+                speaker = message.role
+            for place, block in enumerate(blocks_of(message.content)):
+                where = f"messages[{index}].content[{place}]"
+                if isinstance(block, ToolUseBlock):
+                    calls.add(block.id)
+                elif (
+                    isinstance(block, ToolResultBlock) and block.tool_use_id not in calls
+                ):
+                    raise wrong(_orphan(block), f"{where}.tool_use_id")
+                for name in referenced_tools(block):
+                    if name not in names:
+                        raise wrong(
+                            f"there is no tool {json.dumps(name)} in tools", where
+                        )
+        return self
+
     @property
-    def offered(self) -> list[AnthropicTool]:
-        """The tools in the prompt."""
+    def _tools(self) -> list[AnthropicTool | Any]:
         none = self.tool_choice is not None and self.tool_choice.type == "none"
         return [] if none else self.tools or []
+
+    @property
+    def offered(self) -> list[AnthropicTool]:
+        """The tools at the beginning of the prompt."""
+        return prompt_tools(self._tools)
+
+    @property
+    def offers(self) -> list[OfferedTool]:
+        """The tools that the model may call."""
+        referenced = {
+            name
+            for message in self.messages
+            for block in blocks_of(message.content)
+            for name in referenced_tools(block)
+        }
+        return callable_tools(self._tools, referenced, self.tool_choice)
 
     @property
     def prefix(self) -> str:
@@ -92,15 +180,60 @@ class ConversationBody(StrictObject):
         block = last.content[-1] if last.content else None
         return block.text if isinstance(block, TextBlock) else ""
 
-    def ids(self, llm: ModelInfo) -> list[int]:
-        """The conversation as token ids, up to where the answer begins. Raises
-        ChatTemplateError, RequestError and ApiError.
+    def edited(self, llm: ModelInfo) -> EditedConversation:
+        """The conversation as token ids, up to where the answer begins, after the edits
+        of `context_management`. Raises ChatTemplateError, RequestError and ApiError.
         """
-        system = template_content(self.system or "")
+        if self.betas:
+            note_ignored("betas")
+        offered = self.offered
+        variables = template_variables(
+            llm.tokenizer,
+            self.thinking,
+            self._effort,
+            tools=bool(offered),
+            reasons=llm.parsers.reasoning != NONE,
+        )
+        tools = [tool.to_json() for tool in offered] or None
+
+        def render(turns: Sequence[EditedTurn]) -> list[int]:
+            return self._render(llm, turns, tools, variables)
+
+        edits = self.context_management.edits if self.context_management else ()
+        return edit_conversation(list(self._turns()), edits, render)
+
+    @property
+    def _effort(self) -> Effort | None:
+        """The effort: that of the last system message that has one, or the request's."""
+        configs = [self.output_config, *(one.output_config for one in self.messages)]
+        efforts = [one.effort for one in configs if one is not None and one.effort]
+        return efforts[-1] if efforts else None
+
+    def _turns(self) -> Iterator[EditedTurn]:
+        """The turns that the model reads, with the texts of the tools that they name."""
+        tools = {one.name: one for one in self._tools if isinstance(one, AnthropicTool)}
+        users = [index for index, one in enumerate(self.messages) if one.role == "user"]
+        for index, message in enumerate(self.messages):
+            is_over = users and index < users[-1]
+            if message.clear_at == "next_user_message" and is_over:
+                continue
+            content = message.content
+            if not isinstance(content, str):
+                content = [_with_tool_texts(block, tools) for block in content]
+            yield EditedTurn(message.role, content)
+
+    def _render(
+        self,
+        llm: ModelInfo,
+        edited: Sequence[EditedTurn],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        system = _system_content(self.system or "")
         turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-        for role, of_role in groupby(self.messages, key=lambda one: one.role):
+        for role, of_role in groupby(edited, key=lambda one: one.role):
             turns += turns_of(role, [one.content for one in of_role])
-        if self.offered:
+        if tools:
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "messages")
@@ -108,7 +241,66 @@ class ConversationBody(StrictObject):
         continues = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
         return llm.render(
             turns,
-            tools=[tool.to_json() for tool in self.offered] or None,
+            tools=tools,
             add_generation_prompt=not continues,
             continue_final_message=continues,
+            chat_template_kwargs=variables,
         )
+
+
+def referenced_tools(block: Block) -> Iterator[str]:
+    """The names of the tools that a block makes known."""
+    if isinstance(block, ToolChangeBlock):
+        yield block.tool.name
+    elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+        for part in block.content:
+            if isinstance(part, ToolReferenceBlock):
+                yield part.tool_name
+
+
+def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
+    """A block in which tools that it names are described."""
+    if isinstance(block, RedactedThinkingBlock):
+        note_ignored("redacted_thinking")
+    if isinstance(block, ToolChangeBlock):
+        name = block.tool.name
+        text = f"The tool {name} is no longer available."
+        if block.type == "tool_addition":
+            text = _functions([tools[name]]) if name in tools else ""
+        return TextBlock(type="text", text=text)
+    if not isinstance(block, ToolResultBlock) or not isinstance(block.content, list):
+        return block
+    content: list[Any] = []
+    for is_reference, parts in groupby(
+        block.content, key=lambda part: isinstance(part, ToolReferenceBlock)
+    ):
+        if not is_reference:
+            content += parts
+            continue
+        names = [part.tool_name for part in parts if isinstance(part, ToolReferenceBlock)]
+        found = [tools[name] for name in names if name in tools]
+        content.append(TextBlock(type="text", text=_functions(found)))
+    return block.model_copy(update={"content": content})
+
+
+def _functions(tools: Sequence[AnthropicTool]) -> str:
+    lines = ["<functions>", *(tool.text for tool in tools), "</functions>"]
+    return "\n".join(lines)
+
+
+def _system_content(system: str | Sequence[TextBlock]) -> str | list[dict[str, str]]:
+    """The system prompt for chat templates, without Claude Code's line about billing."""
+    if isinstance(system, str):
+        return system
+    if system and system[0].text.startswith(BILLING_PREFIX):
+        system = system[1:]
+    return template_content(system)
+
+
+def _orphan(block: ToolResultBlock) -> str:
+    """The error about a result without a call, in the words of Anthropic's API."""
+    return (
+        f"unexpected `tool_use_id` found in `tool_result` blocks: {block.tool_use_id}. "
+        f"Each `tool_result` block must have a corresponding `tool_use` block in the "
+        f"previous message."
+    )

@@ -1,13 +1,13 @@
 """POST /v1/messages: answers a conversation, as Anthropic's API does."""
 
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
-from minfer.effects.serving.anthropic.blocks import offered_tools
+from minfer.effects.serving.anthropic.context_edits import EditedConversation
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.error_format import failure
 from minfer.effects.serving.anthropic.message_writing import writer
@@ -21,6 +21,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import parsing_of
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.tool_constraints import (
     CallRequirements,
+    constrain_after_reasoning,
     constrain_calls,
     with_constraint,
 )
@@ -49,9 +50,13 @@ class MessagesBody(ConversationBody):
         names = {"max_tokens", "temperature", "top_k", "top_p"}
         given = self.model_dump(include=names, exclude_none=True)
         stops = tuple(self.stop_sequences or ())
+        constraint = self.output_config.constraint() if self.output_config else None
+        if constraint is not None:
+            given["structured_outputs"] = constraint.build()
         params = llm.setup.default_sampling_params(**given, stop=stops)
-        ids = self.ids(llm)
-        offers = offered_tools(self.offered)
+        conversation = self.edited(llm)
+        ids = conversation.ids
+        offers = self.offers
         tools = {one.name: one.parameters for one in offers}
         requirements = (
             CallRequirements()
@@ -66,12 +71,20 @@ class MessagesBody(ConversationBody):
             params=params,
             urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
             stream=self.stream,
-            include=Include(),
+            include=Include(repeat=self._repeated(conversation)),
+            constraint_field="" if constraint is None else constraint.field,
             parsing=parsing,
             max_tokens_field="max_tokens",
         )
-        constraint = constrain_calls(llm, offers, requirements, parsing)
-        return with_constraint(request, constraint)
+        added = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
+        return with_constraint(request, added)
+
+    def _repeated(self, conversation: EditedConversation) -> dict[str, Any]:
+        """The fields of the answer that follow from the request."""
+        if self.context_management is None:
+            return {}
+        return {"context_management": {"applied_edits": conversation.applied}}
 
 
 ENDPOINT: Final = Endpoint(

@@ -102,6 +102,7 @@ class MessageEvents:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
+        self._repeated = request.include.repeat
         self._prompt_tokens = len(request.prompts[0].ids)
         self._parser = AnswerParser(request)
         self._plain = request.parsing is None
@@ -127,7 +128,12 @@ class MessageEvents:
         return [
             *empty,
             *self._close(),
-            _event("message_delta", delta=self._stopped.to_json(), usage=usage),
+            _event(
+                "message_delta",
+                delta=self._stopped.to_json(),
+                usage=usage,
+                **self._repeated,
+            ),
             _event("message_stop"),
         ]
 
@@ -179,6 +185,7 @@ class MessageObject:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._stamp = stamp
+        self._repeated = request.include.repeat
         self._parser = AnswerParser(request)
         self._answer = ParsedAnswer()
         self._stopped = StopReason()
@@ -193,7 +200,8 @@ class MessageObject:
         """The answer."""
         usage = usage_of(served[0])
         blocks = _blocks(self._answer)
-        return [Event(json.dumps(_message(self._stamp, blocks, self._stopped, usage)))]
+        message = _message(self._stamp, blocks, self._stopped, usage)
+        return [Event(json.dumps({**message, **self._repeated}))]
 
 
 def _blocks(parsed: ParsedAnswer) -> list[JsonObject]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from minfer.effects.live.input_processing.prompts import Renders
 from minfer.effects.live.served_model import ServedModel
@@ -15,6 +15,7 @@ from minfer.effects.serving.protocol import (
     ModelInfo,
     QueryEndpoint,
 )
+from minfer.effects.serving.request_parsing.ignored_hints import collect_ignored
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import NONE, Parsers
@@ -59,6 +60,14 @@ class Prepared:
 
     model: str  # the name under which it was requested
     request: GenerationRequest
+
+
+@frozen(kw_only=True)
+class QueryAnswer:
+    """The answer to a question."""
+
+    json: str
+    ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
 
 
 @frozen
@@ -106,23 +115,29 @@ def prepare(
     """Read a body and make its request. Raises ApiError, and the errors of
     `to_api_error`.
     """
-    parsed = endpoint.read(data)
-    model = models.resolve(parsed.model)
-    return Prepared(model=model, request=parsed.generation(model_info))
+    with collect_ignored() as hints:
+        parsed = endpoint.read(data)
+        model = models.resolve(parsed.model)
+        request = parsed.generation(model_info)
+    if hints.names:
+        request = evolve(request, ignored=hints.names)
+    return Prepared(model=model, request=request)
 
 
 def answer(
     query: QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
-) -> str:
+) -> QueryAnswer:
     """Read a question, and answer it in JSON. Raises as `prepare` does."""
-    parsed = query.read(data)
-    models.resolve(parsed.model)
-    return json.dumps(parsed.answer(model_info))
+    with collect_ignored() as hints:
+        parsed = query.read(data)
+        models.resolve(parsed.model)
+        text = json.dumps(parsed.answer(model_info))
+    return QueryAnswer(json=text, ignored=hints.names)
 
 
 def work(
     target: Endpoint | QueryEndpoint, data: bytes, model_info: ModelInfo, models: Models
-) -> Prepared | str:
+) -> Prepared | QueryAnswer:
     """Prepare or answer a body."""
     if isinstance(target, Endpoint):
         return prepare(target, data, model_info, models)

@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 from attrs import frozen
 
-from minfer.effects.serving.input_workers.task import Prepared
+from minfer.effects.serving.input_workers.task import Prepared, QueryAnswer
 
 READ: Final = 2**18  # bytes of a message to read at once
-# What a worker makes of a body: a request, the answer to a question in JSON, or, in a
+# What a worker makes of a body: a request, the answer to a question, or, in a
 # program of its own, a record that its reader decodes.
-WorkResult = Prepared | str | bytes
+WorkResult = Prepared | QueryAnswer | bytes
 
 
 @frozen(kw_only=True)
@@ -41,7 +41,7 @@ class WorkerReply:
     """The result of a body; `last` if the worker ends now, having grown."""
 
     prepared: Prepared | None = None
-    answer: str | None = None  # to a question
+    answer: QueryAnswer | None = None
     record: bytes | None = None
     refusal: Refusal | None = None
     last: bool = False

@@ -18,7 +18,12 @@ from attrs import define, field
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared, work
+from minfer.effects.serving.input_workers.task import (
+    ModelFacts,
+    Prepared,
+    QueryAnswer,
+    work,
+)
 from minfer.effects.serving.input_workers.worker_messages import WorkResult
 from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
@@ -238,11 +243,11 @@ class WorkerPool(BodyPool):
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
-    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> str:
-        """Answer a question in JSON, at its client's turn. Raises likewise."""
+    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> QueryAnswer:
+        """Answer a question, at its client's turn. Raises likewise."""
         in_thread = partial(work, query, data, *self._about)
         result = await self.run(query.path, data, client, in_thread)
-        if not isinstance(result, str):
+        if not isinstance(result, QueryAnswer):
             raise TypeError(f"{query.path} was prepared like a request")
         return result
 

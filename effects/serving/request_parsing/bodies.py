@@ -1,7 +1,8 @@
 """Bodies of requests: JSON objects whose fields are checked before anything runs.
 
 Every error names its field. A known but unsupported field is refused if it could change
-the output, and ignored if not. Null means absent.
+the output, and ignored if not; hints that are ignored are reported (`ignored_hints`).
+Null means absent.
 """
 
 import json
@@ -12,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.validation_errors import describe_error
 from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
+HINT: Final = object()  # likewise, but other values than the neutral ones are reported
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
 # The parser's names for a lone surrogate, within a text and at its end.
 _SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
@@ -36,7 +39,7 @@ class StrictObject(BaseModel):
     """A JSON object: strict types, finite numbers, known fields.
 
     `neutral` are fields that are known and not supported, with the values at which they
-    change nothing.
+    change nothing. Other values are refused, unless the field is a `HINT`.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
@@ -50,17 +53,21 @@ class StrictObject(BaseModel):
         """
         if not isinstance(given, dict):
             raise wrong("must be an object")
+        fields = cls.model_fields  # a property, which takes a while
         for name, value in given.items():
-            if name in cls.model_fields:
+            if name in fields:
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                similar = nearest(cut, cls.model_fields)
+                similar = nearest(cut, fields)
                 hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
-            if not _is_neutral(value, cls.neutral[name]):
+            if _is_neutral(value, cls.neutral[name]):
+                continue
+            if HINT not in cls.neutral[name]:
                 raise wrong("is not supported; leave it out", name)
-        return {k: v for k, v in given.items() if v is not None and k in cls.model_fields}
+            note_ignored(name)
+        return {k: v for k, v in given.items() if v is not None and k in fields}
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:

@@ -8,7 +8,10 @@ as those of token ids are (`minfer.blocks.keys`). No engine knows these keys: th
 show which requests begin alike. A prompt of token ids is cut as it is.
 
 Marks that clients move from message to message (Anthropic's `cache_control`) are left
-out. Model and `cache_salt` are part of all keys: prefixes are not shared between these.
+out, and with them what changes from turn to turn and is not at the front of a prompt
+either: Claude Code's block about billing, tools that are deferred, and whether a text is
+alone or the only one in a list. Model and `cache_salt` are part of all keys: prefixes are
+not shared between these.
 """
 
 from array import array
@@ -21,6 +24,7 @@ from attrs import frozen
 
 from minfer.blocks.keys import Key, Keys, block_keys, root_key
 from minfer.effects.live.link.front_router import USUAL
+from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 
 BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4  # of English text and code, about
@@ -151,11 +155,32 @@ def _parts(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[byte
     """The prompt's text in parts, in the order of chat templates."""
     items = prompt if isinstance(prompt, list) else [prompt]
     messages = fields.messages if isinstance(fields.messages, list) else []
-    for part in (fields.system, fields.instructions, fields.tools, *messages, *items):
+    system, tools = _system(fields.system), _tools(fields.tools)
+    turns = map(_with_text, [*messages, *items])
+    for part in (system, fields.instructions, tools, *turns):
         if isinstance(part, str):
             yield part.encode("utf-8", "surrogatepass")
         elif part is not None:
             yield _canonical.encode(_without_marks(part) if marked else part)
+
+
+def _system(system: Any) -> Any:
+    """Instructions without Claude Code's block about billing."""
+    first = system[0] if isinstance(system, list) and system else None
+    text = first.get("text") if isinstance(first, dict) else None
+    billing = isinstance(text, str) and text.startswith(BILLING_PREFIX)
+    return system[1:] if billing else system
+
+
+def _tools(tools: Any) -> Any:
+    """Tools that are at the front of the prompt."""
+    if not isinstance(tools, list):
+        return tools
+    return [one for one in tools if not _is_deferred(one)]
+
+
+def _is_deferred(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("defer_loading") is True
 
 
 def _without_marks(part: Any) -> Any:
@@ -163,6 +188,15 @@ def _without_marks(part: Any) -> Any:
     if isinstance(part, dict):
         return {k: _without_marks(v) for k, v in part.items() if k != _MARK}
     return [_without_marks(one) for one in part] if isinstance(part, list) else part
+
+
+def _with_text(message: Any) -> Any:
+    """A message whose content is a text, if it is a list of one."""
+    content = message.get("content") if isinstance(message, dict) else None
+    only = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if not isinstance(only, dict) or only.keys() - {_MARK} != {"type", "text"}:
+        return message
+    return {**message, "content": only["text"]}
 
 
 def _chained(parent: Key, text: bytes) -> Keys:

@@ -1,6 +1,6 @@
 """The common parts of answers over HTTP: a head, parts of one body, failures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 from starlette.responses import Response
@@ -9,18 +9,25 @@ from starlette.types import Receive, Scope, Send
 from minfer.effects.serving.wire.transport import Event, Failure
 
 _ID: Final = "x-request-id"
+_IGNORED: Final = "x-minfer-ignored"
 _JSON: Final = "application/json"
 _NO_KEY: Final = 401
 
 
-def failure_response(failure: Failure, name: str = "") -> Response:
-    """A failure as a whole response, of the answer with the id `name`."""
+def failure_response(
+    failure: Failure, name: str = "", ignored: Sequence[str] = ()
+) -> Response:
+    """A failure as a whole response, of the answer with the id `name`; `ignored` are the
+    fields of its request that had no effect.
+    """
     wait = failure.retry_after
     headers = {} if wait is None else {"Retry-After": str(wait)}
     if failure.status == _NO_KEY:
         headers["WWW-Authenticate"] = "Bearer"
     if name:
         headers[_ID] = name
+    if ignored:
+        headers[_IGNORED] = ", ".join(ignored)
     return Response(failure.event.data, failure.status, headers, _JSON)
 
 
@@ -34,11 +41,19 @@ class HttpTransport:
     content_type: ClassVar[bytes]
     headers: ClassVar[tuple[tuple[bytes, bytes], ...]] = ()  # more of them
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, name: str) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        name: str,
+        ignored: Sequence[str] = (),
+    ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._name = name
+        self._ignored = ignored
         self._begun = False  # the head was sent
 
     @staticmethod
@@ -53,6 +68,8 @@ class HttpTransport:
             head = [(b"content-type", self.content_type), *self.headers]
             if self._name:
                 head.append((_ID.encode(), self._name.encode()))
+            if self._ignored:
+                head.append((_IGNORED.encode(), ", ".join(self._ignored).encode()))
             start = {"type": "http.response.start", "status": 200, "headers": head}
             await self._send(start)
             self._begun = True
@@ -65,5 +82,5 @@ class HttpTransport:
         if self._begun:
             await self.write((failure.event,), last=True)
         else:
-            response = failure_response(failure, self._name)
+            response = failure_response(failure, self._name, self._ignored)
             await response(self._scope, self._receive, self._send)

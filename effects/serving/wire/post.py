@@ -1,6 +1,7 @@
 """A request over HTTP: a POST whose body is JSON, answered with a body or a stream."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -88,10 +89,12 @@ class Post:
         """Answer with a failure and its status."""
         await failure_response(failure)(self.scope, self._receive, self._send)
 
-    def transport(self, *, stream: bool, name: str) -> HttpTransport:
+    def transport(
+        self, *, stream: bool, name: str, ignored: Sequence[str] = ()
+    ) -> HttpTransport:
         """A body, or a stream of events."""
         kind = EventStream if stream else PlainBody
-        return kind(self.scope, self._receive, self._send, name)
+        return kind(self.scope, self._receive, self._send, name, ignored)
 
 
 class _PostApp:

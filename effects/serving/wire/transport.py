@@ -6,7 +6,7 @@ opens the transport of the answer. Another kind of connection is another module 
 `RouteMaker`, and a row in `endpoints.py`.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NoReturn, Protocol
 
 from attrs import frozen
@@ -77,8 +77,12 @@ class Connection(Protocol):
     async def refuse(self, failure: Failure) -> None:
         """Send a failure as the whole answer."""
 
-    def transport(self, *, stream: bool, name: str) -> Transport:
-        """The transport of the answer with the id `name`."""
+    def transport(
+        self, *, stream: bool, name: str, ignored: Sequence[str] = ()
+    ) -> Transport:
+        """The transport of the answer with the id `name`; `ignored` are the fields of the
+        request that had no effect.
+        """
 
 
 Handler = Callable[[Connection], Awaitable[None]]

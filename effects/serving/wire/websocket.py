@@ -4,6 +4,8 @@
               {"cancel": id}
     server    {"id": ..., "event": {...}}                      one for each event
               {"id": ..., "done": true}                        no more comes, or else
+                                                               (+ "ignored": [names], of
+                                                               fields without effect)
               {"id": ..., "status": 400, "error": {...}}       this is why
               {"id": null, "status": 400, "error": {...}}      of an invalid message
 
@@ -20,7 +22,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from starlette.requests import ClientDisconnect
@@ -68,6 +70,7 @@ class Channel:
         self._send = send
         self._body = message.body
         self._id = json.dumps(message.id)
+        self._ignored: Sequence[str] = ()  # fields of the body without effect
 
     def announced_size(self, most: int) -> int:  # noqa: ARG002  # the message is here
         """Bytes of the body."""
@@ -95,8 +98,15 @@ class Channel:
         """Answer with a failure and its status."""
         await self.fail(failure)
 
-    def transport(self, *, stream: bool, name: str) -> "Channel":  # noqa: ARG002  # both are in the events
+    def transport(
+        self,
+        *,
+        stream: bool,  # noqa: ARG002  # the events show it
+        name: str,  # noqa: ARG002  # the events have it
+        ignored: Sequence[str] = (),
+    ) -> "Channel":
         """The transport: the channel itself."""
+        self._ignored = ignored
         return self
 
     async def write(self, events: Iterable[Event], *, last: bool) -> None:
@@ -105,7 +115,9 @@ class Channel:
             if not event.mark:
                 await self._send_text(f'{{"id": {self._id}, "event": {event.data}}}')
         if last:
-            await self._end(f'{{"id": {self._id}, "done": true}}')
+            names = json.dumps(self._ignored)
+            ignored = f', "ignored": {names}' if self._ignored else ""
+            await self._end(f'{{"id": {self._id}, "done": true{ignored}}}')
 
     async def fail(self, failure: Failure) -> None:
         """Send a failure, which ends the answer."""

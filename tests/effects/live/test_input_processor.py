@@ -138,7 +138,7 @@ def test_the_engine_has_the_last_word(setup: Setup) -> None:
         ("priority", 2**53, "priority must be a whole number"),
         ("priority", True, "priority must be a whole number"),
         ("client", 5, "client must be a string"),
-        ("client", "x" * 257, "up to 256 characters"),
+        ("client", "x" * 513, "up to 512 characters"),
         ("deadline", 0, "deadline must be a number above 0"),
         ("deadline", math.nan, "deadline must be a number above 0"),
         ("deadline", True, "deadline must be a number above 0"),

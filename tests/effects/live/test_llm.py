@@ -326,6 +326,7 @@ def test_a_stream_that_is_not_read_runs_nothing(llm: LLM) -> None:
 
 # --- conversations and the makers' advice -----------------------------------------------
 
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 TALK = [{"role": "user", "content": "hi"}]
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}
 {%- if tools %}[{{ tools[0].name }}]{% endif %}{% if mood %}({{ mood }}){% endif %}
@@ -394,8 +395,11 @@ def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> No
         ("hi", {}, "messages must be a list of messages, not a str"),
         ({"role": "user"}, {}, "messages must be a list of messages, not a dict"),
         (5, {}, "messages must be a list of messages, not a int"),
-        ([*TALK, "hi"], {}, "a message must be an object"),
-        (["hi"], {}, "a message must be an object"),
+        ([*TALK, "hi"], {}, r"messages\[\d\]: must be an object"),
+        (["hi"], {}, r"messages\[0\]: must be an object"),
+        ([{"role": "user"}], {}, r"messages\[0\].content: is missing"),
+        ([{"role": "usr", "content": "x"}], {}, r"messages\[0\].role: \"usr\" is not"),
+        ([{"role": "user", "content": [IMAGE]}], {}, '"image_url" is not supported'),
         (TALK, {"continue_final_message": True}, "exclude each other"),
         (TALK, {"chat_template_kwargs": {"messages": []}}, "cannot set 'messages'"),
     ],

@@ -68,7 +68,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no table": (["sk"], "key 1 must be a table"),
     "no name": ([{"key": "x"}], "key 1: name must be"),
     "no key": ([ENTRY, {"name": "x", "key": ""}], "key 2: key must be"),
-    "a long name": ([{"name": "x" * 257, "key": "x"}], "at most 256 characters"),
+    "a long name": ([{"name": "x" * 513, "key": "x"}], "at most 512 characters"),
     "an unknown field": ([{**ENTRY, "limit": 5}], "no field 'limit'"),
     "no number": ([{**ENTRY, "priority": True}], "priority must be a whole number"),
     "a limit of requests": (

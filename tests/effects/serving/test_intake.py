@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -74,8 +74,10 @@ class Sent:
     async def refuse(self, failure: Failure) -> None:
         raise AssertionError(failure)
 
-    def transport(self, *, stream: bool, name: str) -> Transport:
-        raise AssertionError(stream, name)
+    def transport(
+        self, *, stream: bool, name: str, ignored: Sequence[str] = ()
+    ) -> Transport:
+        raise AssertionError(stream, name, ignored)
 
 
 @pytest.fixture(scope="module")

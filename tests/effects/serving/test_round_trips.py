@@ -127,11 +127,16 @@ def tokenizer() -> Tokenizer:
 
 
 def streamed(
-    endpoint: Endpoint, requested: dict[str, Any], form: str, text: str
+    endpoint: Endpoint,
+    requested: dict[str, Any],
+    form: str,
+    text: str,
+    *,
+    stream: bool = True,
 ) -> list[Any]:
-    """The events of an answer that says this, and ends there."""
+    """The events of an answer that says this, and ends there; one, if it is whole."""
     ground: Any = Ground(TEMPLATES["as JSON"], form)
-    body = endpoint.read(json.dumps({**requested, "stream": True}).encode())
+    body = endpoint.read(json.dumps({**requested, "stream": stream}).encode())
     request = body.generation(ground)
     writer = endpoint.writer(Stamp("chatcmpl-1", "m", 5), request, ground.tokenizer)
     half = len(text) // 2
@@ -196,6 +201,20 @@ def in_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
             name = kind.get(event["delta"]["type"], "input")
             more = event["delta"].get("partial_json") or event["delta"].get(name) or ""
             blocks[-1][name] = (blocks[-1][name] or "") + more
+    yield from answered(fields, blocks)
+
+
+def in_whole_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
+    tools = [{"name": n, "input_schema": {"type": "object"}} for n in TOOLS_OFFERED]
+    fields = {"messages": [HI], "tools": tools, "max_tokens": 5}
+    (message,) = streamed(MESSAGES, fields, form, text, stream=False)
+    yield from answered(fields, message["content"])
+
+
+def answered(
+    fields: dict[str, Any], blocks: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The bodies in which blocks go back: with results, and to be continued."""
     results = [
         {"type": "tool_result", "tool_use_id": one["id"], "content": "5"}
         for one in blocks
@@ -212,6 +231,7 @@ APIS: dict[str, tuple[Endpoint, Back]] = {
     "chat": (CHAT, in_chat),
     "responses": (RESPONSES, in_responses),
     "messages": (MESSAGES, in_messages),
+    "messages, whole": (MESSAGES, in_whole_messages),
 }
 
 

@@ -30,8 +30,8 @@ def test_nothing_is_generated(bundled: Serving) -> None:
 
 
 def test_errors_are_anthropics(anthropic: Anthropic) -> None:
-    with pytest.raises(sdk.BadRequestError, match="max_tokens: is not a field here"):
-        anthropic.messages.count_tokens(**CONVERSATION, extra_body={"max_tokens": 5})
+    with pytest.raises(sdk.BadRequestError, match="colour: is not a field here"):
+        anthropic.messages.count_tokens(**CONVERSATION, extra_body={"colour": 5})
     with pytest.raises(sdk.NotFoundError):
         anthropic.messages.count_tokens(**{**CONVERSATION, "model": "claude"})
 

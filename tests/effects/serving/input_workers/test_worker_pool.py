@@ -80,7 +80,7 @@ def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> Non
 def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
     async def ask(pool: WorkerPool) -> None:
         data = json.dumps({"prompt": "def f("}).encode()
-        error = json.loads(await pool.answer(TOKENIZE, data, "a"))
+        error = json.loads((await pool.answer(TOKENIZE, data, "a")).json)
         assert llm.tokenizer is not None
         assert error["tokens"] == llm.tokenizer.encode("def f(")
         with pytest.raises(ApiError, match="prompt"):

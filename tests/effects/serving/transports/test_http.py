@@ -1,7 +1,7 @@
 """Answers over HTTP: one head, parts, one end, and failures before and after the head."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ BUSY = Failure(503, Event('{"error":"é"}'), retry_after=1)
 Script = Callable[[HttpTransport], Coroutine[Any, Any, None]]
 
 
-def sent_by(kind: type[HttpTransport], script: Script) -> list[Any]:
+def sent_by(
+    kind: type[HttpTransport], script: Script, ignored: Sequence[str] = ()
+) -> list[Any]:
     """What a script sends on a transport, whose answer is called `a-name`."""
     sent: list[Any] = []
 
@@ -25,7 +27,7 @@ def sent_by(kind: type[HttpTransport], script: Script) -> list[Any]:
     async def receive() -> Any:
         raise AssertionError("nothing was to be received")
 
-    asyncio.run(script(kind({"type": "http"}, receive, send, "a-name")))
+    asyncio.run(script(kind({"type": "http"}, receive, send, "a-name", ignored)))
     return sent
 
 
@@ -67,6 +69,16 @@ def test_a_failure_before_anything_is_a_response(kind: type[HttpTransport]) -> N
         b"content-type": b"application/json",
     }
     assert body["body"] == '{"error":"é"}'.encode()
+
+
+@pytest.mark.parametrize("kind", [PlainBody, EventStream])
+def test_an_answer_and_a_failure_name_ignored_fields(kind: type[HttpTransport]) -> None:
+    async def answers(transport: HttpTransport) -> None:
+        await transport.write([Event("{}")], last=True)
+
+    for script in (answers, lambda transport: transport.fail(BUSY)):
+        start, _ = sent_by(kind, script, ("store", "a_hint"))
+        assert dict(start["headers"])[b"x-minfer-ignored"] == b"store, a_hint"
 
 
 def test_a_failure_after_the_head_is_the_last_part() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import pytest
@@ -54,8 +54,11 @@ class Socket:
     async def refuse(self, failure: Failure) -> None:
         await self.fail(failure)
 
-    def transport(self, *, stream: bool, name: str) -> "Socket":
+    def transport(
+        self, *, stream: bool, name: str, ignored: Sequence[str] = ()
+    ) -> "Socket":
         assert name
+        assert not ignored
         assert stream
         return self
 

@@ -1,0 +1,242 @@
+"""Edits of a conversation before the model reads it: `context_management` in Anthropic's
+API.
+
+Old reasoning, and old results of tools, are left out; the client keeps its own whole
+conversation. The answer says what each edit has removed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from attrs import evolve, frozen
+from pydantic import BeforeValidator, Field
+
+from minfer.effects.serving.anthropic.blocks import (
+    Block,
+    RedactedThinkingBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from minfer.effects.serving.anthropic.documents import Few
+from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+
+CLEARED: Final = "[The result of this call was cleared to save context.]"
+# Anthropic's defaults.
+_TRIGGER_TOKENS: Final = 100_000
+_KEPT_TOOL_USES: Final = 3
+_KEPT_THINKING_TURNS: Final = 1
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+@frozen
+class EditedTurn:
+    """A message of a conversation that is edited."""
+
+    role: str
+    content: str | Sequence[Block]
+
+
+@frozen
+class Applied:
+    """What one edit has removed."""
+
+    turns: Sequence[EditedTurn]
+    number: int  # of turns with thinking, or of tool uses
+
+
+class Trigger(TypedObject):
+    """When tool uses are cleared: above that number of prompt tokens or tool uses."""
+
+    kinds = ("input_tokens", "tool_uses")
+    value: Positive = _TRIGGER_TOKENS
+
+
+class KeptToolUses(TypedObject):
+    """The number of the latest tool uses that are kept."""
+
+    kinds = ("tool_uses",)
+    value: Count
+
+
+class LeastTokens(TypedObject):
+    """The number of tokens below which nothing is cleared."""
+
+    kinds = ("input_tokens",)
+    value: Count
+
+
+class KeptThinking(TypedObject):
+    """The number of the latest turns whose thinking is kept."""
+
+    kinds = ("thinking_turns", "all")
+    value: Positive = _KEPT_THINKING_TURNS
+
+
+def _kept_thinking(given: object) -> object:
+    return {"type": "all"} if given == "all" else given
+
+
+class ClearToolUses(TypedObject):
+    """Clears the results of old tool uses."""
+
+    kinds = ("clear_tool_uses_20250919",)
+    trigger: Trigger = Trigger(type="input_tokens")
+    keep: KeptToolUses = KeptToolUses(type="tool_uses", value=_KEPT_TOOL_USES)
+    clear_at_least: LeastTokens | None = None
+    exclude_tools: Annotated[list[str], Few] = Field(default_factory=list)
+    clear_tool_inputs: bool | Annotated[list[str], Few] = False
+    counted: ClassVar[str] = "cleared_tool_uses"
+
+    def apply(self, turns: Sequence[EditedTurn], tokens: int) -> Applied:
+        """The edited turns of a prompt of so many tokens."""
+        uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
+        size = len(uses) if self.trigger.type == "tool_uses" else tokens
+        old = uses[: max(0, len(uses) - self.keep.value)]
+        names = {use.id: use.name for use in old if use.name not in self.exclude_tools}
+        cleared = {
+            block.tool_use_id
+            for block in _blocks(turns)
+            if isinstance(block, ToolResultBlock)
+            and block.tool_use_id in names
+            and block.content != CLEARED
+        }
+        if size <= self.trigger.value or not cleared:
+            return Applied(turns, 0)
+
+        def clear(block: Block) -> Block:
+            if isinstance(block, ToolResultBlock) and block.tool_use_id in cleared:
+                return block.model_copy(update={"content": CLEARED})
+            if isinstance(block, ToolUseBlock) and block.id in cleared:
+                inputs = self.clear_tool_inputs
+                if inputs is True or (inputs and block.name in inputs):
+                    return block.model_copy(update={"input": {}})
+            return block
+
+        edited = [
+            turn
+            if isinstance(turn.content, str)
+            else evolve(turn, content=list(map(clear, turn.content)))
+            for turn in turns
+        ]
+        return Applied(edited, len(cleared))
+
+    @property
+    def least(self) -> int:
+        """The number of tokens below which nothing is cleared."""
+        return 0 if self.clear_at_least is None else self.clear_at_least.value
+
+
+class ClearThinking(TypedObject):
+    """Clears the reasoning of old turns."""
+
+    kinds = ("clear_thinking_20251015",)
+    keep: Annotated[
+        KeptThinking,
+        BeforeValidator(
+            _kept_thinking, json_schema_input_type=KeptThinking | Literal["all"]
+        ),
+    ] = KeptThinking(type="thinking_turns")
+    counted: ClassVar[str] = "cleared_thinking_turns"
+    least: ClassVar[int] = 0
+
+    def apply(
+        self,
+        turns: Sequence[EditedTurn],
+        tokens: int,  # noqa: ARG002  # another edit needs it
+    ) -> Applied:
+        """The edited turns."""
+        thinking = [
+            index
+            for index, turn in enumerate(turns)
+            if turn.role == "assistant" and any(map(_is_thinking, _blocks([turn])))
+        ]
+        kept = len(thinking) if self.keep.type == "all" else self.keep.value
+        old = set(thinking[: max(0, len(thinking) - kept)])
+        edited = [
+            evolve(
+                turn, content=[one for one in _blocks([turn]) if not _is_thinking(one)]
+            )
+            if index in old
+            else turn
+            for index, turn in enumerate(turns)
+        ]
+        return Applied(edited, len(old))
+
+
+Edit = ClearToolUses | ClearThinking
+_EDITS: Final[Mapping[str, type[Edit]]] = {
+    kind: edit for edit in (ClearToolUses, ClearThinking) for kind in edit.kinds
+}
+
+
+def _edit(given: object) -> object:
+    """An edit of the type that it names."""
+    if not isinstance(given, dict):
+        raise wrong("must be an object")
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _EDITS:
+        there = " or ".join(map(shown, _EDITS))
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return _EDITS[kind].model_validate(given)
+
+
+AnyEdit = Annotated[Edit, BeforeValidator(_edit, json_schema_input_type=Edit)]
+
+
+class ContextManagement(StrictObject):
+    """The edits, in their order."""
+
+    edits: Annotated[list[AnyEdit], Few] = Field(default_factory=list)
+
+
+@frozen
+class EditedConversation:
+    """A conversation after all edits."""
+
+    ids: list[int]
+    original_tokens: int
+    applied: list[dict[str, Any]]  # as the answer reports them
+
+
+def edit_conversation(
+    turns: Sequence[EditedTurn],
+    edits: Sequence[Edit],
+    render: Callable[[Sequence[EditedTurn]], list[int]],
+) -> EditedConversation:
+    """Apply edits to turns that `render` makes into token ids."""
+    ids = render(turns)
+    original = len(ids)
+    applied: list[dict[str, Any]] = []
+    for edit in edits:
+        edited = edit.apply(turns, len(ids))
+        if not edited.number:
+            continue
+        shorter = render(edited.turns)
+        if len(ids) - len(shorter) < edit.least:
+            continue
+        applied.append(
+            {
+                "type": edit.type,
+                edit.counted: edited.number,
+                "cleared_input_tokens": max(0, len(ids) - len(shorter)),
+            }
+        )
+        turns, ids = edited.turns, shorter
+    return EditedConversation(ids, original, applied)
+
+
+def _blocks(turns: Sequence[EditedTurn]) -> list[Block]:
+    return [
+        block
+        for turn in turns
+        if not isinstance(turn.content, str)
+        for block in turn.content
+    ]
+
+
+def _is_thinking(block: object) -> bool:
+    return isinstance(block, ThinkingBlock | RedactedThinkingBlock)

@@ -1,0 +1,102 @@
+"""Documents in messages of Anthropic's API, as text: a source that is text, or content of
+texts. A document that is a file or an address is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.typed_objects import (
+    TypedObject,
+    text_or_parts,
+)
+
+MAX_ITEMS: Final = 4096  # messages; blocks of one
+Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+
+
+class TextBlock(TypedObject):
+    """A piece of text."""
+
+    kinds = ("text",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (HINT,),
+        "citations": ([],),
+    }
+    text: str
+
+
+Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
+
+
+class TextSource(StrictObject):
+    """A document's text itself."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.data
+
+
+class ContentSource(StrictObject):
+    """A document's text in blocks."""
+
+    type: Literal["content"]
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        """The text, a block a line."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join([block.text for block in self.content])
+
+
+_SOURCES: Final[Mapping[str, type[TextSource | ContentSource]]] = {
+    "text": TextSource,
+    "content": ContentSource,
+}
+
+
+def _source(given: object) -> object:
+    """A source of the type that it names."""
+    if not isinstance(given, dict):
+        raise wrong("must be an object")
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _SOURCES:
+        there = " or ".join(map(shown, _SOURCES))
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return _SOURCES[kind].model_validate(given)
+
+
+Source = Annotated[
+    TextSource | ContentSource,
+    BeforeValidator(_source, json_schema_input_type=TextSource | ContentSource),
+]
+
+
+class DocumentBlock(TypedObject):
+    """A document with text."""
+
+    kinds = ("document",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (HINT,),
+        "citations": ({}, {"enabled": False}),
+    }
+    source: Source
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The document as the model reads it."""
+        title = [] if self.title is None else [f"<title>{self.title}</title>"]
+        context = [] if self.context is None else [f"<context>{self.context}</context>"]
+        lines = ["<document>", *title, *context, self.source.text, "</document>"]
+        return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Fields of Anthropic's API for how the model thinks, and for its output."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
+from minfer.effects.serving.request_parsing.structured_fields import Constraint
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+from minfer.effects.text.template_switches import template_switches
+from minfer.effects.text.tokenizer import Tokenizer
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+# The effort for a budget of at least as many tokens, as litellm maps them.
+_EFFORT_BY_BUDGET: Final[Mapping[int, Effort]] = {4096: "high", 2048: "medium"}
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MIN_BUDGET: Final = 1024  # tokens, as in Anthropic's API
+
+
+class ThinkingConfig(TypedObject):
+    """Whether the model thinks before it answers."""
+
+    kinds = ("adaptive", "enabled", "disabled")
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"block_binding": ({}, HINT)}
+    budget_tokens: Annotated[int, Field(ge=_MIN_BUDGET, lt=2**31)] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Self:
+        if (self.budget_tokens is None) == (self.type == "enabled"):
+            why = "is missing" if self.type == "enabled" else "needs the type enabled"
+            raise wrong(why, "budget_tokens")
+        return self
+
+    @property
+    def effort(self) -> Effort | None:
+        """The effort for the budget, if there is one."""
+        if self.budget_tokens is None:
+            return None
+        for budget, effort in _EFFORT_BY_BUDGET.items():
+            if self.budget_tokens >= budget:
+                return effort
+        return "low"
+
+    def note_hints(self) -> None:
+        """Note what is not done as asked: reasoning is sent whole, and not cut off."""
+        if self.display not in (None, "summarized"):
+            note_ignored("thinking.display")
+        if self.budget_tokens is not None:
+            note_ignored("thinking.budget_tokens")
+
+
+def _check_format(given: dict[str, Any]) -> dict[str, Any]:
+    """The form of an answer, `{"type": "json_schema", "schema": {...}}`. It is no model
+    of pydantic's, for which the name `schema` is taken.
+    """
+    if given.get("type") != "json_schema":
+        there = 'there is "json_schema"'
+        raise wrong(f"{shown(given.get('type'))} is not supported; {there}", "type")
+    if not isinstance(given.get("schema"), dict):
+        raise wrong("must be an object", "schema")
+    for name in given:
+        if name not in ("type", "schema"):
+            raise wrong("is not a field here; leave it out", name[:_LONGEST_NAME])
+    return given
+
+
+class TurnOutputConfig(StrictObject):
+    """The effort from a system message on."""
+
+    effort: Effort | None = None
+
+
+class OutputConfig(TurnOutputConfig):
+    """The effort and the form of an answer."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"task_budget": (HINT,)}
+    format: Annotated[dict[str, Any], AfterValidator(_check_format)] | None = None
+
+    def constraint(self) -> Constraint | None:
+        """The constraint of the format, if there is one."""
+        if self.format is None:
+            return None
+        return Constraint({"json": self.format["schema"]}, "output_config.format.schema")
+
+
+def template_variables(
+    tokenizer: Tokenizer | None,
+    thinking: ThinkingConfig | None,
+    effort: Effort | None,
+    *,
+    tools: bool,
+    reasons: bool,
+) -> dict[str, Any]:
+    """The chat template's variables for thinking and effort. `reasons`: the model is
+    known to think. Fields that change nothing with this template are noted.
+    """
+    if tokenizer is None or (thinking is None and effort is None):
+        return {}
+    switches = template_switches(tokenizer, tools=tools)
+    variables: dict[str, Any] = {}
+    if thinking is not None:
+        thinking.note_hints()
+        switched = switches.on if thinking.type != "disabled" else switches.off
+        variables |= switched or {}
+        if switched is None and (reasons or thinking.type != "disabled"):
+            note_ignored("thinking")
+    wanted = effort or (thinking.effort if thinking is not None else None)
+    if wanted is not None:
+        known = switches.efforts.get(wanted)
+        if known is None and effort is not None:
+            note_ignored("output_config.effort")
+        variables |= known or {}
+    return variables

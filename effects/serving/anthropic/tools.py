@@ -1,0 +1,163 @@
+"""Tools in Anthropic's API: which are in the prompt, and which the model may call.
+
+A tool with `defer_loading` is not in the prompt until a `tool_reference` in a tool's
+result names it: its description is in that result then, so that the beginning of the
+prompt, and with it the prefix cache, stays as it was. Tools that search for such tools at
+the server are accepted, but nothing is searched: deferred tools are all in the prompt.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    HINT,
+    StrictObject,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.bodies import shown as shown_value
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
+from minfer.effects.serving.request_parsing.tool_constraints import (
+    CHOICE,
+    CallRequirements,
+    OfferedTool,
+    check_names,
+)
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+_SEARCHES: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
+
+
+class AnthropicTool(StrictObject):
+    """A tool that the model may call."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"], HINT),
+        "cache_control": (HINT,),
+        "eager_input_streaming": (ANYTHING,),
+        "input_examples": ([], HINT),
+        "type": ("custom",),
+    }
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool = False
+    defer_loading: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool for chat templates."""
+        about = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **about, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+    @property
+    def text(self) -> str:
+        """The tool as a result of a search shows it."""
+        function = json.dumps(self.to_json()["function"], ensure_ascii=False)
+        return f"<function>{function}</function>"
+
+
+class ToolSearch(TypedObject):
+    """A search for deferred tools by the server, which is not made."""
+
+    kinds = tuple(f"{name}{date}" for name in _SEARCHES for date in ("_20251119", ""))
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (ANYTHING,),
+        "cache_control": (ANYTHING,),
+        "defer_loading": (ANYTHING,),
+        "strict": (ANYTHING,),
+    }
+    name: ToolName
+
+
+def _tool(given: object) -> object:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind in ToolSearch.kinds:
+        return ToolSearch.model_validate(given)
+    return AnthropicTool.model_validate(given)
+
+
+Tool = Annotated[
+    AnthropicTool | ToolSearch,
+    BeforeValidator(_tool, json_schema_input_type=AnthropicTool | ToolSearch),
+]
+
+
+class AnthropicToolChoice(TypedObject):
+    """Whether tools may or must be called: any of them, or the one named."""
+
+    kinds = ("auto", "none", "any", "tool")
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name is None and self.type == "tool":
+            raise wrong("is missing: which tool is it?", "name")
+        if self.name is not None and self.type != "tool":
+            raise wrong(f"is not of {shown_value(self.type)}; leave it out", "name")
+        return self
+
+    def requirements(self) -> CallRequirements:
+        """Which calls are required."""
+        return CallRequirements(
+            must=self.type in ("any", "tool"),
+            only=None if self.name is None else frozenset([self.name]),
+            several=not (self.disable_parallel_tool_use or self.type == "tool"),
+        )
+
+
+def check_choice(
+    tools: Sequence[AnthropicTool | ToolSearch], choice: AnthropicToolChoice | None
+) -> None:
+    """Raise the error in tools or in the tool choice, if any."""
+    check_names([tool.name for tool in tools])
+    if choice is None or not choice.requirements().must:
+        return
+    names = [tool.name for tool in tools if isinstance(tool, AnthropicTool)]
+    if not names:
+        raise wrong("needs tools", CHOICE)
+    if choice.name is not None and choice.name not in names:
+        there = f"there is no tool {shown_value(choice.name)}"
+        raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
+
+
+def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:
+    """The tools at the beginning of the prompt."""
+    searches = {tool.name for tool in tools if isinstance(tool, ToolSearch)}
+    for name in _SEARCHES:
+        if name in searches:
+            note_ignored(f"tools.{name}")
+    return [
+        tool
+        for tool in tools
+        if isinstance(tool, AnthropicTool) and (searches or not tool.defer_loading)
+    ]
+
+
+def callable_tools(
+    tools: Sequence[AnthropicTool | ToolSearch],
+    referenced: Collection[str],
+    choice: AnthropicToolChoice | None,
+) -> list[OfferedTool]:
+    """The tools that the model may call, in the form in which they are enforced: those in
+    the prompt, those that a `tool_reference` names, and the one of the tool choice.
+    """
+    named = {tool.name for tool in prompt_tools(tools)} | set(referenced)
+    if choice is not None and choice.name is not None:
+        named.add(choice.name)
+    return [
+        OfferedTool(
+            name=tool.name,
+            parameters=tool.input_schema,
+            where=f"tools[{index}]",
+            schema="input_schema",
+            strict=tool.strict,
+        )
+        for index, tool in enumerate(tools)
+        if isinstance(tool, AnthropicTool) and tool.name in named
+    ]

@@ -1,0 +1,187 @@
+"""System messages at the places where a chat template shows them.
+
+A conversation may begin with several system messages, and have more of them later on.
+Many templates show only the first of several, or only the last, or refuse them, without
+an error in the first two cases. What a template does is found by rendering probes, once a
+template:
+
+* Where it does not show two leading messages, their texts become one message.
+* Where it shows no system message at all, a leading one is a marked user turn.
+* A later message stays where it is: as it is, where the template shows it there, or else
+  as a marked user turn. At the front it would change the prefix of every later turn, and
+  the prefix cache would not hold.
+
+A marked user turn is `<system-message>`, the text, and `</system-message>`, in lines of
+their own. It joins a user turn beside it, as many templates refuse two in a row. A user
+turn behind the result of a tool, marked or not, joins the result where the template
+refuses it there, as Mistral's do.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from minfer.effects.text.template_messages import CALLED, TOOL_RESULT, Message
+from minfer.effects.text.template_probe import TemplateProbe
+
+_SYSTEM: Final[Message] = {"role": "system", "content": "probe of a leading message"}
+_LATE: Final[Message] = {"role": "system", "content": "probe of another message"}
+_USER: Final[Message] = {"role": "user", "content": "probe of a question"}
+_ASSISTANT: Final[Message] = {"role": "assistant", "content": "probe of an answer"}
+_NEXT: Final[Message] = {"role": "user", "content": "probe of the next question"}
+_log: Final = logging.getLogger("minfer.templates")
+
+
+def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list[Message]:
+    """A conversation whose system messages are all shown by the probed template."""
+    chat = [_as_system(message) for message in chat]
+    if any(map(_is_system, chat)):
+        chat = _placed(chat, probe)
+    return _with_joined_results(chat, probe)
+
+
+def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
+    is_system = list(map(_is_system, chat))
+    number = is_system.index(False) if False in is_system else len(chat)
+    front, rest = chat[:number], chat[number:]
+    if front and not _shows_leading(probe):
+        _log_once(probe.template, "no system message: it is a marked user turn")
+        front, rest = [], chat
+    elif len(front) > 1 and not _shows_several(probe):
+        what = "one leading system message: the texts of others join it"
+        _log_once(probe.template, what)
+        front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
+    if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
+        _log_once(probe.template, "no later system message: it is a marked user turn")
+        rest = _with_marked_turns(rest)
+    return [*front, *rest]
+
+
+# --- what a template shows ----------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _shows_leading(probe: TemplateProbe) -> bool:
+    """Whether a template shows a system message at the front, wherever it shows a
+    conversation without one: Mistral Nemo's moves it to the last user turn, and loses it
+    when a tool has answered.
+    """
+    chats = ([_USER], [_USER, _ASSISTANT, _NEXT], [_USER, CALLED, TOOL_RESULT])
+    shown = filter(probe.shows, chats)
+    return all(probe.shows([_SYSTEM, *chat]) for chat in shown)
+
+
+@lru_cache(maxsize=64)
+def _shows_several(probe: TemplateProbe) -> bool:
+    """Whether it shows two of them."""
+    return probe.shows([_SYSTEM, _LATE, _USER])
+
+
+@lru_cache(maxsize=64)
+def _shows_late(probe: TemplateProbe) -> bool:
+    """Whether it shows system messages behind others, whatever follows."""
+    tool_use = [_USER, CALLED, TOOL_RESULT]
+    places = [
+        [_SYSTEM, _USER, _LATE],
+        [_SYSTEM, _USER, _LATE, _ASSISTANT, _NEXT],
+        [_SYSTEM, _USER, _ASSISTANT, _LATE, _NEXT],
+        [_USER, _LATE, _ASSISTANT, _NEXT],
+        *([[_SYSTEM, *tool_use, _LATE]] if probe.text(tool_use) is not None else []),
+    ]
+    mark = _LATE["content"]
+    ends, goes_on = (str(probe.text(chat)).partition(mark)[0] for chat in places[:2])
+    return ends == goes_on and all(map(probe.shows, places))
+
+
+@lru_cache(maxsize=64)
+def _shows_user_after_tool(probe: TemplateProbe) -> bool:
+    """Whether it shows a user turn behind a tool's result, if it shows results."""
+    tool_use = [_USER, CALLED, TOOL_RESULT]
+    return not probe.shows(tool_use) or probe.shows([*tool_use, _NEXT])
+
+
+# --- marked turns -------------------------------------------------------------------
+
+
+def _with_joined_results(chat: list[Message], probe: TemplateProbe) -> list[Message]:
+    """A conversation without user turns behind results, if the template refuses them."""
+    roles = [message.get("role") for message in chat]
+    if ("tool", "user") not in pairwise(roles) or _shows_user_after_tool(probe):
+        return chat
+    joined: list[Message] = []
+    for message in chat:
+        behind = joined and joined[-1].get("role") == "tool"
+        if behind and message.get("role") == "user":
+            joined[-1] = _with_text(joined[-1], [], [_text(message)])
+        else:
+            joined.append(message)
+    return joined
+
+
+def _with_marked_turns(chat: Sequence[Message]) -> list[Message]:
+    """A conversation whose system messages are marked user turns."""
+    placed: list[Message] = []
+    before: list[str] = []  # marked texts that join the next user turn
+    for index, message in enumerate(chat):
+        role = message.get("role")
+        previous = placed[-1].get("role") if placed else None
+        if role == "system":
+            text = _marked(_text(message))
+            following = chat[index + 1].get("role") if index + 1 < len(chat) else None
+            if previous == "user":
+                placed[-1] = _with_text(placed[-1], [], [text])
+            elif following in ("user", "system"):
+                before.append(text)
+            else:
+                placed.append({"role": "user", "content": "\n\n".join([*before, text])})
+                before = []
+        elif role == "user" and before:
+            placed.append(_with_text(message, before, []))
+            before = []
+        else:
+            placed.append(message)
+    return placed
+
+
+def _marked(text: str) -> str:
+    return f"<system-message>\n{text}\n</system-message>"
+
+
+def _with_text(message: Message, before: list[str], after: list[str]) -> Message:
+    """A message with texts before and after its own."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        parts = [
+            *({"type": "text", "text": text} for text in before),
+            *content,
+            *({"type": "text", "text": text} for text in after),
+        ]
+        return {**message, "content": parts}
+    own = [str(content)] if content else []
+    return {**message, "content": "\n\n".join([*before, *own, *after])}
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        texts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
+        return "\n".join(texts)
+    return str(content or "")
+
+
+def _as_system(message: Message) -> Message:
+    """A message of a developer, by the role for which models were trained."""
+    return (
+        {**message, "role": "system"} if message.get("role") == "developer" else message
+    )
+
+
+@lru_cache(maxsize=64)
+def _log_once(template: str, what: str) -> None:  # noqa: ARG001  # once a template
+    _log.warning("the chat template shows %s", what)
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") == "system"

@@ -1,0 +1,96 @@
+"""The variables by which a chat template turns thinking on and off, and sets its effort.
+
+Templates have various names for them. Which of them a template reads is found by
+rendering a probe with each value: a variable that it does not read changes nothing.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.chat_templates import chosen_template
+from minfer.effects.text.template_messages import Message
+from minfer.effects.text.template_probe import TemplateProbe
+from minfer.effects.text.tokenizer import Tokenizer
+
+Variables = Mapping[str, Any]
+# Qwen, GLM and others; Granite, DeepSeek and Kimi; MiniMax; Seed-OSS.
+_ON: Final[Variables] = {
+    "enable_thinking": True,
+    "thinking": True,
+    "thinking_mode": "enabled",
+}
+_OFF: Final[Variables] = {
+    "enable_thinking": False,
+    "thinking": False,
+    "thinking_mode": "disabled",
+    "thinking_budget": 0,
+}
+_EFFORT_NAMES: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+_NO_EFFORT: Final = ("none", "no_think")  # efforts that turn thinking off
+# By effort: the ones to take, the first that the template does not refuse.
+_EFFORTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "low": ("low", "minimal", "high"),
+    "medium": ("medium", "high", "low"),
+    "high": ("high", "medium", "max"),
+    "xhigh": ("xhigh", "max", "high"),
+    "max": ("max", "xhigh", "high"),
+}
+_CHAT: Final[list[Message]] = [{"role": "user", "content": "probe of a question"}]
+_NO_WORD: Final = "probe-of-an-effort"
+
+
+@frozen(kw_only=True)
+class TemplateSwitches:
+    """The variables of one template."""
+
+    on: Variables | None  # that make the model think; None: there are none
+    off: Variables | None  # that make it answer at once; None: there are none
+    efforts: Mapping[str, Variables]  # by effort; empty: it reads none
+
+
+def template_switches(tokenizer: Tokenizer, *, tools: bool) -> TemplateSwitches:
+    """The switches of a tokenizer's template. Raises ChatTemplateError without one."""
+    template = chosen_template(tokenizer, with_tools=tools)
+    tokens = tuple(tokenizer.special_tokens.items())
+    return _switches(TemplateProbe(template, tokens, tools))
+
+
+@lru_cache(maxsize=64)
+def _switches(probe: TemplateProbe) -> TemplateSwitches:
+    efforts = _efforts(probe)
+    if probe.text(_CHAT, _ON) != probe.text(_CHAT, _OFF):
+        return TemplateSwitches(on=_ON, off=_OFF, efforts=efforts)
+    off = next((one for one in map(_effort, _NO_EFFORT) if _turns_off(probe, one)), None)
+    on = None if off is None else _effort("high")
+    return TemplateSwitches(on=on, off=off, efforts=efforts)
+
+
+def _efforts(probe: TemplateProbe) -> Mapping[str, Variables]:
+    texts = {
+        effort: probe.text(_CHAT, {**_ON, **_effort(effort)})
+        for effort in dict.fromkeys(one for names in _EFFORTS.values() for one in names)
+    }
+    if len({text for text in texts.values() if text is not None}) < 2:
+        return {}
+    accepted = {
+        effort: next((one for one in names if texts[one] is not None), None)
+        for effort, names in _EFFORTS.items()
+    }
+    return {effort: _effort(one) for effort, one in accepted.items() if one is not None}
+
+
+def _turns_off(probe: TemplateProbe, variables: Variables) -> bool:
+    """Whether an effort is more than a word in the prompt, and not as a high effort."""
+    text = probe.text(_CHAT, variables)
+    if text is None or text == probe.text(_CHAT, _effort("high")):
+        return False
+    word = next(iter(variables.values()))
+    other = probe.text(_CHAT, _effort(_NO_WORD))
+    return other is None or other.replace(_NO_WORD, word) != text
+
+
+def _effort(effort: str) -> Variables:
+    return dict.fromkeys(_EFFORT_NAMES, effort)

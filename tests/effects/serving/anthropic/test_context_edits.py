@@ -1,0 +1,176 @@
+"""Old reasoning and old results are left out of the prompt, and the answer says so."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from anthropic.types.beta import BetaContextManagementResponse
+
+from minfer.effects.serving.anthropic.context_edits import CLEARED
+from tests.effects.scripted import say, write_talker
+from tests.effects.served import Serving, serving
+from tests.effects.serving.anthropic.helpers import body, refused
+
+TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
+CLEAR = {"type": "clear_tool_uses_20250919"}
+FORGET = {"type": "clear_thinking_20251015"}
+
+
+def conversation(uses: int) -> list[dict[str, Any]]:
+    """A conversation with so many calls, each with reasoning and a result."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+    for number in range(uses):
+        use = {"type": "tool_use", "id": f"t{number}", "input": {"a": "y" * 50}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}"}
+        thought = {"type": "thinking", "thinking": f"thought {number}", "signature": ""}
+        content = [thought, {**use, "name": "fg"[number % 2]}]
+        answered = {**result, "content": f"result {number} {'x' * 100}"}
+        messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [answered]},
+        ]
+    return messages
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    path = write_talker(tmp_path_factory.mktemp("talker"))
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context(serving(path, executor="dry"))
+
+
+def edited(talker: Serving, *edits: dict[str, Any], uses: int = 5) -> tuple[str, Any]:
+    """The prompt after edits, and what they have done."""
+    fields = {"messages": conversation(uses), "tools": TOOLS}
+    request = body(**fields, context_management={"edits": list(edits)})
+    found = request.edited(talker.llm)
+    assert talker.llm.tokenizer is not None
+    text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
+    removed = sum(one["cleared_input_tokens"] for one in found.applied)
+    assert found.original_tokens - removed == len(found.ids)
+    response = {"applied_edits": found.applied}
+    BetaContextManagementResponse.model_validate(response, strict=True)
+    return text, found.applied
+
+
+def above(number: int, kind: str = "tool_uses") -> dict[str, Any]:
+    return {"trigger": {"type": kind, "value": number}}
+
+
+def results_in(text: str) -> list[int]:
+    return [number for number in range(9) if f"result {number}" in text]
+
+
+def test_old_results_are_replaced(talker: Serving) -> None:
+    text, applied = edited(talker, {**CLEAR, **above(4)})
+    assert results_in(text) == [2, 3, 4]
+    assert text.count(CLEARED) == 2
+    (one,) = applied
+    assert one["type"] == CLEAR["type"]
+    assert one["cleared_tool_uses"] == 2
+    assert one["cleared_input_tokens"] > 0
+    assert text.count("y" * 50) == 5
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        above(5),
+        above(100_000, "input_tokens"),
+        {},
+        {**above(1), "keep": {"type": "tool_uses", "value": 5}},
+        {**above(1), "clear_at_least": {"type": "input_tokens", "value": 100_000}},
+        {**above(1), "exclude_tools": ["f", "g"]},
+    ],
+)
+def test_nothing_is_cleared_before_its_time(
+    talker: Serving, edit: dict[str, Any]
+) -> None:
+    text, applied = edited(talker, {**CLEAR, **edit})
+    assert applied == []
+    assert results_in(text) == [0, 1, 2, 3, 4]
+
+
+def test_which_are_cleared(talker: Serving) -> None:
+    kept = {"keep": {"type": "tool_uses", "value": 1}}
+    text, _ = edited(talker, {**CLEAR, **above(1, "input_tokens"), **kept})
+    assert results_in(text) == [4]
+    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "exclude_tools": ["f"]})
+    assert results_in(text) == [0, 2, 4]
+    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "clear_tool_inputs": True})
+    assert text.count("y" * 50) == 1
+    text, _ = edited(talker, {**CLEAR, **above(1), **kept, "clear_tool_inputs": ["g"]})
+    assert text.count("y" * 50) == 3
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ({}, 1),
+        ({"keep": "all"}, 5),
+        ({"keep": {"type": "all"}}, 5),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, 2),
+    ],
+)
+def test_old_reasoning_is_left_out(
+    talker: Serving, keep: dict[str, Any], kept: int
+) -> None:
+    text, applied = edited(talker, {**FORGET, **keep})
+    assert text.count("thought ") == kept
+    assert [one["cleared_thinking_turns"] for one in applied] == [5 - kept] * (kept < 5)
+
+
+def test_the_answer_reports_edits(talker: Serving) -> None:
+    say(talker.llm, "done")
+    request: dict[str, Any] = {
+        "messages": conversation(5),
+        "tools": TOOLS,
+        "max_tokens": 20,
+        "temperature": 0,
+    }
+    management = {"edits": [FORGET, {**CLEAR, **above(1)}]}
+    whole = talker.post("messages", **request, context_management=management).json()
+    applied = whole["context_management"]["applied_edits"]
+    assert [one["type"] for one in applied] == [FORGET["type"], CLEAR["type"]]
+    answer = talker.post(
+        "messages", **request, context_management=management, stream=True
+    )
+    (last,) = (line for line in answer.text.split("\n") if '"message_delta"' in line)
+    streamed = json.loads(last.removeprefix("data: "))["context_management"]
+    assert streamed == {"applied_edits": applied}
+    plain = talker.post("messages", **request).json()
+    assert "context_management" not in plain
+
+
+def test_counting_says_how_many_there_were(talker: Serving) -> None:
+    fields = {"messages": conversation(5), "tools": TOOLS}
+    all_tokens = talker.post("messages/count_tokens", **fields).json()
+    management = {"edits": [FORGET]}
+    counted = talker.post(
+        "messages/count_tokens", **fields, context_management=management
+    ).json()
+    original = {"original_input_tokens": all_tokens["input_tokens"]}
+    assert counted["context_management"] == original
+    assert counted["input_tokens"] < all_tokens["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "param"),
+    [
+        (5, ""),
+        ({"type": "compact_20260112"}, ".type"),
+        ({"type": 5}, ".type"),
+        ({**CLEAR, "keep": 3}, ".keep"),
+        ({**CLEAR, "keep": {"type": "turns", "value": 3}}, ".keep.type"),
+        ({**CLEAR, "trigger": {"type": "tool_uses", "value": "3"}}, ".trigger.value"),
+        ({**CLEAR, "exclude_tools": "f"}, ".exclude_tools"),
+        ({**CLEAR, "colour": "f"}, ".colour"),
+        ({**FORGET, "keep": {"type": "thinking_turns", "value": 0}}, ".keep.value"),
+        ({**FORGET, "keep": "some"}, ".keep"),
+    ],
+)
+def test_what_makes_no_sense(edit: Any, param: str) -> None:
+    error = refused(context_management={"edits": [edit]})
+    assert error.param == f"context_management.edits[0]{param}"

@@ -1,0 +1,127 @@
+"""Tools as chat templates take them, and as the model may call them."""
+
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.request_parsing.ignored_hints import collect_ignored
+from minfer.effects.serving.request_parsing.tool_constraints import CallRequirements
+from tests.effects.serving.anthropic.helpers import HI, body, refused
+
+
+def test_tools_as_templates_take_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"default": None}}}
+    tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
+    reported = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert [one.to_json() for one in body(tools=[tool]).offered] == [reported]
+    assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
+    (described,) = body(tools=[{**tool, "description": "F."}]).offered
+    assert described.to_json()["function"]["description"] == "F."
+
+
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "requirements"),
+    [
+        ({"type": "auto"}, CallRequirements()),
+        (
+            {"type": "auto", "disable_parallel_tool_use": True},
+            CallRequirements(several=False),
+        ),
+        ({"type": "any"}, CallRequirements(must=True)),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            CallRequirements(must=True, several=False),
+        ),
+        (
+            {"type": "tool", "name": "f"},
+            CallRequirements(must=True, only=frozenset("f"), several=False),
+        ),
+    ],
+)
+def test_call_requirements(
+    choice: dict[str, Any], requirements: CallRequirements
+) -> None:
+    given = body(tools=[TOOL], tool_choice=choice).tool_choice
+    assert given is not None
+    assert given.requirements() == requirements
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice.name",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}},
+            "tool_choice.name",
+        ),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+    ],
+)
+def test_what_cannot_be_wanted(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_tools_as_they_are_offered() -> None:
+    (offer,) = body(tools=[{**TOOL, "strict": True}]).offers
+    assert (offer.name, offer.strict, offer.param) == ("f", True, "tools[0].input_schema")
+
+
+# --- deferred tools -----------------------------------------------------------------
+
+DEFERRED = {**TOOL, "name": "g", "description": "G.", "defer_loading": True}
+FOUND: list[Any] = [
+    *HI,
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "t1",
+                "content": [{"type": "tool_reference", "tool_name": "g"}],
+            }
+        ],
+    },
+]
+
+
+def test_a_deferred_tool_is_in_the_prompt_once_it_is_found() -> None:
+    before = body(tools=[TOOL, DEFERRED])
+    assert [tool.name for tool in before.offered] == ["f"]
+    assert [tool.name for tool in before.offers] == ["f"]
+    after = body(tools=[TOOL, DEFERRED], messages=FOUND)
+    assert [tool.name for tool in after.offered] == ["f"]  # the beginning is the same
+    assert [tool.name for tool in after.offers] == ["f", "g"]
+    choice = {"type": "tool", "name": "g"}
+    forced = body(tools=[TOOL, DEFERRED], tool_choice=choice)
+    assert [tool.name for tool in forced.offers] == ["f", "g"]
+
+
+def test_a_reference_names_one_of_the_tools() -> None:
+    error = refused(tools=[TOOL], messages=FOUND)
+    assert error.param == "messages[2].content[0]"
+    assert 'there is no tool "g"' in str(error)
+
+
+@pytest.mark.parametrize("date", ["", "_20251119"])
+@pytest.mark.parametrize("name", ["tool_search_tool_regex", "tool_search_tool_bm25"])
+def test_a_search_by_the_server_is_not_made(name: str, date: str) -> None:
+    search = {"type": f"{name}{date}", "name": name}
+    with collect_ignored() as hints:
+        offered = body(tools=[search, TOOL, DEFERRED]).offered
+    assert [tool.name for tool in offered] == ["f", "g"]
+    assert hints.names == (f"tools.{name}",)
