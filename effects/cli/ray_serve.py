@@ -47,6 +47,7 @@ SERVER_OPTIONS: Final = frozenset(
         "max_waiting",
         "preparers",
         "reasoning_parser",
+        "refuse_hosted_tools",
         "request_timeout",
         "served_model_name",
         "tool_parser",

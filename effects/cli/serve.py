@@ -275,8 +275,9 @@ def _key_options(add: Callable[..., Any]) -> None:
         "--cache-secret",
         default=os.environ.get("MINFER_CACHE_SECRET", ""),
         metavar="SECRET",
-        help="what keeps the prefix caches of tenants apart, the same for all servers of "
-        "a deployment (default: the environment's MINFER_CACHE_SECRET, or else random)",
+        help="what keeps the prefix caches of tenants apart, and encrypts reasoning that "
+        "clients of /v1/responses keep; the same for all servers of a deployment "
+        "(default: the environment's MINFER_CACHE_SECRET, or else random)",
     )
 
 
@@ -328,6 +329,12 @@ def _time_options(add: Callable[..., Any]) -> None:
         "--enforce-deadlines",
         action="store_true",
         help="end requests whose own deadline has passed, too",
+    )
+    add(
+        "--refuse-hosted-tools",
+        action="store_true",
+        help="answer 400 to requests with tools that run on OpenAI's servers, such as "
+        "web_search, instead of leaving these tools out",
     )
 
 

@@ -78,6 +78,8 @@ class Application:
     ) -> None:
         llm.set_parsers(parsers or Parsers())
         bounds = bounds or ServerBounds(keys=read_keys([api_key], None))
+        llm.reasoning_key = bounds.reasoning_key
+        llm.refuses_hosted_tools = bounds.refuse_hosted_tools
         limits = Limits.of(llm, max_body)
         self.state = ServerState(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None

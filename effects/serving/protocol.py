@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
+class CallTarget:
+    """The tool of the client that a call is of: the model may see another name."""
+
+    name: str
+    namespace: str = ""  # that the tool is in, if any
+    custom: bool = False  # whether its input is text
+
+
+@frozen(kw_only=True)
 class Include:
     """What an answer holds besides text and finish reasons."""
 
@@ -45,6 +54,10 @@ class Include:
     echo: tuple[str, ...] = ()  # by prompt: the text before that of its samples
     prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # that the answer repeats
+    # By the name that the model sees: of tools that clients know otherwise.
+    call_targets: Mapping[str, CallTarget] = field(factory=dict)
+    # The key with which reasoning is encrypted, if that is requested.
+    reasoning_key: bytes = field(default=b"", repr=False)
 
 
 @frozen(kw_only=True)
@@ -152,6 +165,14 @@ class ModelInfo(Protocol):
     @property
     def parsers(self) -> Parsers:
         """The model's formats of tool calls and reasoning."""
+
+    @property
+    def reasoning_key(self) -> bytes:
+        """The key of reasoning that clients keep."""
+
+    @property
+    def refuses_hosted_tools(self) -> bool:
+        """Whether tools that run on OpenAI's servers are refused, and not left out."""
 
     def render(
         self,

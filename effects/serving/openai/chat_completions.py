@@ -75,7 +75,8 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_calls(self.messages)
-        check_tools(self.tools or (), self.tool_choice)
+        names = [tool.function.name for tool in self.tools or ()]
+        check_tools(names, self.tool_choice)
         return self
 
     @property

@@ -89,12 +89,18 @@ def _status(delta: CompletionOutput) -> str:
     return "incomplete" if delta.finish_reason == "length" else "completed"
 
 
+def _items_of(stamp: Stamp, request: GenerationRequest) -> OutputItems:
+    include = request.include
+    suffix = stamp.id.removeprefix("resp")
+    return OutputItems(suffix, include.call_targets, include.reasoning_key)
+
+
 class ResponseEvents:
     """Writes a stream."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._format = _ResponseBuilder(stamp, request)
-        self._items = OutputItems(stamp.id.removeprefix("resp"))
+        self._items = _items_of(stamp, request)
         self._parser = AnswerParser(request)
         self._plain = request.parsing is None
         self._number = 0  # of the next event
@@ -136,7 +142,7 @@ class ResponseObject:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._format = _ResponseBuilder(stamp, request)
-        self._items = OutputItems(stamp.id.removeprefix("resp"))
+        self._items = _items_of(stamp, request)
         self._parser = AnswerParser(request)
         self._status = _RUNNING
 

@@ -124,13 +124,13 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"previous_response_id": "resp-1"}, "previous_response_id", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "is not supported"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type", "is not supported"),
         (
             {"reasoning": {"effort": "much"}},
             "reasoning.effort",
             "must be 'none', 'minimal'",
         ),
-        ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
+        ({"truncation": "all"}, "truncation", "must be 'auto' or 'disabled'"),
         (
             {"text": {"format": {"type": "xml"}}},
             "text.format.type",

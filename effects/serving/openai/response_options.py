@@ -1,0 +1,63 @@
+"""Fields of a response that are objects of options."""
+
+from typing import Any, Final, Literal, Self
+
+from pydantic import model_validator
+
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.template_fields import Effort, Verbosity
+from minfer.effects.serving.request_parsing.bodies import StrictObject, shown
+from minfer.effects.serving.request_parsing.structured_fields import (
+    Constraint,
+    schema_constraint,
+)
+
+_KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+Summary = Literal["auto", "concise", "detailed"]
+
+
+class TextOptions(StrictObject):
+    """The format of the text, and how much of it is requested."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Verbosity | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.constraint()
+        return self
+
+    def constraint(self) -> Constraint | None:
+        """The constraint of the format, if any. Raises ApiError."""
+        where = "text.format"
+        content = dict(self.format or {})
+        match content.pop("type", "text"):
+            case "text" if not content:
+                return None
+            case "json_object" if not content:
+                return Constraint({"json_object": True}, where)
+            case "json_schema":
+                return schema_constraint(content, where)
+            case str(kind) if kind in _KINDS:
+                field = f"{where}.{min(content)[:_LONGEST_NAME]}"
+                raise ApiError(f"{field}: is not a field here; leave it out", field)
+            case kind:
+                there = " or ".join(map(shown, _KINDS))
+                why = f"{shown(kind)} is not supported; there is {there}"
+                raise ApiError(f"{where}.type: {why}", f"{where}.type")
+
+
+class ReasoningOptions(StrictObject):
+    """How much to reason. There are no summaries of it, whichever are requested."""
+
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+
+
+class ResponseStreamOptions(StrictObject):
+    """A stream is never padded."""
+
+    include_obfuscation: bool = False
