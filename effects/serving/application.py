@@ -170,8 +170,9 @@ class Application:
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
         owner = key_name(connection.scope)
-        self.records.begin(stamp, endpoint.path, connection.chosen_id, owner)
         request = prepared.request
+        chosen_id = request.chosen_id or connection.chosen_id
+        self.records.begin(stamp, endpoint.path, chosen_id, owner)
         try:
             answer = AnswerTask(self.state, endpoint, request, stamp, connection)
             await answer.run()

@@ -19,7 +19,7 @@ import minfer
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.request_parsing.bodies import ANYTHING, HINT, StrictObject
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 JsonObject = dict[str, Any]
@@ -157,7 +157,7 @@ def _or_null(field: JsonObject) -> JsonObject:
 
 
 def _neutral(values: Sequence[Any]) -> JsonObject:
-    if ANYTHING in values:
+    if ANYTHING in values or HINT in values:
         return {"description": "accepted, and changes nothing"}
     return {"description": "not supported but at these values", "enum": [None, *values]}
 

@@ -49,9 +49,13 @@ class Include:
     """What an answer holds besides text and finish reasons."""
 
     usage: bool = False  # at the end of a stream; a whole answer always has it
+    usage_in_chunks: bool = False  # by then, in each chunk of a stream
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: the text before that of its samples
+    token_ids: bool = False  # of the prompt and of the output
+    tokens_as_ids: bool = False  # names of tokens in log-probabilities: "token_id:7"
+    reasoning: bool = True
     prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # that the answer repeats
     # By the name that the model sees: of tools that clients know otherwise.
@@ -94,6 +98,7 @@ class GenerationRequest:
     parts: tuple[PartConstraint, ...] = ()  # of the answer's constraint
     parsing: Parsing | None = None  # what is parsed in each answer, if anything
     max_tokens_field: str = ""  # the field with the number of tokens to write, if any
+    chosen_id: str = ""  # the id that the client chose in the body, if any
     ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
 
     @property

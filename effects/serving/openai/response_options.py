@@ -1,16 +1,18 @@
 """Fields of a response that are objects of options."""
 
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import model_validator
 
 from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.fields import Obfuscation
 from minfer.effects.serving.openai.template_fields import Effort, Verbosity
 from minfer.effects.serving.request_parsing.bodies import StrictObject, shown
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     schema_constraint,
 )
+from minfer.effects.serving.request_parsing.typed_hints import hint
 
 _KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
 _LONGEST_NAME: Final = 64  # characters of a name that an error shows
@@ -52,12 +54,15 @@ class ReasoningOptions(StrictObject):
     """How much to reason. There are no summaries of it, whichever are requested."""
 
     effort: Effort | None = None
-    summary: Summary | None = None
-    generate_summary: Summary | None = None
-    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    summary: Annotated[Summary | None, hint("reasoning.summary")] = None
+    generate_summary: Annotated[Summary | None, hint("reasoning.generate_summary")] = None
+    context: Annotated[
+        Literal["auto", "current_turn", "all_turns"] | None,
+        hint("reasoning.context", "auto"),
+    ] = None
 
 
 class ResponseStreamOptions(StrictObject):
     """A stream is never padded."""
 
-    include_obfuscation: bool = False
+    include_obfuscation: Obfuscation = False

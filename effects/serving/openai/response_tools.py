@@ -33,7 +33,9 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
+from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 INPUT: Final = "input"  # the argument of a function that stands for a custom tool
@@ -72,7 +74,7 @@ class FunctionTool(TypedObject):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    defer_loading: bool = False  # it is loaded at once: there is no tool search
+    defer_loading: Annotated[bool, hint("tools.defer_loading", False)] = False
 
     def to_json(self) -> dict[str, Any]:
         """The tool as a response repeats it."""
@@ -105,16 +107,11 @@ class CustomTool(TypedObject):
     name: ToolName
     description: str | None = None
     format: InputFormat | None = None
-    defer_loading: bool = False
+    defer_loading: Annotated[bool, hint("tools.defer_loading", False)] = False
 
     def to_json(self) -> dict[str, Any]:
         """The tool as a response repeats it."""
         return self.model_dump(exclude_none=True)
-
-    @property
-    def has_free_grammar(self) -> bool:
-        """Whether its input has a grammar that cannot be enforced within JSON."""
-        return self.format is not None and self.format.syntax == "lark"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -220,7 +217,8 @@ class FlatTool:
 
     @name.default
     def _flat(self) -> str:
-        return flat_name(self.tool.name, self.namespace and self.namespace.name)
+        space = None if self.namespace is None else self.namespace.name
+        return flat_name(self.tool.name, space)
 
     @property
     def target(self) -> CallTarget:
@@ -242,6 +240,16 @@ class FlatTool:
         }
         given = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": self.name, **given}}
+
+    def note_ignored(self, *, required: bool) -> None:
+        """Note a grammar that is not enforced: within the arguments of a function, one in
+        Lark's syntax cannot be; and calls that are not required are free.
+        """
+        syntax = None
+        if isinstance(self.tool, CustomTool) and self.tool.format is not None:
+            syntax = self.tool.format.syntax
+        if syntax == "lark" or (syntax is not None and not required):
+            note_ignored("tools.format")
 
     def offered(self) -> OfferedTool:
         """The function in the form in which it is enforced."""

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import Client, Few
+from minfer.effects.serving.openai.fields import CacheKey, Client, Few, ServiceTier
 from minfer.effects.serving.openai.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.openai.response_input import (
     AdditionalToolsInput,
@@ -61,17 +61,20 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
 )
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
+    HINT,
     StrictObject,
     read_body,
     shown,
     wrong,
 )
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
     check_names,
     constrain_after_reasoning,
     constrain_calls,
     with_constraint,
 )
+from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.wire.error_form import stream_failure
 
 _SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
@@ -86,8 +89,8 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    "prompt_cache_options": (ANYTHING,),
-    "prompt_cache_retention": (ANYTHING,),
+    "prompt_cache_options": (HINT,),
+    "prompt_cache_retention": (HINT,),
     "top_logprobs": (0,),
 }
 
@@ -121,7 +124,7 @@ class ResponsesBody(StrictObject):
     top_p: float | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    store: bool | None = None
+    store: Annotated[bool | None, hint("store", False)] = None
     include: Annotated[list[str], Few, AfterValidator(_check_include)] | None = None
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
@@ -129,9 +132,11 @@ class ResponsesBody(StrictObject):
     tools: ResponseTools | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
-    truncation: Literal["auto", "disabled"] = "disabled"
-    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
-    prompt_cache_key: str | None = None
+    truncation: Annotated[Literal["auto", "disabled"], hint("truncation", "disabled")] = (
+        "disabled"
+    )
+    service_tier: ServiceTier | None = None
+    prompt_cache_key: CacheKey | None = None
     client_metadata: dict[str, Any] | None = None
     user: Client = ""
     safety_identifier: Client = ""
@@ -142,9 +147,9 @@ class ResponsesBody(StrictObject):
         for tools, where in self._tool_lists:
             names = [tool.name for tool in flatten(tools, where)]
             check_names(names, where)
-        tools = self._flat_tools
-        choice = chat_choice(self.tool_choice, tools)
-        check_tools([tool.name for tool in tools], choice)
+        offered = self._flat_tools
+        choice = chat_choice(self.tool_choice, offered)
+        check_tools([tool.name for tool in offered], choice)
         return self
 
     @property
@@ -160,7 +165,9 @@ class ResponsesBody(StrictObject):
 
     @property
     def _flat_tools(self) -> list[FlatTool]:
-        """The tools as functions. An additional one replaces an earlier one of its name."""
+        """The tools as functions. An additional one replaces an earlier one of the same
+        name.
+        """
         by_name: dict[str, FlatTool] = {}
         for tools, where in self._tool_lists:
             by_name |= {tool.name: tool for tool in flatten(tools, where)}
@@ -175,8 +182,8 @@ class ResponsesBody(StrictObject):
         """The items as one prompt. Raises ChatTemplateError, RequestError,
         ParameterError and ApiError.
         """
-        self._check_hosted_tools(llm)
         offered = self.offered
+        self._note_ignored(llm, offered)
         ids = self._ids(llm, offered)
         given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
         constraint = None if self.text is None else self.text.constraint()
@@ -207,14 +214,24 @@ class ResponsesBody(StrictObject):
         added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
         return with_constraint(request, added)
 
-    def _check_hosted_tools(self, llm: ModelInfo) -> None:
-        """Refuse tools that run elsewhere, if the server does."""
-        if not llm.refuses_hosted_tools:
-            return
+    def _note_ignored(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> None:
+        """Note hints without effect. Raises ApiError for tools that run elsewhere, if the
+        server refuses them.
+        """
         for tools, where in self._tool_lists:
             for place, kind in hosted_tools(tools, where).items():
-                why = f"{shown(kind)} runs on OpenAI's servers; leave it out"
-                raise ApiError(f"{place}.type: {why}", f"{place}.type")
+                if llm.refuses_hosted_tools:
+                    why = f"{shown(kind)} runs on OpenAI's servers; leave it out"
+                    raise ApiError(f"{place}.type: {why}", f"{place}.type")
+                note_ignored(f"tools.{kind}")
+        for tool in offered:
+            tool.note_ignored(required=self._requires_calls)
+        if _ENCRYPTED in (self.include or ()) and not IS_INSTALLED:
+            note_ignored("include")
+
+    @property
+    def _requires_calls(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
 
     def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:
         encrypts = _ENCRYPTED in (self.include or ()) and IS_INSTALLED
