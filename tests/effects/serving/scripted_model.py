@@ -18,16 +18,18 @@ _BLOCKS: Final = 3 * CONTEXT // 64
 
 @contextlib.contextmanager
 def agent_server(
-    folder: Path, template: str = TEMPLATE, **service: Any
+    folder: Path,
+    template: str = TEMPLATE,
+    names: tuple[str, ...] = ("tiny",),
+    **service: Any,
 ) -> Iterator[Serving]:
     """Serve a scripted model, with room for the prompts of agents; `service` are
     settings of the Application.
     """
     path = write_talker(folder, template)
     lengthen_context(Path(path))
-    with serving(
-        path, executor="dry", num_gpu_blocks_override=_BLOCKS, service=service
-    ) as made:
+    settings: dict[str, Any] = {"num_gpu_blocks_override": _BLOCKS, "service": service}
+    with serving(path, names=names, executor="dry", **settings) as made:
         yield made
 
 
