@@ -143,6 +143,7 @@ Biases = Annotated[
     BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -210,7 +211,7 @@ class GenerationBody(ConstrainedBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MOST)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # in log-probabilities
-    request_id: Annotated[str, Field(max_length=MAX_REQUEST_ID)] = ""
+    request_id: RequestId = ""
     # minfer's:
     typical_p: float | None = None
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival

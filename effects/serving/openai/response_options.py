@@ -1,11 +1,17 @@
-"""Fields of a response that are objects of options."""
+"""Fields of a response that are options: objects of them, and sampling parameters."""
 
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import model_validator
 
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import Obfuscation
+from minfer.effects.serving.openai.fields import (
+    Obfuscation,
+    Priority,
+    RequestId,
+    Stops,
+    Whole,
+)
 from minfer.effects.serving.openai.template_fields import Effort, Verbosity
 from minfer.effects.serving.request_parsing.bodies import StrictObject, shown
 from minfer.effects.serving.request_parsing.structured_fields import (
@@ -66,3 +72,32 @@ class ResponseStreamOptions(StrictObject):
     """A stream is never padded."""
 
     include_obfuscation: Obfuscation = False
+
+
+class SampledBody(StrictObject):
+    """The fields of a response that are sampling parameters, and others that vLLM has
+    beside OpenAI's.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    # vLLM's:
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Whole | None = None
+    skip_special_tokens: bool | None = None
+    stop: Stops | None = None
+    top_k: Whole | None = None
+    cache_salt: str = ""
+    priority: Priority = 0
+    request_id: RequestId = ""
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were given, by their names in SamplingParams."""
+        others = {"cache_salt", "priority", "request_id"}
+        names = SampledBody.model_fields.keys() - others
+        return self.model_dump(include=names, exclude_none=True)

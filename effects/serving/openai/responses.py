@@ -25,6 +25,7 @@ from minfer.effects.serving.openai.response_input import (
 from minfer.effects.serving.openai.response_options import (
     ReasoningOptions,
     ResponseStreamOptions,
+    SampledBody,
     TextOptions,
 )
 from minfer.effects.serving.openai.response_tools import (
@@ -62,7 +63,6 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
-    StrictObject,
     read_body,
     shown,
     wrong,
@@ -107,7 +107,7 @@ def _check_include(include: list[str]) -> list[str]:
     return include
 
 
-class ResponsesBody(StrictObject):
+class ResponsesBody(SampledBody):
     """Items, and the parameters of their answer."""
 
     neutral = _NEUTRAL
@@ -120,8 +120,6 @@ class ResponsesBody(StrictObject):
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: Annotated[bool | None, hint("store", False)] = None
@@ -185,7 +183,7 @@ class ResponsesBody(StrictObject):
         offered = self.offered
         self._note_ignored(llm, offered)
         ids = self._ids(llm, offered)
-        given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        given = self.sampling()
         constraint = None if self.text is None else self.text.constraint()
         if constraint is not None:
             given["structured_outputs"] = constraint.build()
@@ -197,9 +195,12 @@ class ResponsesBody(StrictObject):
         tools = {one.name: one.parameters for one in offers}
         parsing = parsing_of(llm, ids, tools, parallel=several)
         request = GenerationRequest(
-            prompts=(TokenizedPrompt(None, ids),),
+            prompts=(TokenizedPrompt(None, ids, self.cache_salt.encode()),),
             params=params,
-            urgency=Urgency(client=self.safety_identifier or self.user),
+            urgency=Urgency(
+                priority=self.priority, client=self.safety_identifier or self.user
+            ),
+            chosen_id=self.request_id,
             stream=self.stream,
             include=self._included(llm, offered),
             constraint_field="" if constraint is None else constraint.field,
