@@ -42,6 +42,7 @@ SERVER_OPTIONS: Final = frozenset(
         "api_key",
         "api_keys_file",
         "cache_secret",
+        "enable_tokenizer_info_endpoint",
         "enforce_deadlines",
         "max_body_size",
         "max_waiting",

@@ -331,6 +331,11 @@ def _time_options(add: Callable[..., Any]) -> None:
         help="end requests whose own deadline has passed, too",
     )
     add(
+        "--enable-tokenizer-info-endpoint",
+        action="store_true",
+        help="serve GET /tokenizer_info, which has the chat template",
+    )
+    add(
         "--refuse-hosted-tools",
         action="store_true",
         help="answer 400 to requests with tools that run on OpenAI's servers, such as "

@@ -47,6 +47,7 @@ from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.server_state import ServerState
+from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.origins import foreign
@@ -91,6 +92,7 @@ class Application:
         self.lookup = RequestLookup(self.records)
         self.health = Health(self.state, stall)
         self._tenants = bounds.tenants
+        self._has_tokenizer_info = bounds.tokenizer_info
         state, illness = self.state, self.health.illness
         self.live = LiveView(
             llm.client,
@@ -149,6 +151,7 @@ class Application:
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/tokenizer_info", self._tokenizer_info),
             Route("/live", self.live.serve),
             *page_routes(),
             icon_route(),
@@ -262,6 +265,13 @@ class Application:
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": minfer.__version__})
+
+    def _tokenizer_info(self, _: Request) -> Response:
+        tokenizer = self.state.llm.tokenizer
+        if not self._has_tokenizer_info or tokenizer is None:
+            why = f"this server has no /tokenizer_info; start it with {OPTION}"
+            raise ApiError(why, None, "not_found", NOT_FOUND)
+        return JSONResponse(tokenizer_info(tokenizer, self.state.llm.setup.folder))
 
     def _description(self, _: Request) -> Response:
         return JSONResponse(description())
