@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.scripted import TEMPLATE, hermes
@@ -327,3 +329,17 @@ def test_another_server_refuses_it(server: Serving) -> None:
         server.llm.reasoning_key = old
     assert found.status_code == 400
     assert "--cache-secret" in found.json()["error"]["message"]
+
+
+def test_processes_that_prepare_large_bodies_have_the_key(tmp_path: Path) -> None:
+    template = TEMPLATE + "{% if false %}</think>{% endif %}"
+    bounds = ServerBounds(workers=1)
+    with agent_server(tmp_path / "m", template, bounds=bounds) as pooled:
+        item = answer(pooled, THINKS, **KEEPS)["output"][0]
+        long = {**HI, "content": "x" * LONG}
+        with script(pooled, [THINKS]):
+            fields = {"input": [HI, item, long], "tools": TOOLS, **KEEPS}
+            found = pooled.post("responses", model="tiny", **fields)
+    assert found.status_code == 200, found.text
+    assert found.json()["output"][0]["encrypted_content"]
+    assert "tools.web_search" in found.headers["x-minfer-ignored"]
