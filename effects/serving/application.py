@@ -255,7 +255,8 @@ class Application:
     async def _ready(self, _: Request) -> Response:
         why = self.health.unreadiness()
         model = self.models.names[0]
-        body = {"status": why or "ready", "model": model, **self.health.figures()}
+        names = {"model": model, "models": [*self.models.names]}
+        body = {"status": why or "ready", **names, **self.health.figures()}
         return JSONResponse(body, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.

@@ -25,6 +25,7 @@ class ReadRequest:
 
     routed: RoutingRequest
     previous: str = ""
+    model: object = None  # that is requested
 
 
 @define(eq=False)
@@ -54,7 +55,11 @@ class RequestReader:
             session=fields.session,
             output=0 if path == _EMBEDDINGS else fields.output,
         )
-        return ReadRequest(routed, fields.previous)
+        return ReadRequest(routed, fields.previous, fields.model)
+
+    def model_of(self, scope: Scope, body: bytes) -> object:
+        """The model that a body requests, of any type."""
+        return read_fields(decoded(body, scope, self.most)).model
 
 
 def _key_digest(scope: Scope) -> str:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+from attrs import evolve
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,13 +14,18 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
+from minfer.effects.serving.router.backend_models import (
+    MODELS_PATH,
+    BackendModels,
+    list_models,
+)
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
@@ -88,6 +94,7 @@ class Router:
         self._options = options
         self._bodies = Bodies(options.max_body)
         self._homes = Homes()
+        self._models = BackendModels()
         self._reader = RequestReader(options.max_body, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
@@ -104,7 +111,9 @@ class Router:
         http = self._http = open_session(self._options.patience)
         subscribers = self._subscribers()
         for name in self._options.backends:
-            watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
+            watch = self.watches[name] = HealthWatch(
+                name, http, self.dispatcher, models=self._models
+            )
             if name in subscribers:
                 watch.note_gone = subscribers[name].restart
         watches = [*self.watches.values()]
@@ -218,8 +227,30 @@ class Router:
         elif target.way is Way.HOME:
             await self._try_in_turn(request, [self._home(target.id)])
         else:
-            free = sorted(self.dispatcher.available(), key=lambda one: one.requests)
-            await self._try_in_turn(request, [one.name for one in free])
+            await self._answer_anywhere(request)
+
+    async def _answer_anywhere(self, request: ClientRequest) -> None:
+        """Have any backend answer that has the requested model. The list of models is
+        that of all backends. Raises ApiError.
+        """
+        free = sorted(self.dispatcher.available(), key=lambda one: one.requests)
+        names = [one.name for one in free]
+        path = request.scope["path"]
+        if self._models.differ and path == MODELS_PATH and self._http is not None:
+            listed = await list_models(
+                self._http, self._options.backends, request.scope["headers"]
+            )
+            if listed is not None:
+                response = JSONResponse(listed)
+                await response(request.scope, _no_message, request.send)
+                return
+        if self._models.differ:
+            model: object = path.removeprefix(f"{MODELS_PATH}/")
+            if model == path:
+                model = self._reader.model_of(request.scope, request.body)
+            allowed = self._models.backends_of(model)
+            names = [name for name in names if allowed is None or name in allowed]
+        await self._try_in_turn(request, names)
 
     def _home(self, key: str) -> str:
         """The backend that has a response or request. Raises ApiError."""
@@ -247,7 +278,8 @@ class Router:
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
-        routed = read.routed
+        allowed = self._models.backends_of(read.model)
+        routed = evolve(read.routed, allowed=allowed)
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
@@ -317,6 +349,11 @@ class Router:
         if routed is not None:
             self.dispatcher.start(routed)
             self._homes.note(name, headers, part)
+
+
+async def _no_message() -> Message:
+    """Returns no message: a response of its own reads none."""
+    raise AssertionError("a response reads nothing")
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

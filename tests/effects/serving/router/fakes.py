@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -40,6 +40,7 @@ class Backend:
     left: int = 0  # connections that ended while they were answered
     health: int = 200
     ready: int = 404
+    models: list[str] = field(factory=list)
     url: str = ""
     server: asyncio.Server | None = None
     connections: set[asyncio.StreamWriter] = field(factory=set)
@@ -79,6 +80,11 @@ class Backend:
         if seen.target in ("/health", "/ready"):
             status = self.health if seen.target == "/health" else self.ready
             whole(writer, {}, status)
+            return
+        asked_by_router = "x-forwarded-proto" not in seen.headers
+        if seen.target == "/v1/models" and (self.models or asked_by_router):
+            found = {"object": "list", "data": [{"id": one} for one in self.models]}
+            whole(writer, found)
             return
         self.seen.append(seen)
         answering = asyncio.ensure_future(self.answer(seen, writer))
@@ -154,14 +160,21 @@ class Routing:
 
 @contextlib.asynccontextmanager
 async def routing(
-    count: int = 2, *, down: int = 0, late_sources: Any = None, **options: Any
+    count: int = 2,
+    *,
+    down: int = 0,
+    late_sources: Any = None,
+    models: Sequence[Sequence[str]] = (),
+    **options: Any,
 ) -> AsyncIterator[Routing]:
-    """So many backends behind a router, the last of them `down`; `late_sources` makes
-    their KV sources of their addresses.
+    """So many backends behind a router, the last of them `down`, with these `models`;
+    `late_sources` makes their KV sources of their addresses.
     """
     backends = [Backend("abcdef"[i]) for i in range(count)]
     for one in backends:
         await one.start()
+    for one, names in zip(backends, models, strict=False):
+        one.models = list(names)
     for one in backends[count - down :]:
         await one.stop()
     urls = [one.url for one in backends]
