@@ -54,11 +54,11 @@ class ChatChunks(ChunkWriter):
         about = self._about(delta)  # once, for all new tokens
         payload = [one for one in found if one] or ([{"content": ""}] if about else [])
         for one in payload:
-            events.append(self._delta(choice, one, **about))
+            events.append(self._delta(choice, one, about))
             about = {}
         if delta.finish_reason:
             end = _finish_reason(delta, calls=self._parser.calls(choice))
-            events.append(self._delta(choice, {}, finish_reason=end))
+            events.append(self._delta(choice, {}, {"finish_reason": end}))
         return events
 
     def reasoning_tokens(self) -> int:
@@ -68,8 +68,8 @@ class ChatChunks(ChunkWriter):
     def _about(self, delta: CompletionOutput) -> JsonObject:
         """What is requested of tokens besides their text."""
         about: JsonObject = {}
-        if scores := _scores(delta, self._include, self._tokenizer):
-            about["logprobs"] = scores
+        if delta.logprobs:
+            about["logprobs"] = _scores(delta, self._include, self._tokenizer)
         if self._include.token_ids and delta.token_ids:
             about["token_ids"] = [*delta.token_ids]
         return about
@@ -80,8 +80,10 @@ class ChatChunks(ChunkWriter):
         ids = {"prompt_token_ids": self._prompt} if self._include.token_ids else {}
         return self.chunk(_choice_json(choice, delta), **ids)
 
-    def _delta(self, choice: int, delta: JsonObject, **fields: object) -> Event:
-        return self.chunk({**_choice_json(choice, delta), **fields})
+    def _delta(self, choice: int, delta: JsonObject, about: JsonObject) -> Event:
+        choice_json = _choice_json(choice, delta)
+        choice_json.update(about)
+        return self.chunk(choice_json)
 
 
 class ChatObject(ObjectWriter):

@@ -47,10 +47,9 @@ class ChunkWriter:
 
     def chunk(self, choice: JsonObject, **fields: object) -> Event:
         """The event for the new output of one choice, with more fields."""
-        head = {**self._head, **fields}
         if self._include.usage_in_chunks:
-            head["usage"] = usage_so_far(self._prompt_tokens, self._output_tokens)
-        return Event(json.dumps({**head, "choices": [choice]}))
+            fields["usage"] = usage_so_far(self._prompt_tokens, self._output_tokens)
+        return Event(json.dumps({**self._head, **fields, "choices": [choice]}))
 
     def reasoning_tokens(self) -> int | None:
         """The reasoning tokens of the answer; None: not known."""

@@ -58,7 +58,7 @@ class StrictObject(BaseModel):
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                similar = nearest(cut, cls.model_fields)
+                similar = nearest(cut, [*cls.model_fields, *cls.neutral])
                 hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
             if _is_neutral(value, cls.neutral[name]):

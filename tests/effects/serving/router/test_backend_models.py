@@ -92,5 +92,6 @@ def test_a_backend_that_names_no_model_may_have_any() -> None:
 def test_names_are_in_answers_of_several_forms() -> None:
     assert model_names({"status": "ready", "models": ["a", "b"]}) == ["a", "b"]
     assert model_names({"data": [{"id": "a"}, {"id": 5}, {}, "x"]}) == ["a", "x"]
-    for other in (None, [], {}, {"data": {}}, {"error": {"message": "no key"}}, "a"):
+    others: list[Any] = [None, [], {}, {"data": {}}, {"error": {"message": "?"}}, "a"]
+    for other in others:
         assert model_names(other) == []
