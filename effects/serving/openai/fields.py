@@ -223,6 +223,8 @@ class GenerationBody(ConstrainedBody):
         if None not in lengths and len(set(lengths)) > 1:
             why = "differs from max_completion_tokens; leave one of them out"
             raise wrong(why, "max_tokens")
+        if self.truncate_prompt_tokens == 0:
+            raise wrong("must be at least 1, or -1", "truncate_prompt_tokens")
         if self.use_beam_search:
             self._check_search()
             return self

@@ -230,6 +230,7 @@ def test_neutral_values_are_taken() -> None:
         (ChatBody, {"documents": [{"text": "x"}]}),
         (CompletionBody, {"include_reasoning": True}),
         (CompletionBody, {"truncate_prompt_tokens": -2}),
+        (CompletionBody, {"truncate_prompt_tokens": 0}),
         (CompletionBody, {"truncate_prompt_tokens": "1"}),
         (CompletionBody, {"return_token_ids": 1}),
         (CompletionBody, {"return_tokens_as_token_ids": "yes"}),
