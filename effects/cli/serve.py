@@ -276,8 +276,9 @@ def _key_options(add: Callable[..., Any]) -> None:
         "--cache-secret",
         default=os.environ.get("MINFER_CACHE_SECRET", ""),
         metavar="SECRET",
-        help="what keeps the prefix caches of tenants apart, the same for all servers of "
-        "a deployment (default: the environment's MINFER_CACHE_SECRET, or else random)",
+        help="what keeps the prefix caches of tenants apart, and encrypts reasoning that "
+        "clients of /v1/responses keep; the same for all servers of a deployment "
+        "(default: the environment's MINFER_CACHE_SECRET, or else random)",
     )
 
 
@@ -334,6 +335,17 @@ def _time_options(add: Callable[..., Any]) -> None:
         "--enforce-deadlines",
         action="store_true",
         help="end requests whose own deadline has passed, too",
+    )
+    add(
+        "--enable-tokenizer-info-endpoint",
+        action="store_true",
+        help="serve GET /tokenizer_info, which has the chat template",
+    )
+    add(
+        "--refuse-hosted-tools",
+        action="store_true",
+        help="answer 400 to requests with tools that run on OpenAI's servers, such as "
+        "web_search, instead of leaving these tools out",
     )
 
 

@@ -6,6 +6,7 @@ front. So the end of a path decides: the longest end that is an address here, as
 below /v1. Other wrong addresses may be typos of a few letters.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from attrs import frozen
@@ -23,11 +24,40 @@ _ANY: Final = "{name}"  # what stands for any one part
 _LONGEST: Final = 128  # characters of a path that is looked at, and shown
 _ALIKE: Final = 0.85  # how similar two paths are if one is a typo of the other
 _SHOWN: Final = "GET /openapi.json describes all endpoints"
+# Endpoints of OpenAI's, Anthropic's and vLLM's APIs that stay out, and those below them.
+# Their status is 404: clients retry after 501.
+_UNSUPPORTED: Final[Mapping[str, str]] = {
+    "/v1/assistants": "assistants are",
+    "/v1/audio": "audio is",
+    "/v1/batches": "batches are",
+    "/v1/classify": "classification is",
+    "/v1/conversations": "stored conversations are",
+    "/v1/files": "files are",
+    "/v1/fine_tuning": "fine-tuning is",
+    "/v1/images": "images are",
+    "/v1/messages/batches": "batches are",
+    "/v1/moderations": "moderation is",
+    "/v1/pooling": "pooling other than /v1/embeddings is",
+    "/v1/realtime": "realtime audio is",
+    "/v1/rerank": "reranking is",
+    "/v1/responses": "stored responses are",
+    "/v1/score": "scoring pairs of texts is",
+    "/v1/threads": "assistants are",
+    "/v1/uploads": "files are",
+    "/v1/vector_stores": "vector stores are",
+    "/v1/videos": "videos are",
+    "/v2/rerank": "reranking is",
+    "/classify": "classification is",
+    "/pooling": "pooling other than /v1/embeddings is",
+    "/rerank": "reranking is",
+    "/score": "scoring pairs of texts is",
+}
 _KNOWN: Final = frozenset(
     {one.path for one in ENDPOINTS}
     | {one.path for one in QUERY_ENDPOINTS}
     | {one.path for one in BODYLESS}
 )
+_MAIN: Final = ", ".join(one.path for one in ENDPOINTS)
 _WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
 
 
@@ -61,6 +91,9 @@ def _is_address(path: str) -> bool:
 def wrong_address(method: str, path: str) -> ApiError:
     """The error for an unknown address."""
     why = f"there is nothing at {method} {path[:_LONGEST]}"
+    if (unsupported := _unsupported(path)) is not None:
+        why = f"{why}: {unsupported} not supported; this server has {_MAIN}; {_SHOWN}"
+        return ApiError(why, None, "not_supported", NOT_FOUND)
     found = suggest_address(path)
     if found is None:
         return ApiError(f"{why}; {_SHOWN}", None, "not_found", NOT_FOUND)
@@ -70,6 +103,20 @@ def wrong_address(method: str, path: str) -> ApiError:
         whose = "Anthropic" if found.path.startswith(ANTHROPIC) else "OpenAI"
         why += f" The base URL of clients of {whose}'s API {ends} in /v1"
     return ApiError(why, None, "not_found", NOT_FOUND)
+
+
+def _unsupported(path: str) -> str | None:
+    """What an address of an API is for that stays out; None for other addresses."""
+    if path in _KNOWN:
+        return None
+    return next(
+        (
+            what
+            for base, what in _UNSUPPORTED.items()
+            if f"{path}/".startswith(f"{base}/")
+        ),
+        None,
+    )
 
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:

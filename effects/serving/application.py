@@ -47,6 +47,7 @@ from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.server_state import ServerState
+from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.origins import foreign
@@ -78,6 +79,8 @@ class Application:
     ) -> None:
         llm.set_parsers(parsers or Parsers())
         bounds = bounds or ServerBounds(keys=read_keys([api_key], None))
+        llm.reasoning_key = bounds.reasoning_key
+        llm.refuses_hosted_tools = bounds.refuse_hosted_tools
         limits = Limits.of(llm, max_body)
         self.state = ServerState(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
@@ -89,6 +92,7 @@ class Application:
         self.lookup = RequestLookup(self.records)
         self.health = Health(self.state, stall)
         self._tenants = bounds.tenants
+        self._has_tokenizer_info = bounds.tokenizer_info
         state, illness = self.state, self.health.illness
         self.live = LiveView(
             llm.client,
@@ -147,6 +151,7 @@ class Application:
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/tokenizer_info", self._tokenizer_info),
             Route("/live", self.live.serve),
             *page_routes(),
             icon_route(),
@@ -168,8 +173,9 @@ class Application:
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
         owner = key_name(connection.scope)
-        self.records.begin(stamp, endpoint.path, connection.chosen_id, owner)
         request = prepared.request
+        chosen_id = request.chosen_id or connection.chosen_id
+        self.records.begin(stamp, endpoint.path, chosen_id, owner)
         try:
             answer = AnswerTask(self.state, endpoint, request, stamp, connection)
             await answer.run()
@@ -249,7 +255,8 @@ class Application:
     async def _ready(self, _: Request) -> Response:
         why = self.health.unreadiness()
         model = self.models.names[0]
-        body = {"status": why or "ready", "model": model, **self.health.figures()}
+        names = {"model": model, "models": [*self.models.names]}
+        body = {"status": why or "ready", **names, **self.health.figures()}
         return JSONResponse(body, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
@@ -259,6 +266,13 @@ class Application:
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": minfer.__version__})
+
+    def _tokenizer_info(self, _: Request) -> Response:
+        tokenizer = self.state.llm.tokenizer
+        if not self._has_tokenizer_info or tokenizer is None:
+            why = f"this server has no /tokenizer_info; start it with {OPTION}"
+            raise ApiError(why, None, "not_found", NOT_FOUND)
+        return JSONResponse(tokenizer_info(tokenizer, self.state.llm.setup.folder))
 
     def _description(self, _: Request) -> Response:
         return JSONResponse(description())

@@ -65,6 +65,11 @@ BODYLESS: Final = (
     BodylessEndpoint("get", "/metrics", "Metrics for Prometheus; needs no key."),
     BodylessEndpoint("get", "/version", "The version of minfer."),
     BodylessEndpoint(
+        "get",
+        "/tokenizer_info",
+        "The tokenizer's configuration, by an option.",
+    ),
+    BodylessEndpoint(
         "get", "/live", "How the engine is: a stream of events, or one object if once=1."
     ),
     BodylessEndpoint(

@@ -36,15 +36,32 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
+class CallTarget:
+    """The tool of the client that a call is of: the model may see another name."""
+
+    name: str
+    namespace: str = ""  # that the tool is in, if any
+    custom: bool = False  # whether its input is text
+
+
+@frozen(kw_only=True)
 class Include:
     """What an answer holds besides text and finish reasons."""
 
     usage: bool = False  # at the end of a stream; a whole answer always has it
+    usage_in_chunks: bool = False  # by then, in each chunk of a stream
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: the text before that of its samples
+    token_ids: bool = False  # of the prompt and of the output
+    tokens_as_ids: bool = False  # names of tokens in log-probabilities: "token_id:7"
+    reasoning: bool = True
     prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # that the answer repeats
+    # By the name that the model sees: of tools that clients know otherwise.
+    call_targets: Mapping[str, CallTarget] = field(factory=dict)
+    # The key with which reasoning is encrypted, if that is requested.
+    reasoning_key: bytes = field(default=b"", repr=False)
 
 
 @frozen(kw_only=True)
@@ -81,6 +98,7 @@ class GenerationRequest:
     parts: tuple[PartConstraint, ...] = ()  # of the answer's constraint
     parsing: Parsing | None = None  # what is parsed in each answer, if anything
     max_tokens_field: str = ""  # the field with the number of tokens to write, if any
+    chosen_id: str = ""  # the id that the client chose in the body, if any
     ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
 
     @property
@@ -152,6 +170,14 @@ class ModelInfo(Protocol):
     @property
     def parsers(self) -> Parsers:
         """The model's formats of tool calls and reasoning."""
+
+    @property
+    def reasoning_key(self) -> bytes:
+        """The key of reasoning that clients keep."""
+
+    @property
+    def refuses_hosted_tools(self) -> bool:
+        """Whether tools that run on OpenAI's servers are refused, and not left out."""
 
     def render(
         self,

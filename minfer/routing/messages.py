@@ -37,8 +37,14 @@ class RoutingRequest:
     tenant: str = ""
     session: str = ""  # none, if empty
     output: int | None = None  # expected output tokens
+    # The replicas that can serve it, by name; None: all.
+    allowed: tuple[str, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
+        if self.allowed is not None and (
+            type(self.allowed) is not tuple or not set(map(type, self.allowed)) <= {str}
+        ):
+            raise ParameterError("allowed", "must be a tuple of names")
         for param in ("id", "tenant", "session"):
             check_text(getattr(self, param), param)
         _check_keys(self.keys)

@@ -140,17 +140,23 @@ def route(config: RouterConfig, state: RouterState, request: RoutingRequest) -> 
 def _candidates(
     config: RouterConfig, state: RouterState, request: RoutingRequest
 ) -> Candidates:
-    """The replicas that take requests, with what they have cached of this one."""
+    """The replicas that take requests and can serve this one, with what they have cached
+    of it.
+    """
     hits = prefix_hits(state.index, request.keys)
     found, replicas = [], state.replicas
     tokens, size = request.tokens, config.block_size
     for name in state.names:
         replica = replicas[name]
-        if replica.draining:
+        if replica.draining or not _allows(request, name):
             continue
         blocks = hits.get(replica.slot, 0)
         found.append(Candidate(replica, blocks, max(tokens - blocks * size, 1)))
     return tuple(found)
+
+
+def _allows(request: RoutingRequest, name: str) -> bool:
+    return request.allowed is None or name in request.allowed
 
 
 def _waiting(candidates: Candidates, tenant: str) -> int:
@@ -193,6 +199,8 @@ def _flaw(
     chosen = state.replicas.get(choice.replica)
     if type(choice.replica) is not str or chosen is None or chosen.draining:
         return "chose a replica that takes no requests"
+    if not _allows(request, choice.replica):
+        return "chose a replica that cannot serve the request"
     seconds = choice.seconds
     if not (seconds is None or _is_time(seconds)):
         return "estimated a time that is no number"

@@ -39,17 +39,21 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def read_prompt(
-    prompt: object, tokenizer: Tokenizer | None, vocab_size: int, salt: bytes = b""
+    prompt: object,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    salt: bytes = b"",
+    add_special_tokens: bool = True,
 ) -> TokenizedPrompt:
     """Returns the token ids of a prompt: a string, token ids, or vLLM's mapping of
-    either. Raises RequestError.
+    either. A string gets the model's special tokens. Raises RequestError.
     """
     if isinstance(prompt, TokenizedPrompt):  # a conversation that was rendered already
         return prompt
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
     text = prompt if isinstance(prompt, str) else None
-    given = prompt if text is None else encoded(text, tokenizer)
+    given = prompt if text is None else encoded(text, tokenizer, add_special_tokens)
     if not isinstance(given, Iterable):
         raise wrong_kind("a prompt", "a string or token ids", prompt)
     ids = tuple(given)

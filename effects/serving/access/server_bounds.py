@@ -3,6 +3,7 @@
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from attrs import Factory, field, frozen
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Keys, read_keys
 from minfer.effects.serving.access.tenants import Tenants
+from minfer.effects.serving.openai.reasoning_cipher import reasoning_key
 from minfer.effects.serving.wire.connections import Patience
 from minfer.values.checks import ConfigError
 
@@ -29,6 +31,10 @@ class ServerBounds:
     body_timeout: float = BODY_TIMEOUT  # seconds that a body may take to come
     request_timeout: float | None = None  # seconds that an answer may take; None: any
     end_late: bool = False  # requests whose own deadline has passed
+    # Of reasoning that clients keep. Made before API servers are forked.
+    reasoning_key: bytes = field(factory=partial(reasoning_key, ""), eq=False, repr=False)
+    refuse_hosted_tools: bool = False  # else they are left out
+    tokenizer_info: bool = False  # whether GET /tokenizer_info is served
     patience: Patience = field(factory=Patience)
 
 
@@ -47,6 +53,9 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         if options.request_timeout is None
         else check_seconds("request-timeout", options.request_timeout),
         end_late=options.enforce_deadlines,
+        reasoning_key=reasoning_key(options.cache_secret),
+        refuse_hosted_tools=options.refuse_hosted_tools,
+        tokenizer_info=options.enable_tokenizer_info_endpoint,
         patience=Patience(
             connections=check_whole("max-connections", options.max_connections, 1),
             header=check_seconds("header-timeout", options.header_timeout),

@@ -51,7 +51,9 @@ def application(
     node with the resources of an engine cannot serve the model: the error names each such
     node.
     """
-    args = with_absolute_paths(read_options(options)[0])
+    args, http = read_options(options)
+    args = with_absolute_paths(args)
+    key = http.bounds.reasoning_key
     for name in ("model", "speculative_config", "journal", "kv_disk"):
         setattr(options, name, getattr(args, name))
     if options.api_keys_file is not None:
@@ -78,7 +80,7 @@ def application(
     try:
         actor = resources | dict(engines.get("ray_actor_options", {}))
         given = {**usual, **engines, "ray_actor_options": actor}
-        engine = serve.deployment(name="engine", **given)(ServedEngine).bind(options)
+        engine = serve.deployment(name="engine", **given)(ServedEngine).bind(options, key)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"Ray Serve takes no such options: {without_breaks(error)}"

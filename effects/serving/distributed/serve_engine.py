@@ -27,11 +27,12 @@ PAUSE: Final = 0.02
 
 
 class ServedEngine:
-    """An engine for the options of `minfer serve`. Ray Serve calls all methods in one
-    event loop, which has a thread of its own, and reports errors of the constructor.
+    """An engine for the options of `minfer serve`; `reasoning_key` is that of all
+    replicas. Ray Serve calls all methods in one event loop, which has a thread of its
+    own, and reports errors of the constructor.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, reasoning_key: bytes) -> None:
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._reports = count(1)
         args, http = read_options(options)
@@ -43,7 +44,7 @@ class ServedEngine:
             self._llm,
             http.names,
             max_body=http.max_body,
-            bounds=http.bounds,
+            bounds=evolve(http.bounds, reasoning_key=reasoning_key),
             parsers=http.parsers,
         )
 

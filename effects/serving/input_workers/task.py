@@ -36,6 +36,8 @@ class ModelFacts:
     # The formats of calls and reasoning: `Parsers`.
     tool_parser: str = NONE
     reasoning_parser: str = NONE
+    reasoning_key: bytes = field(default=b"", repr=False)
+    refuses_hosted_tools: bool = False
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
@@ -51,6 +53,8 @@ class ModelFacts:
             names=names,
             tool_parser=llm.parsers.tools,
             reasoning_parser=llm.parsers.reasoning,
+            reasoning_key=llm.reasoning_key,
+            refuses_hosted_tools=llm.refuses_hosted_tools,
         )
 
 
@@ -103,6 +107,16 @@ class WorkerModel(Renders):
     def parsers(self) -> Parsers:
         """The model's formats of tool calls and reasoning."""
         return Parsers(self.facts.tool_parser, self.facts.reasoning_parser)
+
+    @property
+    def reasoning_key(self) -> bytes:
+        """The key of reasoning that clients keep."""
+        return self.facts.reasoning_key
+
+    @property
+    def refuses_hosted_tools(self) -> bool:
+        """Whether tools that run on OpenAI's servers are refused, and not left out."""
+        return self.facts.refuses_hosted_tools
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """As `Setup` does."""

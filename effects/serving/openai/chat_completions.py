@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: answers a conversation."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Self
 
@@ -56,6 +57,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ChatTool], Few] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True  # vLLM's
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
@@ -65,6 +67,9 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:
+        if self.add_special_tokens:
+            why = "is not supported here: the chat template writes its own"
+            raise wrong(why, "add_special_tokens")
         if not self.use_beam_search and self.best_of not in (None, self.n):
             raise wrong("is not supported here; leave it out", "best_of")
         for name in ("max_tokens", "max_completion_tokens"):
@@ -75,7 +80,8 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_calls(self.messages)
-        check_tools(self.tools or (), self.tool_choice)
+        names = [tool.function.name for tool in self.tools or ()]
+        check_tools(names, self.tool_choice)
         return self
 
     @property
@@ -114,12 +120,14 @@ class ChatBody(GenerationBody):
         constraint = self.constraint()
         added = constrain_calls(llm, offers, requirements, parsing, constraint)
         added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
-        return attrs.evolve(with_constraint(request, added), parsing=parsing)
+        include = attrs.evolve(request.include, reasoning=self.include_reasoning)
+        request = attrs.evolve(request, parsing=parsing, include=include)
+        return with_constraint(request, added)
 
-    def _ids(self, llm: ModelInfo) -> list[int]:
+    def _ids(self, llm: ModelInfo) -> Sequence[int]:
         continues = self.continue_final_message
         adds_prompt = self.add_generation_prompt
-        return llm.render(
+        ids = llm.render(
             [message.to_turn() for message in self.messages],
             tools=[tool.to_json() for tool in self.offered] or None,
             add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
@@ -128,6 +136,7 @@ class ChatBody(GenerationBody):
                 self.chat_template_kwargs, self.reasoning_effort, self.verbosity
             ),
         )
+        return self.truncated(ids, llm)
 
 
 ENDPOINT: Final = Endpoint(

@@ -57,7 +57,7 @@ class ChatMessage(StrictObject):
             ],
         ),
     ]
-    # None only beside calls or reasoning.
+    # None only of an assistant.
     content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Few] | None = None
@@ -70,7 +70,8 @@ class ChatMessage(StrictObject):
     def _fits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise wrong("are of assistant messages; leave them out", "tool_calls")
-        if self.content is None and not (self.tool_calls or self._reasoning):
+        # An answer may be reasoning alone, which clients may drop.
+        if self.content is None and self.role != "assistant":
             raise wrong("is missing", "content")
         if self.role == "tool" and self.tool_call_id is None:
             raise wrong("is missing: which call is answered?", "tool_call_id")
@@ -91,7 +92,9 @@ class ChatMessage(StrictObject):
 
     def to_turn(self) -> dict[str, Any]:
         """The message for chat templates, without absent fields: templates test them."""
-        content = None if self.content is None else template_content(self.content)
+        said = self.tool_calls or self._reasoning
+        given = self.content if self.content is not None or said else ""
+        content = None if given is None else template_content(given)
         found: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             found["name"] = self.name

@@ -11,7 +11,7 @@ from minfer.effects.serving.openai.logprob_formats import (
     format_prompt_logprobs,
 )
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
-from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest
+from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, Include
 from minfer.effects.serving.request_parsing.answer_parsing import (
     AnswerParser,
     ParsedAnswer,
@@ -36,39 +36,54 @@ class ChatChunks(ChunkWriter):
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(stamp, "chat.completion.chunk", request.include)
-        self._top = request.include.top_logprobs
+        super().__init__(stamp, "chat.completion.chunk", request)
+        self._prompt = [*request.prompts[0].ids]
         self._tokenizer = tokenizer
-        self._parser = AnswerParser(request)
+        self._parser = AnswerParser(request, tokenizer)
         self._started: set[int] = set()  # choices whose role was sent
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The chunks for the new output of a choice."""
         events = []
+        self.count(delta)
         if choice not in self._started:
             self._started.add(choice)
-            events.append(self._delta(choice, {"role": "assistant", "content": ""}))
-        found = [_delta_json(one) for one in self._parser.read(choice, delta)]
-        scores = _scores(delta, self._top, self._tokenizer)
-        payload = [one for one in found if one] or ([{"content": ""}] if scores else [])
+            events.append(self._first(choice))
+        parts = self._parser.read(choice, delta)
+        found = [_delta_json(one, self._include) for one in parts]
+        about = self._about(delta)  # once, for all new tokens
+        payload = [one for one in found if one] or ([{"content": ""}] if about else [])
         for one in payload:
-            events.append(self._delta(choice, one, scores))
-            scores = None  # once, for all new tokens
+            events.append(self._delta(choice, one, about))
+            about = {}
         if delta.finish_reason:
             end = _finish_reason(delta, calls=self._parser.calls(choice))
-            events.append(self._delta(choice, {}, end=end))
+            events.append(self._delta(choice, {}, {"finish_reason": end}))
         return events
 
-    def _delta(
-        self,
-        choice: int,
-        delta: JsonObject,
-        scores: JsonObject | None = None,
-        end: str | None = None,
-    ) -> Event:
-        return self.chunk(
-            {"index": choice, "logprobs": scores, "delta": delta, "finish_reason": end}
-        )
+    def reasoning_tokens(self) -> int:
+        """The reasoning tokens of the answer."""
+        return self._parser.reasoning_tokens
+
+    def _about(self, delta: CompletionOutput) -> JsonObject:
+        """What is requested of tokens besides their text."""
+        about: JsonObject = {}
+        if delta.logprobs:
+            about["logprobs"] = _scores(delta, self._include, self._tokenizer)
+        if self._include.token_ids and delta.token_ids:
+            about["token_ids"] = [*delta.token_ids]
+        return about
+
+    def _first(self, choice: int) -> Event:
+        """The first chunk of a choice."""
+        delta: JsonObject = {"role": "assistant", "content": ""}
+        ids = {"prompt_token_ids": self._prompt} if self._include.token_ids else {}
+        return self.chunk(_choice_json(choice, delta), **ids)
+
+    def _delta(self, choice: int, delta: JsonObject, about: JsonObject) -> Event:
+        choice_json = _choice_json(choice, delta)
+        choice_json.update(about)
+        return self.chunk(choice_json)
 
 
 class ChatObject(ObjectWriter):
@@ -77,10 +92,10 @@ class ChatObject(ObjectWriter):
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(stamp, "chat.completion", request.include)
-        self._top = request.include.top_logprobs
+        super().__init__(stamp, "chat.completion", request)
+        self._prompt = [*request.prompts[0].ids]
         self._tokenizer = tokenizer
-        self._parser = AnswerParser(request)
+        self._parser = AnswerParser(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep a choice, which is complete."""
@@ -89,16 +104,28 @@ class ChatObject(ObjectWriter):
         parsed = ParsedAnswer.of(self._parser.read(choice, delta))
         payload: JsonObject = {
             "index": choice,
-            "logprobs": _scores(delta, self._top, self._tokenizer),
-            "message": _message(parsed),
+            "logprobs": _scores(delta, self._include, self._tokenizer),
+            "message": _message(parsed, reasoning=self._include.reasoning),
             "finish_reason": _finish_reason(delta, calls=bool(parsed.calls)),
         }
+        if self._include.token_ids:
+            payload["token_ids"] = [*delta.token_ids]
+            self._head["prompt_token_ids"] = self._prompt
         return self.keep(choice, payload)
 
+    def reasoning_tokens(self) -> int:
+        """The reasoning tokens of the answer."""
+        return self._parser.reasoning_tokens
 
-def _message(parsed: ParsedAnswer) -> JsonObject:
+
+def _choice_json(choice: int, delta: JsonObject) -> JsonObject:
+    """A choice of a chunk."""
+    return {"index": choice, "logprobs": None, "delta": delta, "finish_reason": None}
+
+
+def _message(parsed: ParsedAnswer, *, reasoning: bool) -> JsonObject:
     """The output as a message: without content if there is none beside calls or
-    reasoning.
+    reasoning; with the `reasoning`, if that is requested.
     """
     content = parsed.content or (None if parsed.calls or parsed.reasoning else "")
     payload: JsonObject = {"role": "assistant", "content": content, "refusal": None}
@@ -106,18 +133,20 @@ def _message(parsed: ParsedAnswer) -> JsonObject:
         payload["tool_calls"] = [
             _call(one.id, one.name, one.arguments) for one in parsed.calls
         ]
-    if parsed.reasoning:
+    if parsed.reasoning and reasoning:
         payload |= _reasoning(parsed.reasoning)
     return payload
 
 
-def _delta_json(delta: Delta) -> JsonObject:
-    """A delta in OpenAI's format; empty if that has no field for it."""
+def _delta_json(delta: Delta, include: Include) -> JsonObject:
+    """A delta in OpenAI's format; empty if that has no field for it, or if it is not
+    requested.
+    """
     match delta:
         case ContentDelta(text):
             return {"content": text}
         case ReasoningDelta(text):
-            return _reasoning(text)
+            return _reasoning(text) if include.reasoning else {}
         case CallStart(index, name_id, name):
             return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}
         case Arguments(index, text):
@@ -144,9 +173,12 @@ def _finish_reason(delta: CompletionOutput, *, calls: bool) -> str | None:
 
 
 def _scores(
-    delta: CompletionOutput, top: int, tokenizer: Tokenizer | None
+    delta: CompletionOutput, include: Include, tokenizer: Tokenizer | None
 ) -> JsonObject | None:
-    return chat_logprobs(delta.logprobs, top, tokenizer) if delta.logprobs else None
+    if not delta.logprobs:
+        return None
+    top, as_ids = include.top_logprobs, include.tokens_as_ids
+    return chat_logprobs(delta.logprobs, top, tokenizer, as_ids=as_ids)
 
 
 def writer(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
+import attrs
 from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_prompt
@@ -95,11 +96,20 @@ class CompletionBody(GenerationBody):
         """Its prompts as token ids. Raises RequestError and ParameterError."""
         size = llm.setup.spec.vocab_size
         salt = self.cache_salt.encode()
-        prompts = [read_prompt(one, llm.tokenizer, size, salt) for one in self.prompt]
+        special = self.add_special_tokens is not False
+        prompts = [
+            self._cut(read_prompt(one, llm.tokenizer, size, salt, special), llm)
+            for one in self.prompt
+        ]
         skip = self.skip_special_tokens is not False
         echo = _prompt_texts(prompts, llm.tokenizer, skip=skip) if self.echo else []
         params = llm.setup.default_sampling_params(**self.sampling())
         return self.request(prompts, params, echo)
+
+    def _cut(self, prompt: TokenizedPrompt, llm: ModelInfo) -> TokenizedPrompt:
+        """A prompt with at most as many tokens as are requested. Raises ApiError."""
+        ids = self.truncated(prompt.ids, llm)
+        return prompt if ids is prompt.ids else attrs.evolve(prompt, text=None, ids=ids)
 
 
 def _prompt_texts(
@@ -122,7 +132,9 @@ class _ChoiceFormat:
     """The format of a completion's choices, whole or in parts."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
-        self._logprobs = CompletionLogprobs(tokenizer)
+        as_ids = request.include.tokens_as_ids
+        self._logprobs = CompletionLogprobs(tokenizer, as_ids=as_ids)
+        self._with_ids: set[int] = set()  # choices whose prompt's tokens are written
         self._prompts = request.prompts
         self._samples = samples = request.params.n
         self._include = request.include
@@ -139,9 +151,21 @@ class _ChoiceFormat:
             "text": (echo or "") + delta.text,
             "finish_reason": delta.finish_reason,
         }
+        if self._include.token_ids:
+            to_json |= self._token_ids(choice, delta)
         if self._include.prompt_logprobs is not None:
             to_json["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)
         return to_json
+
+    def _token_ids(self, choice: int, delta: CompletionOutput) -> JsonObject:
+        """The tokens of an output, and in the first part of a choice those of its prompt,
+        too.
+        """
+        found: JsonObject = {"token_ids": [*delta.token_ids]}
+        if choice not in self._with_ids:
+            self._with_ids.add(choice)
+            found["prompt_token_ids"] = [*self._prompts[choice // self._samples].ids]
+        return found
 
     def _scores(
         self, choice: int, echo: str | None, delta: CompletionOutput
@@ -165,11 +189,12 @@ class CompletionChunks(ChunkWriter):
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(stamp, "text_completion", request.include)
+        super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The chunk for the new output of a choice."""
+        self.count(delta)
         return [self.chunk(self._format.to_json(choice, delta))]
 
 
@@ -179,7 +204,7 @@ class CompletionObject(ObjectWriter):
     def __init__(
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(stamp, "text_completion", request.include)
+        super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:

@@ -11,14 +11,17 @@ from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT, Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.effects.serving.protocol import GenerationRequest, Include, ModelInfo
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
+    HINT,
     StrictObject,
     shown,
     wrong,
 )
 from minfer.effects.serving.request_parsing.structured_fields import ConstrainedBody
+from minfer.effects.serving.request_parsing.typed_hints import hint
+from minfer.effects.serving.wire.request_ids import LONGEST as MAX_REQUEST_ID
 from minfer.sampling.beam import MAX_BEAMS
 from minfer.sampling.params import (
     ADVISED,
@@ -43,19 +46,30 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (ANYTHING,),
-    "prediction": (),
-    "prompt_cache_key": (ANYTHING,),
-    "prompt_cache_options": (ANYTHING,),
-    "prompt_cache_retention": (ANYTHING,),
+    "prediction": (HINT,),
+    "prompt_cache_options": (HINT,),
+    "prompt_cache_retention": (HINT,),
     "reasoning_effort": ("none",),
-    "service_tier": ("auto", "default"),
-    "store": (True, False),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
+    # vLLM's:
+    "documents": ([],),
+    "echo": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": ({},),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "spaces_between_special_tokens": (True,),
+    "truncation_side": ("left",),
+    "vllm_xargs": ({},),
 }
 # Fields that SamplingParams has under the same name.
 _SAMPLING: Final = {
@@ -129,14 +143,26 @@ Biases = Annotated[
     BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
+# Hints of OpenAI's API that have no effect: prefixes are cached anyway, streams are never
+# padded, and there is one tier.
+CacheKey = Annotated[str, hint("prompt_cache_key")]
+Obfuscation = Annotated[bool, hint("stream_options.include_obfuscation", False)]
+ServiceTier = Annotated[
+    Literal["auto", "default", "flex", "priority", "scale"],
+    hint("service_tier", "auto", "default"),
+]
+
+
 class StreamOptions(StrictObject):
-    """What a stream holds besides text; it is never padded."""
+    """What a stream holds besides text."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False  # vLLM's: in each chunk
+    include_obfuscation: Obfuscation = False
 
 
 class GenerationBody(ConstrainedBody):
@@ -157,6 +183,9 @@ class GenerationBody(ConstrainedBody):
     logit_bias: Biases | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None  # without stream, they have no effect
+    store: Annotated[bool | None, hint("store", False)] = None
+    prompt_cache_key: CacheKey | None = None
+    service_tier: ServiceTier | None = None
     user: Client = ""
     safety_identifier: Client = ""
     # vLLM's:
@@ -178,6 +207,11 @@ class GenerationBody(ConstrainedBody):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: Top | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MOST)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False  # in log-probabilities
+    request_id: RequestId = ""
     # minfer's:
     typical_p: float | None = None
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
@@ -185,8 +219,12 @@ class GenerationBody(ConstrainedBody):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
+        lengths = (self.max_tokens, self.max_completion_tokens)
+        if None not in lengths and len(set(lengths)) > 1:
+            why = "differs from max_completion_tokens; leave one of them out"
+            raise wrong(why, "max_tokens")
+        if self.truncate_prompt_tokens == 0:
+            raise wrong("must be at least 1, or -1", "truncate_prompt_tokens")
         if self.use_beam_search:
             self._check_search()
             return self
@@ -271,6 +309,9 @@ class GenerationBody(ConstrainedBody):
         options = self.stream_options
         include = Include(
             usage=options is not None and options.include_usage,
+            usage_in_chunks=options is not None and options.continuous_usage_stats,
+            token_ids=self.return_token_ids,
+            tokens_as_ids=self.return_tokens_as_token_ids,
             timing=self.timing,
             top_logprobs=self.scored or 0,
             echo=tuple(echo),
@@ -286,7 +327,25 @@ class GenerationBody(ConstrainedBody):
             include=include,
             beams=beams,
             max_tokens_field=next(filter(self._is_given, _LENGTH_FIELDS), ""),
+            chosen_id=self.request_id,
         )
+
+    def truncated(self, ids: Sequence[int], llm: ModelInfo) -> Sequence[int]:
+        """The last tokens of a prompt, as many as `truncate_prompt_tokens` has it keep;
+        with -1, as many as fit beside the requested output. Raises ApiError.
+        """
+        most = self.truncate_prompt_tokens
+        context = llm.setup.config.max_model_len
+        field = "truncate_prompt_tokens"
+        if most is None:
+            return ids
+        if most > context:
+            why = f"must be at most {context}, the length of the context"
+            raise ApiError(f"{field}: {why}, not {most}", field)
+        if most == -1:
+            output = self.max_completion_tokens or self.max_tokens or 1
+            most = max(1, context - output)
+        return ids[len(ids) - most :] if len(ids) > most else ids
 
     def _check_scores(
         self, prompts: Sequence[TokenizedPrompt], params: SamplingParams

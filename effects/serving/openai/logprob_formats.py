@@ -26,19 +26,24 @@ class TokenScore(TypedDict):
     bytes: list[int] | None  # None without a tokenizer
 
 
-def token_logprob(token: int, score: Logprob, tokenizer: Tokenizer | None) -> TokenScore:
+def token_logprob(
+    token: int, score: Logprob, tokenizer: Tokenizer | None, *, as_ids: bool = False
+) -> TokenScore:
     """A token and its score, in the form of both formats."""
     spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
-    return {"token": _spelled(token, score), "logprob": _value(score), "bytes": spelled}
+    name = _id_name(token) if as_ids else _spelled(token, score)
+    return {"token": name, "logprob": _value(score), "bytes": spelled}
 
 
 def chat_logprobs(
-    scored: Scored, top: int, tokenizer: Tokenizer | None
+    scored: Scored, top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
 ) -> dict[str, object]:
-    """Scores of a conversation's tokens, each with the `top` likeliest tokens."""
+    """Scores of a conversation's tokens, each with the `top` likeliest tokens. Tokens are
+    named by their text, or `as_ids`.
+    """
     content = []
     for by_id in scored:
-        every = [token_logprob(*one, tokenizer) for one in by_id.items()]
+        every = [token_logprob(*one, tokenizer, as_ids=as_ids) for one in by_id.items()]
         likeliest = sorted(every, key=lambda one: -one["logprob"])
         content.append({**every[0], "top_logprobs": likeliest[:top]})
     return {"content": content, "refusal": None}
@@ -82,10 +87,13 @@ class CompletionScores(TypedDict):
 
 
 class CompletionLogprobs:
-    """Scores of a completion's tokens: offsets continue from one part to the next."""
+    """Scores of a completion's tokens: offsets continue from one part to the next. Tokens
+    are named by their text, or `as_ids`.
+    """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
         self._lengths: dict[int, int] = {}  # characters written so far, by choice
 
     def next_scores(self, choice: int, scored: Scored) -> CompletionScores:
@@ -114,13 +122,18 @@ class CompletionLogprobs:
     ) -> CompletionScores:
         each = [*zip(ids, scored, strict=True)]
         return {
-            "tokens": [token_text(token, self._tokenizer) for token in ids],
+            "tokens": [self._name(token) for token in ids],
             "token_logprobs": [
                 _value(one[token]) if one else None for token, one in each
             ],
-            "top_logprobs": [_by_text(one) if one else None for one in scored],
+            "top_logprobs": [
+                _by_text(one, as_ids=self._as_ids) if one else None for one in scored
+            ],
             "text_offset": [*offsets],
         }
+
+    def _name(self, token: int) -> str:
+        return _id_name(token) if self._as_ids else token_text(token, self._tokenizer)
 
     def _characters(self, token: int) -> int:
         """How many characters of a text belong to a token: those that begin in its bytes,
@@ -160,20 +173,28 @@ def join_scores(first: CompletionScores, then: CompletionScores) -> CompletionSc
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> str:
     """A token's text, or vLLM's name for one without."""
-    return text_of(token, tokenizer) or f"token_id:{token}"
+    return text_of(token, tokenizer) or _id_name(token)
+
+
+def _id_name(token: int) -> str:
+    """vLLM's name for a token by its id."""
+    return f"token_id:{token}"
 
 
 def _value(score: Logprob) -> float:
     return max(score.logprob, LEAST)
 
 
-def _by_text(by_id: dict[int, Logprob]) -> dict[str, float]:
-    """Scores by text: among tokens with equal texts, that of the sampled one, or else of
-    the likelier one.
+def _by_text(by_id: dict[int, Logprob], *, as_ids: bool) -> dict[str, float]:
+    """Scores by text, or by id: among tokens with equal texts, that of the sampled one,
+    or else of the likelier one.
     """
     items = reversed(by_id.items())
-    return {_spelled(token, one): _value(one) for token, one in items}
+    return {
+        _id_name(token) if as_ids else _spelled(token, one): _value(one)
+        for token, one in items
+    }
 
 
 def _spelled(token: int, score: Logprob) -> str:
-    return score.decoded_token or f"token_id:{token}"  # without a text, vLLM's name
+    return score.decoded_token or _id_name(token)

@@ -1,27 +1,25 @@
-"""The input of a response: items, and functions that the model may call.
+"""The input of a response: items.
 
 Calls, their outputs and reasoning are items beside messages; chat templates take messages
 with calls instead. `turns_of` converts items to these.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai import reasoning_cipher
 from minfer.effects.serving.openai.fields import Few
-from minfer.effects.serving.openai.tools import (
-    AllowedToolList,
-    AllowedTools,
-    ChatTool,
-    ChoiceWord,
-    Function,
-    FunctionName,
-    Mode,
-    NamedTool,
-    ToolName,
-    read_choice,
+from minfer.effects.serving.openai.reasoning_cipher import (
+    MAX_ENCRYPTED_CHARS,
+    DecryptionError,
+)
+from minfer.effects.serving.openai.response_tools import (
+    ResponseTools,
+    custom_arguments,
+    flat_name,
 )
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, shown, wrong
 from minfer.effects.serving.request_parsing.typed_objects import (
@@ -92,18 +90,40 @@ class CallInput(TypedObject):
     }
     call_id: Annotated[str, Field(min_length=1)]
     name: str
+    namespace: str | None = None
     arguments: str  # as they were written, whether JSON or not
 
     def to_json(self) -> Turn:
         """The call for chat templates."""
-        function = {"name": self.name, "arguments": self.arguments}
+        name = flat_name(self.name, self.namespace)
+        function = {"name": name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class CustomCallInput(TypedObject):
+    """A call of a custom tool in an earlier response."""
+
+    kinds = ("custom_tool_call",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_NEUTRAL_IN_ITEMS,
+        "caller": (ANYTHING,),
+    }
+    call_id: Annotated[str, Field(min_length=1)]
+    name: str
+    namespace: str | None = None
+    input: str
+
+    def to_json(self) -> Turn:
+        """The call for chat templates, as one of a function."""
+        name = flat_name(self.name, self.namespace)
+        function = {"name": name, "arguments": custom_arguments(self.input)}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
 class CallOutputInput(TypedObject):
-    """The output of a function for a call."""
+    """The output of a tool for a call."""
 
-    kinds = ("function_call_output",)
+    kinds = ("function_call_output", "custom_tool_call_output")
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_NEUTRAL_IN_ITEMS,
         "caller": (ANYTHING,),
@@ -125,24 +145,81 @@ class ReasoningText(TypedObject):
 
 
 class ReasoningInput(TypedObject):
-    """The model's reasoning before an earlier answer."""
+    """The model's reasoning before an earlier answer, readable or encrypted."""
 
     kinds = ("reasoning",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_NEUTRAL_IN_ITEMS,
-        "encrypted_content": (),
         "summary": (ANYTHING,),
     }
     content: Annotated[list[ReasoningText], Few] | None = None
+    encrypted_content: Annotated[str, Field(max_length=MAX_ENCRYPTED_CHARS)] | None = None
+
+    def text(self, key: bytes, where: str) -> str:
+        """The reasoning; `where` is its place in the body. Raises ApiError."""
+        readable = "\n".join(part.text for part in self.content or ())
+        if not self.encrypted_content:
+            return readable
+        field = f"{where}.encrypted_content"
+        if not reasoning_cipher.IS_INSTALLED:
+            how = reasoning_cipher.HOW_TO_INSTALL
+            raise ApiError(f"{field}: cannot be read here: {how}", field)
+        try:
+            hidden = reasoning_cipher.decrypt(key, self.encrypted_content)
+        except DecryptionError:
+            why = "was changed, or encrypted by another server, or before a restart"
+            remedy = "leave this item out, or start servers with the same --cache-secret"
+            raise ApiError(f"{field}: {why}; {remedy}", field) from None
+        if readable and readable != hidden:
+            field = f"{where}.content"
+            raise ApiError(
+                f"{field}: differs from encrypted_content; leave one of them out", field
+            )
+        return hidden
 
 
-_KINDS: Final[
-    Mapping[str, type[MessageInput | CallInput | CallOutputInput | ReasoningInput]]
-] = {
-    "message": MessageInput,
-    "function_call": CallInput,
-    "function_call_output": CallOutputInput,
-    "reasoning": ReasoningInput,
+class AdditionalToolsInput(TypedObject):
+    """Tools beside those of the request's field."""
+
+    kinds = ("additional_tools",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"id": (ANYTHING,)}
+    role: Literal["developer"]
+    tools: ResponseTools
+
+
+class HostedCallInput(TypedObject):
+    """A call that a hosted tool has answered elsewhere: it has no results, and is left
+    out.
+    """
+
+    kinds = ("web_search_call",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        return {"type": given["type"]} if isinstance(given, dict) else given
+
+
+Item = (
+    MessageInput
+    | CallInput
+    | CustomCallInput
+    | CallOutputInput
+    | ReasoningInput
+    | AdditionalToolsInput
+    | HostedCallInput
+)
+_CLASSES: Final[tuple[type[Item], ...]] = (
+    MessageInput,
+    CallInput,
+    CustomCallInput,
+    CallOutputInput,
+    ReasoningInput,
+    AdditionalToolsInput,
+    HostedCallInput,
+)
+_KINDS: Final[Mapping[str, type[Item]]] = {
+    name: kind for kind in _CLASSES for name in kind.kinds
 }
 
 
@@ -155,42 +232,37 @@ def _item(given: object) -> object:
     return _KINDS[kind].model_validate(given)
 
 
-AnyItem = Annotated[
-    MessageInput | CallInput | CallOutputInput | ReasoningInput,
-    BeforeValidator(
-        _item,
-        json_schema_input_type=MessageInput
-        | CallInput
-        | CallOutputInput
-        | ReasoningInput,
-    ),
-]
+AnyItem = Annotated[Item, BeforeValidator(_item, json_schema_input_type=Item)]
 
 
 def check_outputs(items: Sequence[AnyItem]) -> None:
     """Raise the error in outputs, if any: each must belong to an earlier call."""
     made = set[str]()
     for at, item in enumerate(items):
-        if isinstance(item, CallInput):
+        if isinstance(item, CallInput | CustomCallInput):
             made.add(item.call_id)
         if isinstance(item, CallOutputInput) and item.call_id not in made:
             where = f"input[{at}].call_id"
             raise wrong("must be that of a call in an earlier item", where)
 
 
-def turns_of(items: Sequence[AnyItem]) -> list[Turn]:
-    """Items as messages: successive items of the assistant's answer are one."""
+def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
+    """Items as messages: successive items of the assistant's answer are one. `key` is
+    that of encrypted reasoning. Raises ApiError for what it does not decrypt.
+    """
     turns: list[Turn] = []
     reasoning = ""
-    for item in items:
+    for number, item in enumerate(items):
         match item:
             case ReasoningInput():
-                texts = [part.text for part in item.content or ()]
-                reasoning = "\n".join([reasoning, *texts] if reasoning else texts)
-            case CallInput() | MessageInput(role="assistant"):
+                text = item.text(key, f"input[{number}]")
+                reasoning = "\n".join(filter(None, (reasoning, text)))
+            case AdditionalToolsInput() | HostedCallInput():
+                pass
+            case CallInput() | CustomCallInput() | MessageInput(role="assistant"):
                 _add_assistant_item(turns, item, reasoning)
                 reasoning = ""
-            case _:
+            case MessageInput() | CallOutputInput():
                 turns += _reasoning_turn(reasoning)
                 turns.append(item.to_turn())
                 reasoning = ""
@@ -204,18 +276,19 @@ def _reasoning_turn(reasoning: str) -> list[Turn]:
 
 
 def _add_assistant_item(
-    turns: list[Turn], item: MessageInput | CallInput, reasoning: str
+    turns: list[Turn], item: MessageInput | CallInput | CustomCallInput, reasoning: str
 ) -> None:
     """Add an assistant's item, to its last turn where it belongs to that."""
     last: Turn = turns[-1] if turns else {"role": ""}
     # Text after calls belongs to the same answer: their outputs come later.
-    same = isinstance(item, CallInput) or "tool_calls" in last
+    called = isinstance(item, CallInput | CustomCallInput)
+    same = called or "tool_calls" in last
     if last["role"] != "assistant" or reasoning or not same:
         last = {"role": "assistant", "content": None}
         turns.append(last)
     if reasoning:
         last["reasoning_content"] = reasoning
-    if isinstance(item, CallInput):
+    if isinstance(item, CallInput | CustomCallInput):
         last.setdefault("tool_calls", []).append(item.to_json())
     elif last["content"] is None:
         last["content"] = template_content(item.content)
@@ -227,68 +300,3 @@ def _add_assistant_item(
 def _text(content: str | list[dict[str, str]]) -> str:
     texts = [content] if isinstance(content, str) else [one["text"] for one in content]
     return "".join(texts)
-
-
-class FunctionTool(TypedObject):
-    """A function that the model may call."""
-
-    kinds = ("function",)
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "allowed_callers": (ANYTHING,),
-        "defer_loading": (False,),
-        "output_schema": (ANYTHING,),
-    }
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool = False
-
-    def tool(self) -> ChatTool:
-        """The tool in the form of a chat."""
-        function = Function(
-            name=self.name,
-            description=self.description,
-            parameters=self.parameters,
-            strict=self.strict,
-        )
-        return ChatTool(type="function", function=function)
-
-    def shown(self) -> dict[str, object]:
-        """The tool as a response repeats it."""
-        return self.model_dump()
-
-
-class NamedFunction(TypedObject):
-    """The function that must be called."""
-
-    kinds = ("function",)
-    name: str
-
-    def to_chat(self) -> NamedTool:
-        """The tool choice in the form of a chat."""
-        return NamedTool(type="function", function=FunctionName(name=self.name))
-
-
-class AllowedFunctions(TypedObject):
-    """Only these functions may be called, whichever are in the prompt."""
-
-    kinds = ("allowed_tools",)
-    mode: Mode
-    tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
-
-    def to_chat(self) -> AllowedTools:
-        """The tool choice in the form of a chat."""
-        tools = [one.to_chat() for one in self.tools]
-        return AllowedTools(
-            type="allowed_tools",
-            allowed_tools=AllowedToolList(mode=self.mode, tools=tools),
-        )
-
-
-FunctionChoice = Annotated[
-    ChoiceWord | NamedFunction | AllowedFunctions,
-    BeforeValidator(
-        partial(read_choice, one=NamedFunction, some=AllowedFunctions),
-        json_schema_input_type=ChoiceWord | NamedFunction | AllowedFunctions,
-    ),
-]

@@ -4,10 +4,16 @@ One is open at a time; the next of another kind ends it. Their changes are `Item
 which a stream sends as events, each under its name.
 """
 
+import json
+from collections.abc import Mapping
 from typing import Final
 
 from attrs import define, frozen
+from pydantic_core import from_json
 
+from minfer.effects.serving.openai import reasoning_cipher
+from minfer.effects.serving.openai.response_tools import INPUT
+from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
@@ -71,16 +77,21 @@ class MessageItem:
 
 @define
 class ReasoningItem:
-    """Reasoning; its summary is always empty."""
+    """Reasoning; its summary is always empty. With a key, its end has it encrypted,
+    too.
+    """
 
     id: str
     text: str = ""
+    key: bytes = b""
 
     def to_json(self, status: str) -> JsonObject:
         """The item."""
         part = {"type": "reasoning_text", "text": self.text}
         content = [] if status == _RUNNING else [part]
         about: JsonObject = {"id": self.id, "type": "reasoning", "summary": []}
+        if self.key and status != _RUNNING:
+            about["encrypted_content"] = reasoning_cipher.encrypt(self.key, self.text)
         return {**about, "status": status, "content": content}
 
     def start_events(self) -> list[ItemEvent]:
@@ -112,7 +123,7 @@ class CallItem:
 
     id: str
     call_id: str
-    name: str
+    target: CallTarget
     text: str = ""  # its arguments
 
     def to_json(self, status: str) -> JsonObject:
@@ -122,7 +133,7 @@ class CallItem:
             "type": "function_call",
             "status": status,
             "call_id": self.call_id,
-            "name": self.name,
+            **_name_fields(self.target),
             "arguments": self.text,
         }
 
@@ -137,18 +148,84 @@ class CallItem:
 
     def end_events(self) -> list[ItemEvent]:
         """The events before its end."""
-        fields: JsonObject = {"name": self.name, "arguments": self.text}
+        fields: JsonObject = {"name": self.target.name, "arguments": self.text}
         return [ItemEvent("response.function_call_arguments.done", fields)]
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+@define
+class CustomCallItem:
+    """A call of a custom tool. Its input is known once the arguments of the function that
+    stands for the tool are complete.
+    """
+
+    id: str
+    call_id: str
+    target: CallTarget
+    text: str = ""  # the function's arguments
+
+    def to_json(self, status: str) -> JsonObject:
+        """The item."""
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": self.call_id,
+            **_name_fields(self.target),
+            "input": "" if status == _RUNNING else _input_of(self.text),
+        }
+
+    def start_events(self) -> list[ItemEvent]:
+        """The events after its beginning: none."""
+        return []
+
+    def append(self, text: str) -> None:
+        """Keep more of the arguments."""
+        self.text += text
+
+    def end_events(self) -> list[ItemEvent]:
+        """The events before its end."""
+        text = _input_of(self.text)
+        return [
+            ItemEvent("response.custom_tool_call_input.delta", {"delta": text}),
+            ItemEvent("response.custom_tool_call_input.done", {"input": text}),
+        ]
+
+
+def _name_fields(target: CallTarget) -> JsonObject:
+    space = {"namespace": target.namespace} if target.namespace else {}
+    return {"name": target.name, **space}
+
+
+def _input_of(arguments: str) -> str:
+    """The input in the arguments of a function that stands for a custom tool; arguments
+    that are of another form are the input.
+    """
+    try:
+        made = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = made.get(INPUT, "") if isinstance(made, dict) else arguments
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class OutputItems:
-    """The items of one response; their ids end like its own."""
+    """The items of one response; their ids end like its own. `targets` are the tools of
+    calls that clients know otherwise than the model, `key` is that of reasoning that
+    clients keep, if they want it.
+    """
 
-    def __init__(self, suffix: str) -> None:
+    def __init__(
+        self,
+        suffix: str,
+        targets: Mapping[str, CallTarget] | None = None,
+        key: bytes = b"",
+    ) -> None:
         self._suffix = suffix
+        self._targets = targets or {}
+        self._key = key
         self._done: list[JsonObject] = []
         self._open: OutputItem | None = None
 
@@ -163,16 +240,17 @@ class OutputItems:
         match delta:
             case ContentDelta(text):
                 start_events = self.start_message()
-                return [*start_events, self._append(text)]
+                return [*start_events, *self._append(text)]
             case ReasoningDelta(text):
                 start_events = []
                 if not isinstance(self._open, ReasoningItem):
-                    start_events = self._start(ReasoningItem(self._id("rs")))
-                return [*start_events, self._append(text)]
+                    item = ReasoningItem(self._id("rs"), key=self._key)
+                    start_events = self._start(item)
+                return [*start_events, *self._append(text)]
             case CallStart(_, call_id, name):
-                return self._start(CallItem(self._id("fc"), call_id, name))
+                return self._start(self._call(call_id, name))
             case Arguments(_, text):
-                return [self._append(text)]
+                return self._append(text)
             case CallEnd(_, whole):
                 return self._end("completed" if whole else "incomplete")
 
@@ -197,10 +275,17 @@ class OutputItems:
         first = self._with_index(ItemEvent("response.output_item.added", fields))
         return [*end_events, first, *map(self._with_item, item.start_events())]
 
-    def _append(self, text: str) -> ItemEvent:
+    def _call(self, call_id: str, name: str) -> CallItem | CustomCallItem:
+        target = self._targets.get(name) or CallTarget(name=name)
+        if target.custom:
+            return CustomCallItem(self._id("ctc"), call_id, target)
+        return CallItem(self._id("fc"), call_id, target)
+
+    def _append(self, text: str) -> list[ItemEvent]:
         if self._open is None:
             raise AssertionError("no item is open")
-        return self._with_item(self._open.append(text))
+        event = self._open.append(text)
+        return [] if event is None else [self._with_item(event)]
 
     def _end(self, status: str) -> list[ItemEvent]:
         if (item := self._open) is None:

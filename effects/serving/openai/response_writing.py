@@ -38,7 +38,7 @@ _FIXED_FIELDS: Final[JsonObject] = {
 _RUNNING: Final = "in_progress"
 
 
-def usage_of(served: PromptUsage) -> JsonObject:
+def usage_of(served: PromptUsage, reasoning_tokens: int) -> JsonObject:
     """The tokens of a response."""
     output = served.metrics.output_tokens
     return {
@@ -49,7 +49,7 @@ def usage_of(served: PromptUsage) -> JsonObject:
             "cache_write_tokens": 0,
         },
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": served.prompt_tokens + output,
     }
 
@@ -70,10 +70,10 @@ class _ResponseBuilder:
         }
 
     def response(
-        self, status: str, output: Sequence[JsonObject], served: PromptUsage | None = None
+        self, status: str, output: Sequence[JsonObject], usage: JsonObject | None = None
     ) -> JsonObject:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        cost = {} if served is None else {"usage": usage_of(served)}
+        cost = {} if usage is None else {"usage": usage}
         return {
             **self._head,
             **cost,
@@ -89,13 +89,21 @@ def _status(delta: CompletionOutput) -> str:
     return "incomplete" if delta.finish_reason == "length" else "completed"
 
 
+def _items_of(stamp: Stamp, request: GenerationRequest) -> OutputItems:
+    include = request.include
+    suffix = stamp.id.removeprefix("resp")
+    return OutputItems(suffix, include.call_targets, include.reasoning_key)
+
+
 class ResponseEvents:
     """Writes a stream."""
 
-    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
         self._format = _ResponseBuilder(stamp, request)
-        self._items = OutputItems(stamp.id.removeprefix("resp"))
-        self._parser = AnswerParser(request)
+        self._items = _items_of(stamp, request)
+        self._parser = AnswerParser(request, tokenizer)
         self._plain = request.parsing is None
         self._number = 0  # of the next event
         self._status = _RUNNING
@@ -112,7 +120,8 @@ class ResponseEvents:
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The events that end the response and what is open in it."""
         events = [self._make_event(event) for event in self._items.close(self._status)]
-        whole = self._format.response(self._status, self._items.to_json(), served[0])
+        usage = usage_of(served[0], self._parser.reasoning_tokens)
+        whole = self._format.response(self._status, self._items.to_json(), usage)
         last = ItemEvent(f"response.{self._status}", {"response": whole})
         return [*events, self._make_event(last)]
 
@@ -134,10 +143,12 @@ class ResponseEvents:
 class ResponseObject:
     """Writes a response as one object."""
 
-    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
         self._format = _ResponseBuilder(stamp, request)
-        self._items = OutputItems(stamp.id.removeprefix("resp"))
-        self._parser = AnswerParser(request)
+        self._items = _items_of(stamp, request)
+        self._parser = AnswerParser(request, tokenizer)
         self._status = _RUNNING
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
@@ -150,11 +161,14 @@ class ResponseObject:
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The response."""
         self._items.close(self._status)
-        whole = self._format.response(self._status, self._items.to_json(), served[0])
+        usage = usage_of(served[0], self._parser.reasoning_tokens)
+        whole = self._format.response(self._status, self._items.to_json(), usage)
         return [Event(json.dumps(whole))]
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
+def writer(
+    stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+) -> AnswerWriter:
     """The writer of a response, by the request's `stream`."""
     kind = ResponseEvents if request.stream else ResponseObject
-    return kind(stamp, request)
+    return kind(stamp, request, tokenizer)

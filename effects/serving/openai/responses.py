@@ -4,25 +4,40 @@ Nothing is stored: `store` is accepted, and every response has it as false. Requ
 stored responses, tools of the server or other kinds of items are refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import Client, Few
+from minfer.effects.serving.openai.fields import CacheKey, Client, Few, ServiceTier
+from minfer.effects.serving.openai.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.openai.response_input import (
-    AllowedFunctions,
+    AdditionalToolsInput,
     AnyItem,
-    FunctionChoice,
-    FunctionTool,
     MessageInput,
-    NamedFunction,
     check_outputs,
     turns_of,
+)
+from minfer.effects.serving.openai.response_options import (
+    ReasoningOptions,
+    ResponseStreamOptions,
+    SampledBody,
+    TextOptions,
+)
+from minfer.effects.serving.openai.response_tools import (
+    AllowedFunctions,
+    FlatTool,
+    FunctionChoice,
+    HostedTool,
+    NamedFunction,
+    ResponseTools,
+    chat_choice,
+    flatten,
+    hosted_tools,
 )
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.openai.template_fields import (
@@ -31,12 +46,11 @@ from minfer.effects.serving.openai.template_fields import (
     template_kwargs,
 )
 from minfer.effects.serving.openai.tools import (
-    ToolChoice,
     call_requirements,
     check_tools,
-    offered_tools,
 )
 from minfer.effects.serving.protocol import (
+    CallTarget,
     Endpoint,
     GenerationRequest,
     Include,
@@ -48,23 +62,23 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
 )
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
-    StrictObject,
+    HINT,
     read_body,
     shown,
     wrong,
 )
-from minfer.effects.serving.request_parsing.structured_fields import (
-    Constraint,
-    schema_constraint,
-)
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
+    check_names,
     constrain_after_reasoning,
     constrain_calls,
     with_constraint,
 )
+from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.wire.error_form import stream_failure
 
 _SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
+_ENCRYPTED: Final = "reasoning.encrypted_content"  # the one that adds something
 _LARGEST: Final = 2**31  # output tokens
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -75,62 +89,10 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    "prompt_cache_key": (ANYTHING,),
-    "prompt_cache_options": (ANYTHING,),
-    "prompt_cache_retention": (ANYTHING,),
-    "service_tier": ("auto", "default"),
+    "prompt_cache_options": (HINT,),
+    "prompt_cache_retention": (HINT,),
     "top_logprobs": (0,),
 }
-
-_KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
-
-
-class TextOptions(StrictObject):
-    """The format of the text, and how much of it is requested."""
-
-    format: dict[str, Any] | None = None
-    verbosity: Verbosity | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        self.constraint()
-        return self
-
-    def constraint(self) -> Constraint | None:
-        """The constraint of the format, if any. Raises ApiError."""
-        where = "text.format"
-        content = dict(self.format or {})
-        match content.pop("type", "text"):
-            case "text" if not content:
-                return None
-            case "json_object" if not content:
-                return Constraint({"json_object": True}, where)
-            case "json_schema":
-                return schema_constraint(content, where)
-            case str(kind) if kind in _KINDS:
-                field = f"{where}.{min(content)[:_LONGEST_NAME]}"
-                raise ApiError(f"{field}: is not a field here; leave it out", field)
-            case kind:
-                there = " or ".join(map(shown, _KINDS))
-                why = f"{shown(kind)} is not supported; there is {there}"
-                raise ApiError(f"{where}.type: {why}", f"{where}.type")
-
-
-class ReasoningOptions(StrictObject):
-    """How much to reason. There are no summaries of it, so that "auto" means none."""
-
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "generate_summary": ("auto",),
-        "summary": ("auto",),
-    }
-    effort: Effort | None = None
-
-
-class ResponseStreamOptions(StrictObject):
-    """A stream is never padded."""
-
-    include_obfuscation: Literal[False] = False
 
 
 def _items(given: object) -> object:
@@ -145,7 +107,7 @@ def _check_include(include: list[str]) -> list[str]:
     return include
 
 
-class ResponsesBody(StrictObject):
+class ResponsesBody(SampledBody):
     """Items, and the parameters of their answer."""
 
     neutral = _NEUTRAL
@@ -158,45 +120,70 @@ class ResponsesBody(StrictObject):
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    store: bool | None = None
+    store: Annotated[bool | None, hint("store", False)] = None
     include: Annotated[list[str], Few, AfterValidator(_check_include)] | None = None
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: Annotated[list[FunctionTool], Few] | None = None
+    tools: ResponseTools | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Annotated[Literal["auto", "disabled"], hint("truncation", "disabled")] = (
+        "disabled"
+    )
+    service_tier: ServiceTier | None = None
+    prompt_cache_key: CacheKey | None = None
+    client_metadata: dict[str, Any] | None = None
     user: Client = ""
     safety_identifier: Client = ""
 
     @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_outputs(self.input)
-        tools = [one.tool() for one in self.tools or ()]
-        check_tools(tools, self._choice)
+        for tools, where in self._tool_lists:
+            names = [tool.name for tool in flatten(tools, where)]
+            check_names(names, where)
+        offered = self._flat_tools
+        choice = chat_choice(self.tool_choice, offered)
+        check_tools([tool.name for tool in offered], choice)
         return self
 
     @property
-    def _choice(self) -> ToolChoice | None:
-        choice = self.tool_choice
-        return choice if isinstance(choice, str | None) else choice.to_chat()
+    def _tool_lists(self) -> list[tuple[ResponseTools, str]]:
+        """All lists of tools, with their places in the body."""
+        lists = [(self.tools or [], "tools")]
+        lists += [
+            (item.tools, f"input[{number}].tools")
+            for number, item in enumerate(self.input)
+            if isinstance(item, AdditionalToolsInput)
+        ]
+        return lists
 
     @property
-    def offered(self) -> list[FunctionTool]:
+    def _flat_tools(self) -> list[FlatTool]:
+        """The tools as functions. An additional one replaces an earlier one of the same
+        name.
+        """
+        by_name: dict[str, FlatTool] = {}
+        for tools, where in self._tool_lists:
+            by_name |= {tool.name: tool for tool in flatten(tools, where)}
+        return list(by_name.values())
+
+    @property
+    def offered(self) -> list[FlatTool]:
         """The tools in the prompt."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        return [] if self.tool_choice == "none" else self._flat_tools
 
     def generation(self, llm: ModelInfo) -> GenerationRequest:
         """The items as one prompt. Raises ChatTemplateError, RequestError,
         ParameterError and ApiError.
         """
-        ids = self._ids(llm)
-        given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        offered = self.offered
+        self._note_ignored(llm, offered)
+        ids = self._ids(llm, offered)
+        given = self.sampling()
         constraint = None if self.text is None else self.text.constraint()
         if constraint is not None:
             given["structured_outputs"] = constraint.build()
@@ -204,35 +191,71 @@ class ResponsesBody(StrictObject):
             **given, max_tokens=self.max_output_tokens
         )
         several = self.parallel_tool_calls
-        offers = offered_tools([one.tool() for one in self.offered], inside="")
+        offers = [tool.offered() for tool in offered]
         tools = {one.name: one.parameters for one in offers}
         parsing = parsing_of(llm, ids, tools, parallel=several)
         request = GenerationRequest(
-            prompts=(TokenizedPrompt(None, ids),),
+            prompts=(TokenizedPrompt(None, ids, self.cache_salt.encode()),),
             params=params,
-            urgency=Urgency(client=self.safety_identifier or self.user),
+            urgency=Urgency(
+                priority=self.priority, client=self.safety_identifier or self.user
+            ),
+            chosen_id=self.request_id,
             stream=self.stream,
-            include=Include(repeat=self._echoed_fields()),
+            include=self._included(llm, offered),
             constraint_field="" if constraint is None else constraint.field,
             parsing=parsing,
             max_tokens_field=""
             if self.max_output_tokens is None
             else "max_output_tokens",
         )
-        requirements = call_requirements(self._choice, several=several)
+        choice = chat_choice(self.tool_choice, offered)
+        requirements = call_requirements(choice, several=several)
         added = constrain_calls(llm, offers, requirements, parsing, constraint)
         added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
         return with_constraint(request, added)
 
-    def _ids(self, llm: ModelInfo) -> list[int]:
-        turns = turns_of(self.input)
-        if self.offered:
+    def _note_ignored(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> None:
+        """Note hints without effect. Raises ApiError for tools that run elsewhere, if the
+        server refuses them.
+        """
+        for tools, where in self._tool_lists:
+            for place, kind in hosted_tools(tools, where).items():
+                if llm.refuses_hosted_tools:
+                    why = f"{shown(kind)} runs on OpenAI's servers; leave it out"
+                    raise ApiError(f"{place}.type: {why}", f"{place}.type")
+                note_ignored(f"tools.{kind}")
+        for tool in offered:
+            tool.note_ignored(required=self._requires_calls)
+        if _ENCRYPTED in (self.include or ()) and not IS_INSTALLED:
+            note_ignored("include")
+
+    @property
+    def _requires_calls(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:
+        encrypts = _ENCRYPTED in (self.include or ()) and IS_INSTALLED
+        targets = {tool.name: tool.target for tool in offered}
+        return Include(
+            repeat=self._echoed_fields(),
+            call_targets={
+                name: target
+                for name, target in targets.items()
+                if target != CallTarget(name=name)
+            },
+            reasoning_key=llm.reasoning_key if encrypts else b"",
+        )
+
+    def _ids(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> list[int]:
+        turns = turns_of(self.input, llm.reasoning_key)
+        if offered:
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
             check_template(llm.parsers, "input")
         if self.instructions is not None:
             turns = [{"role": "system", "content": self.instructions}, *turns]
-        tools = [one.tool().to_json() for one in self.offered]
+        tools = [tool.to_json() for tool in offered]
         kwargs = template_kwargs(None, self._effort, self._verbosity)
         return llm.render(turns, tools=tools or None, chat_template_kwargs=kwargs)
 
@@ -261,7 +284,11 @@ class ResponsesBody(StrictObject):
             "parallel_tool_calls": self.parallel_tool_calls,
             "safety_identifier": self.safety_identifier or None,
             "tool_choice": choice or "auto",
-            "tools": [one.shown() for one in self.tools or ()],
+            "tools": [
+                tool.to_json()
+                for tool in self.tools or ()
+                if not isinstance(tool, HostedTool)
+            ],
             "user": self.user or None,
         }
 

@@ -115,9 +115,8 @@ ToolChoice = Annotated[
 ]
 
 
-def check_tools(tools: Sequence[ChatTool], choice: ToolChoice | None) -> None:
-    """Raise the error in tools or in the tool choice, if any."""
-    names = [tool.function.name for tool in tools]
+def check_tools(names: Sequence[str], choice: ToolChoice | None) -> None:
+    """Raise the error in tools with these names or in the tool choice, if any."""
     check_names(names)
     if choice in (None, "none", "auto"):
         return
@@ -143,15 +142,13 @@ def call_requirements(choice: ToolChoice | None, *, several: bool) -> CallRequir
     return CallRequirements(must=choice == "required", several=several)
 
 
-def offered_tools(
-    tools: Sequence[ChatTool], inside: str = ".function"
-) -> list[OfferedTool]:
-    """Tools in the form in which they are enforced. A function is `inside` its tool."""
+def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
+    """Tools in the form in which they are enforced."""
     return [
         OfferedTool(
             name=tool.function.name,
             parameters=tool.function.parameters,
-            where=f"tools[{at}]{inside}",
+            where=f"tools[{at}].function",
             strict=tool.function.strict,
         )
         for at, tool in enumerate(tools)

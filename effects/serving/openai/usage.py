@@ -5,16 +5,27 @@ from collections.abc import Sequence
 from minfer.effects.serving.protocol import PromptUsage
 
 
-def usage_of(served: Sequence[PromptUsage]) -> dict[str, object]:
-    """Tokens of all prompts together, in OpenAI's format."""
+def usage_of(
+    served: Sequence[PromptUsage], reasoning_tokens: int | None = None
+) -> dict[str, object]:
+    """Tokens of all prompts together, in OpenAI's format; of completions, no reasoning is
+    known.
+    """
     prompt = sum(one.prompt_tokens for one in served)
     output = sum(one.metrics.output_tokens for one in served)
     cached = sum(one.cached_tokens for one in served)
+    details: dict[str, object] = {"prompt_tokens_details": {"cached_tokens": cached}}
+    if reasoning_tokens is not None:
+        details["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return {**usage_so_far(prompt, output), **details}
+
+
+def usage_so_far(prompt: int, output: int) -> dict[str, object]:
+    """Tokens of a prompt and of an output that has not ended."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

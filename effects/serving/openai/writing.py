@@ -10,10 +10,11 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from minfer.effects.serving.openai.usage import timing_of, usage_of
-from minfer.effects.serving.protocol import Include, PromptUsage
+from minfer.effects.serving.openai.usage import timing_of, usage_of, usage_so_far
+from minfer.effects.serving.protocol import GenerationRequest, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Event
+from minfer.effects.text.outputs import CompletionOutput
 
 JsonObject = dict[str, object]
 DONE: Final = Event("[DONE]", mark=True)  # the last of every stream
@@ -31,19 +32,34 @@ def _head(stamp: Stamp, kind: str) -> JsonObject:
 class ChunkWriter:
     """Writes a stream; each choice's outputs are chunks of their own."""
 
-    def __init__(self, stamp: Stamp, kind: str, include: Include) -> None:
+    def __init__(self, stamp: Stamp, kind: str, request: GenerationRequest) -> None:
+        include = request.include
         self._include = include
         self._head = _head(stamp, kind)
+        self._prompt_tokens = sum(len(prompt.ids) for prompt in request.prompts)
+        self._output_tokens = 0  # written by now
         if include.usage:  # then every chunk has the field, and the last one its value
             self._head["usage"] = None
 
-    def chunk(self, choice: JsonObject) -> Event:
-        """The event for the new output of one choice."""
-        return Event(json.dumps({**self._head, "choices": [choice]}))
+    def count(self, delta: CompletionOutput) -> None:
+        """Count the tokens of an output, before its chunks."""
+        self._output_tokens += len(delta.token_ids)
+
+    def chunk(self, choice: JsonObject, **fields: object) -> Event:
+        """The event for the new output of one choice, with more fields."""
+        if self._include.usage_in_chunks:
+            fields["usage"] = usage_so_far(self._prompt_tokens, self._output_tokens)
+        return Event(json.dumps({**self._head, **fields, "choices": [choice]}))
+
+    def reasoning_tokens(self) -> int | None:
+        """The reasoning tokens of the answer; None: not known."""
+        return None
 
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The usage and the like, if requested, then the mark of the end."""
-        about: JsonObject = {"usage": usage_of(served)} if self._include.usage else {}
+        about: JsonObject = {}
+        if self._include.usage:
+            about["usage"] = usage_of(served, self.reasoning_tokens())
         if self._include.timing:
             about["timing"] = [timing_of(one) for one in served]
         if not about:
@@ -54,8 +70,8 @@ class ChunkWriter:
 class ObjectWriter:
     """Keeps choices, and writes them as one object at the end."""
 
-    def __init__(self, stamp: Stamp, kind: str, include: Include) -> None:
-        self._include = include
+    def __init__(self, stamp: Stamp, kind: str, request: GenerationRequest) -> None:
+        self._include = request.include
         self._head = _head(stamp, kind)
         self._choices: dict[int, JsonObject] = {}
 
@@ -64,10 +80,15 @@ class ObjectWriter:
         self._choices[choice] = choice_json
         return []
 
+    def reasoning_tokens(self) -> int | None:
+        """The reasoning tokens of the answer; None: not known."""
+        return None
+
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The answer."""
         choices = [self._choices[i] for i in sorted(self._choices)]
-        answer = {**self._head, "choices": choices, "usage": usage_of(served)}
+        usage = usage_of(served, self.reasoning_tokens())
+        answer = {**self._head, "choices": choices, "usage": usage}
         if self._include.timing:
             answer["timing"] = [timing_of(one) for one in served]
         return [Event(json.dumps(answer))]

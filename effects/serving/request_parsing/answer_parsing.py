@@ -11,7 +11,9 @@ from attrs import define, field
 
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
+from minfer.effects.serving.request_parsing.reasoning_tokens import ReasoningTokens
 from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.deltas import (
     Arguments,
     CallEnd,
@@ -66,9 +68,14 @@ def check_template(parsers: Parsers, param: str) -> None:
 
 
 class AnswerParser:
-    """The parsers of an answer's choices, while they come."""
+    """The parsers of an answer's choices, while they come. With a tokenizer, their
+    reasoning tokens are counted.
+    """
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(
+        self, request: GenerationRequest, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self._reasoning = ReasoningTokens(request, tokenizer)
         self._parsing = request.parsing
         self._streaming = request.stream
         self._parsers: dict[int, Parser] = {}  # by choice, until they end
@@ -84,11 +91,17 @@ class AnswerParser:
         deltas = parser.push(output.text, final=output.finish_reason is not None)
         if not self._parsing.parallel:
             deltas = [one for one in deltas if not getattr(one, "index", 0)]
+        self._reasoning.add(choice, output.token_ids, deltas)
         if any(isinstance(one, CallEnd) and one.whole for one in deltas):
             self._calling.add(choice)
         if output.finish_reason is not None:
             del self._parsers[choice]
         return deltas
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The reasoning tokens of all choices by now."""
+        return self._reasoning.count
 
     def calls(self, choice: int) -> bool:
         """Whether a choice has complete calls by now."""

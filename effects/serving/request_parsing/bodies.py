@@ -59,7 +59,7 @@ class StrictObject(BaseModel):
                 continue
             if name not in cls.neutral:
                 cut = name[:_LONGEST_NAME]
-                similar = nearest(cut, fields)
+                similar = nearest(cut, [*fields, *cls.neutral])
                 hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
             if _is_neutral(value, cls.neutral[name]):

@@ -65,11 +65,11 @@ class OfferedTool:
         return f"{self.where}.{self.schema}"
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise the error in `tools` with these names, if any."""
+def check_names(names: Sequence[str], field: str = "tools") -> None:
+    """Raise the error in the tools at `field` with these names, if any."""
     if len(set(names)) < len(names):
         twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
+        raise wrong(f"must differ in their names; there are two {shown(twice)}", field)
 
 
 @frozen(kw_only=True)

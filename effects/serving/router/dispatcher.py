@@ -149,7 +149,12 @@ class Dispatcher(RecordedRouter):
             name = self._route(request)
             if name is not None and name not in tried:
                 return name
-        others = [one for one in self.available() if one.name not in tried]
+        others = [
+            one
+            for one in self.available()
+            if one.name not in tried
+            and (request.allowed is None or one.name in request.allowed)
+        ]
         if not others:
             return None
         name = min(others, key=lambda one: (one.requests, one.backlog)).name

@@ -29,7 +29,7 @@ from yarl import URL
 
 from minfer.effects.serving.application import error_format
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
-from minfer.effects.serving.router.context import read_at_most
+from minfer.effects.serving.router.bounded_read import read_at_most
 from minfer.effects.serving.router.head import (
     RawHeaders,
     broken_header,

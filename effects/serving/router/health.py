@@ -5,7 +5,7 @@
     GET /health well, GET /ready 503           it drains: what runs there goes on
     GET /health well, else                     it takes requests; vLLM has no /ready
 
-Once it is well, it is asked for its model's context, GET /v1/models, until it answers.
+With each answer comes what its models are (`backend_models`), before it gets requests.
 
 A backend that refuses the connection of a client's request has left at once; after any
 failed request it is asked again at once. While it does not answer, requests of which
@@ -19,9 +19,15 @@ from enum import Enum
 from typing import Final
 
 import aiohttp
-from attrs import define, field
+from attrs import define, evolve, field, frozen
 
-from minfer.effects.serving.router.context import read_context
+from minfer.effects.serving.router.backend_models import (
+    MAX_LIST_BYTES,
+    MODELS_PATH,
+    ModelList,
+    read_models,
+)
+from minfer.effects.serving.router.bounded_read import read_at_most
 from minfer.effects.serving.router.dispatcher import Dispatcher
 
 INTERVAL: Final = 2.0  # seconds between two questions
@@ -56,12 +62,11 @@ class HealthWatch:
     note_gone: Callable[[], None] = field(default=lambda: None)
     # Called whenever it has left a question unanswered, from the third in a row on.
     note_silent: Callable[[], None] = field(default=lambda: None)
-    # Called with the context of its model, in tokens; None: it is not asked for that.
-    note_context: Callable[[int], None] | None = None
+    # Called with its models, whenever it has answered.
+    note_models: Callable[[ModelList], None] = field(default=lambda _: None)
     health: Health = field(default=Health.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
     _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
-    _knows_context: bool = field(default=False, init=False)  # of the present process
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -83,10 +88,6 @@ class HealthWatch:
         self._note(found)
         if found is Health.SILENT:
             self.note_silent()
-        if found not in _WELL:
-            self._knows_context = False
-        elif self.note_context is not None and not self._knows_context:
-            await self._ask_context(self.note_context)
 
     def failed(self, *, refused: bool) -> None:
         """A request failed there."""
@@ -108,28 +109,40 @@ class HealthWatch:
         if found is Health.GONE:
             self.note_gone()
 
-    async def _ask_context(self, note: Callable[[int], None]) -> None:
-        try:
-            context = await read_context(self.http, self.name, PATIENCE)
-        except (aiohttp.ClientError, OSError):
-            return  # it is asked again
-        self._knows_context = True  # or it does not tell
-        if context is not None:
-            note(context)
-
     async def _question(self) -> Health:
         try:
-            if await self._status("/health") >= _FAILED:
+            if (await self._get("/health")).status >= _FAILED:
                 return Health.DOWN
-            unready = await self._status("/ready") == _UNREADY
+            ready = await self._get("/ready")
         except aiohttp.ClientConnectorError:
             return Health.GONE
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return Health.SILENT
-        return Health.DRAINING if unready else Health.READY
+        await self._ask_models(ready.body)
+        return Health.DRAINING if ready.status == _UNREADY else Health.READY
 
-    async def _status(self, path: str) -> int:
-        timeout = aiohttp.ClientTimeout(total=PATIENCE)
-        get = self.http.get(self.name + path, timeout=timeout, allow_redirects=False)
+    async def _ask_models(self, ready: bytes) -> None:
+        """Note its models; `ready`, its answer to /ready, may name them without a key."""
+        try:
+            listed = read_models((await self._get(MODELS_PATH)).body)
+        except (aiohttp.ClientError, OSError):
+            return  # it is asked again
+        names = listed.names or read_models(ready).names
+        self.note_models(evolve(listed, names=names))
+
+    async def _get(self, path: str) -> "_Answer":
+        get = self.http.get(
+            self.name + path,
+            headers={"Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=PATIENCE),
+            allow_redirects=False,
+        )
         async with get as response:
-            return response.status
+            body = await read_at_most(response.content, MAX_LIST_BYTES)
+            return _Answer(response.status, body or b"")
+
+
+@frozen
+class _Answer:
+    status: int
+    body: bytes

@@ -41,6 +41,7 @@ class ReadPrompt:
     user: str
     session: str
     previous: str  # the response that it continues, or nothing
+    model: str  # that is requested, or nothing
     output: int | None  # expected output tokens
 
 
@@ -65,6 +66,7 @@ def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
         user=fields.whose,
         session=fields.session,
         previous=fields.previous,
+        model=fields.model if isinstance(fields.model, str) else "",
         output=fields.output,
     )
 

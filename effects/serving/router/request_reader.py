@@ -24,6 +24,7 @@ class ReadRequest:
     routed: RoutingRequest
     user: str = ""  # within its tenant
     previous: str = ""
+    model: str = ""  # that is requested
 
 
 @define(eq=False)
@@ -48,4 +49,4 @@ class RequestReader:
             session=prompt.session,
             output=0 if path == _EMBEDDINGS else prompt.output,
         )
-        return ReadRequest(routed, prompt.user, prompt.previous)
+        return ReadRequest(routed, prompt.user, prompt.previous, prompt.model)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-from attrs import define, field
+from attrs import define, evolve, field
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
@@ -24,6 +24,12 @@ from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.request_parsing.limits import largest_body
+from minfer.effects.serving.router.backend_models import (
+    MODELS_PATH,
+    BackendModels,
+    ModelList,
+    list_models,
+)
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
@@ -76,6 +82,7 @@ _log: Final = logging.getLogger("minfer.router")
 class _Attempts:
     """The attempts to have one request answered."""
 
+    allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
     tried: list[str] = field(factory=list)  # backends
     ended: int = 0  # of these, which closed the connection or fell silent
     refused: Refused | None = None  # the last refusal
@@ -117,10 +124,10 @@ class Router:
         )
         self._options = options
         self._tokens = tokens
-        self._contexts: dict[str, int] = {}  # of backends, as far as they are known
         self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
         self._killers = KillerBodies(self._bodies)
+        self._models = BackendModels(options.backends)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
         self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
@@ -143,8 +150,7 @@ class Router:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
             self._exchanges[name] = set()
             watch.note_silent = partial(self._give_up, name)
-            if self._options.max_body is None:
-                watch.note_context = partial(self._note_context, name)
+            watch.note_models = partial(self._note_models, name)
             if name in subscribers:
                 watch.note_gone = subscribers[name].restart
         watches = [*self.watches.values()]
@@ -166,11 +172,12 @@ class Router:
         for exchange in tuple(self._exchanges[name]):
             exchange.give_up()
 
-    def _note_context(self, name: str, context: int) -> None:
-        """Accept bodies that the backend with the longest context accepts."""
-        self._contexts[name] = context
-        most = largest_body(max(self._contexts.values()))
-        self._bodies.most = self._reader.most = most
+    def _note_models(self, name: str, models: ModelList) -> None:
+        """Note a backend's models, and accept bodies that the longest context accepts."""
+        self._models.note(name, models)
+        if self._options.max_body is None:
+            most = largest_body(self._models.longest_context)
+            self._bodies.most = self._reader.most = most
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""
@@ -289,8 +296,15 @@ class Router:
         return found
 
     async def _answer_anywhere(self, request: ClientRequest) -> None:
-        """Pass a request on to a backend with few requests; if it fails, to others."""
-        attempts = _Attempts()
+        """Pass a request on to a backend with few requests that has its model; if it
+        fails, to others. The list of models is that of all backends. Raises ApiError.
+        """
+        if self._models.differ and request.scope["path"] == MODELS_PATH:
+            listed = await self._list_models(request)
+            if listed is not None:
+                await listed(request.scope, _no_message, request.send)
+                return
+        attempts = _Attempts(await self._allowed(request))
         while others := self._others(attempts):
             name = min(others, key=lambda one: one.requests).name
             attempts.tried.append(name)
@@ -303,10 +317,33 @@ class Router:
                 self.metrics.note_retry(outcome.cause)
         raise attempts.error
 
+    async def _list_models(self, request: ClientRequest) -> Response | None:
+        if self._http is None:
+            raise no_backend()
+        headers = request.scope["headers"]
+        listed = await list_models(self._http, self._options.backends, headers)
+        return None if listed is None else JSONResponse(listed)
+
+    async def _allowed(self, request: ClientRequest) -> tuple[str, ...] | None:
+        """The backends that have the model that a request names; None: all. Raises
+        ApiError if none has it.
+        """
+        if not self._models.differ:
+            return None
+        path: str = request.scope["path"]
+        model = path.removeprefix(f"{MODELS_PATH}/")
+        if model == path:
+            model = (await self._reader.read(request.scope, request.body)).model
+        return self._models.backends_of(model)
+
     def _others(self, attempts: _Attempts) -> list[Replica]:
-        """The backends that take requests and were not tried."""
-        available = self.dispatcher.available()
-        return [one for one in available if one.name not in attempts.tried]
+        """The backends that take requests, have the model, and were not tried."""
+        allowed = attempts.allowed
+        return [
+            one
+            for one in self.dispatcher.available()
+            if one.name not in attempts.tried and (allowed is None or one.name in allowed)
+        ]
 
     def _may_move(self, attempts: _Attempts) -> bool:
         """Whether a request may go to another backend if the present one is silent."""
@@ -315,7 +352,8 @@ class Router:
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
-        routed = read.routed
+        allowed = self._models.backends_of(read.model)
+        routed = evolve(read.routed, allowed=allowed) if allowed else read.routed
         await self._killers.check(routed.tenant, request)
         request = self._killers.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)
@@ -325,7 +363,7 @@ class Router:
             else:
                 self.dispatcher.send_to(home, routed)
                 name = home
-            attempts = _Attempts()
+            attempts = _Attempts(allowed)
             while name is not None:
                 attempts.tried.append(name)
                 movable = attempts if home is None else None
@@ -390,6 +428,11 @@ class Router:
         if routed is not None:
             self.dispatcher.start(routed)
             self._homes.note(name, headers, part)
+
+
+async def _no_message() -> Message:
+    """Returns no message: a response of its own reads none."""
+    raise AssertionError("a response reads nothing")
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

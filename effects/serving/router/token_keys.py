@@ -6,6 +6,7 @@ those that the servers make: bodies are read, and conversations rendered, as `mi
 serve` does. A body that minfer would refuse is routed without keys.
 """
 
+import os
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from minfer.blocks.keys import Key, block_keys, root_key
 from minfer.effects.serving.endpoints import ENDPOINTS
 from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
+from minfer.effects.serving.openai.reasoning_cipher import reasoning_key
 from minfer.effects.serving.router.prompt_keys import TOKEN_BYTES, PromptKeys
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.text.tokenizer import Tokenizer
@@ -50,6 +52,7 @@ class TokenKeys:
             names=(),
             tool_parser=parsers.tools,
             reasoning_parser=parsers.reasoning,
+            reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
         )
         self._model = WorkerModel(facts=facts, tokenizer=tokenizer)
         self._endpoints = {one.path: one for one in ENDPOINTS}

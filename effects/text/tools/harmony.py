@@ -35,7 +35,7 @@ CONSTRAIN: Final = "<|constrain|>"
 MESSAGE: Final = "<|message|>"
 ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
-_STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
+STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
 TO: Final = " to="  # a recipient
 _HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # beginnings of an answer
 _LONGEST: Final = 256  # characters of a header
@@ -66,19 +66,29 @@ class _MessageHeader:
         found = _CHANNEL.search(self.text)
         return found[1] if found else ""
 
+    @property
+    def is_analysis(self) -> bool:
+        """Whether the message is reasoning."""
+        return self.channel == "analysis" and not self.function
+
+
+def is_analysis(header: str) -> bool:
+    """Whether a message with this header is reasoning."""
+    return _MessageHeader(header, whole=True, cut=False).is_analysis
+
 
 def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     if not (yield from ahead(source, _HEADS)):
-        marker = yield from until(source, (*_STOPS, MESSAGE), out.content)
+        marker = yield from until(source, (*STOPS, MESSAGE), out.content)
         if not marker:
             return
     while True:
         if marker not in ENDS:
             marker = yield from _message(source, out, marker)
         else:
-            marker = yield from until(source, _STOPS, out.content)
+            marker = yield from until(source, STOPS, out.content)
         if not marker:
             return
 
@@ -90,16 +100,15 @@ def _message(source: Source, out: DeltaWriter, begun: str) -> Reading[str]:
         return ""  # no text yet
     if not header.whole:
         out.content(header.text)
-        return (yield from until(source, _STOPS, out.content))
+        return (yield from until(source, STOPS, out.content))
     yield from repeats(source, MESSAGE)
     out.mark()
     if header.function:
         yield from _call(source, out, header)
     elif header.channel == "final":
         yield from _answer(source, out)
-    thought = header.channel == "analysis" and not header.function
-    emit = out.reasoning if thought else out.content
-    return (yield from until(source, _STOPS, emit))
+    emit = out.reasoning if header.is_analysis else out.content
+    return (yield from until(source, STOPS, emit))
 
 
 def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[None]:
@@ -110,7 +119,7 @@ def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[N
     if first == "{":
         whole = yield from stream_arguments(source, out, header.function)
     else:
-        whole = not first or bool((yield from ahead(source, _STOPS)))
+        whole = not first or bool((yield from ahead(source, STOPS)))
         if whole:
             out.start(header.function)
             out.arguments(_NONE)

@@ -31,6 +31,8 @@ REQUEST = RoutingRequest("r", (b"k",), 70, "t", "s", 9)
         (RoutingRequest, ("r", (), 0, "", None), "session"),
         (RoutingRequest, ("r", (), 0, "", "", -1), "output"),
         (RoutingRequest, ("r", (), 0, "", "", 0.5), "output"),
+        (RoutingRequest, ("r", (), 0, "", "", None, ["a"]), "allowed"),
+        (RoutingRequest, ("r", (), 0, "", "", None, (1,)), "allowed"),
         (ReplicaJoined, (b"a",), "replica"),
         (BlocksPublished, ("a", "k"), "keys"),
         (BlocksPublished, (0, (b"k",)), "replica"),

@@ -76,6 +76,25 @@ def test_without_replicas_requests_are_refused_with_a_reason() -> None:
     assert desk.placed(ask("s")) is None
 
 
+def test_a_request_goes_to_replicas_that_can_serve_it_alone() -> None:
+    desk = Desk("abc")
+    for number in range(4):
+        allowed = ("b", "gone")
+        assert desk.placed(ask(f"r{number}", allowed=allowed)) == "b"
+    assert desk.placed(ask("other")) in ("a", "c")
+    for nowhere in ((), ("gone",)):
+        found = desk.route(ask("none", allowed=nowhere))
+        assert found.replica is None
+        assert isinstance(found.reason, NoReplica)
+
+
+def test_a_policy_that_chooses_a_replica_that_cannot_serve_is_overridden() -> None:
+    desk = Desk("abc", Answers((Choice("a", "mine"), None)))
+    found = desk.route(ask(allowed=("b",)))
+    assert found.replica == "b"
+    assert "cannot serve" in getattr(found.reason, "override", "")
+
+
 def test_a_draining_replica_keeps_its_requests_and_keys() -> None:
     desk = Desk("a")
     desk.tell(BlocksPublished("a", keys(1)), Dispatched("a", ask("r")))

@@ -48,7 +48,7 @@ def test_a_typo_is_corrected(requested: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "requested", ["/docs", "/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
+    "requested", ["/docs", "/v1", "/v1/nothing", "/v1/messages/other", "/metrics" * 999]
 )
 def test_an_unclear_address_has_no_suggestion(requested: str) -> None:
     assert suggest_address(requested) is None
@@ -127,3 +127,38 @@ def test_the_page_of_the_description_is_gone_and_says_what_is_left(
     assert found.status_code == 404
     why = "there is nothing at GET /docs; GET /openapi.json describes all endpoints"
     assert found.json()["error"]["message"] == why
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("POST", "/v1/rerank", "reranking is not supported"),
+        ("POST", "/rerank", "reranking is not supported"),
+        ("POST", "/v1/score", "scoring pairs of texts is not supported"),
+        ("POST", "/v1/files", "files are not supported"),
+        ("GET", "/v1/files/file-1/content", "files are not supported"),
+        ("POST", "/v1/batches", "batches are not supported"),
+        ("GET", "/v1/batches/batch_1", "batches are not supported"),
+        ("POST", "/v1/audio/transcriptions", "audio is not supported"),
+        ("POST", "/v1/images/generations", "images are not supported"),
+        ("GET", "/v1/responses/resp-1", "stored responses are not supported"),
+        ("POST", "/v1/messages/batches", "batches are not supported"),
+    ],
+)
+def test_an_endpoint_that_stays_out_is_named(
+    bundled: Serving, method: str, path: str, what: str
+) -> None:
+    found = bundled.http.request(method, f"{bundled.url}{path}", json={})
+    assert found.status_code == 404
+    error = found.json()["error"]
+    assert what in error["message"]
+    assert "/v1/chat/completions, /v1/responses" in error["message"]
+    assert ("code" not in error) is path.startswith("/v1/messages")
+
+
+def test_the_sdk_does_not_retry_an_endpoint_that_stays_out(bundled: Serving) -> None:
+    with (
+        openai.OpenAI(base_url=f"{bundled.url}/v1", api_key="-") as client,
+        pytest.raises(openai.NotFoundError, match="images are not supported"),
+    ):
+        client.images.generate(prompt="x")

@@ -110,6 +110,9 @@ ON = {"role": "user", "content": "go on"}
 class Ground(Renders):
     """A model with no engine: its tokenizer, and a chat template."""
 
+    reasoning_key = bytes(32)
+    refuses_hosted_tools = False
+
     def __init__(self, template: str, form: str) -> None:
         self.tokenizer = tokenizer()
         self.tokenizer.chat_template = template

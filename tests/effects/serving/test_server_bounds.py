@@ -66,3 +66,18 @@ def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
 def test_what_cannot_be_is_named(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} must be"):
         parse(option, value)
+
+
+def test_a_secret_has_one_key_of_reasoning_and_none_a_random_one() -> None:
+    secret = parse("--cache-secret", "s").reasoning_key
+    assert parse("--cache-secret", "s").reasoning_key == secret
+    assert parse("--cache-secret", "t").reasoning_key != secret
+    assert parse().reasoning_key != parse().reasoning_key
+
+
+def test_options_of_responses_and_the_tokenizer() -> None:
+    assert not parse().refuse_hosted_tools
+    assert not parse().tokenizer_info
+    made = parse("--refuse-hosted-tools", "--enable-tokenizer-info-endpoint")
+    assert made.refuse_hosted_tools
+    assert made.tokenizer_info

@@ -27,7 +27,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedEngine]:
     serve.add_options(parser)
     options = parser.read({"dry_run": True, "preparers": 0, "max_num_seqs": 4})
     serve.complete(options)
-    made = ServedEngine(options)
+    made = ServedEngine(options, bytes(32))
     yield made
     made.__del__()
 

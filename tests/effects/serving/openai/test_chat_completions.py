@@ -106,7 +106,9 @@ def test_chunks_of_a_chat() -> None:
     assert last["choices"][0]["finish_reason"] == "stop"
     counted = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     assert usage["choices"] == []
-    assert usage["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
+    details = {"completion_tokens_details": {"reasoning_tokens": 0}}
+    details |= {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert usage["usage"] == {**counted, **details}
     assert done == "[DONE]"
 
 

@@ -25,7 +25,6 @@ def called(**fields: Any) -> dict[str, Any]:
     [
         ([{**CALLS, "tool_calls": [{**CALL, "id": 5}]}], f"{FIRST}.id"),
         ([{**CALLS, "tool_calls": [{**CALL, "type": "custom"}]}], f"{FIRST}.type"),
-        ([{**CALLS, "tool_calls": []}], "messages[1].content"),
         ([{**CALLS, "role": "user", "content": "x"}], "messages[1].tool_calls"),
         ([called(name=None)], f"{FIRST}.function.name"),
         ([called(arguments=None)], f"{FIRST}.function.arguments"),

@@ -75,7 +75,7 @@ SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
         ({"input": [{**CALL, "call_id": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         (
-            {"input": [{**THOUGHT, "encrypted_content": "x"}]},
+            {"input": [{**THOUGHT, "encrypted_content": 5}]},
             "input[0].encrypted_content",
         ),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
@@ -113,6 +113,6 @@ def test_what_makes_no_sense(fields: dict[str, Any], param: str) -> None:
 def test_tools_as_templates_take_them() -> None:
     function = {"name": "f", "parameters": {"type": "object"}}
     (tool,) = body(tools=[TOOL]).offered
-    assert tool.tool().to_json() == {"type": "function", "function": function}
-    assert tool.shown()["name"] == "f"
+    assert tool.to_json() == {"type": "function", "function": function}
+    assert tool.tool.to_json()["name"] == "f"
     assert body(tools=[TOOL], tool_choice="none").offered == []

@@ -9,6 +9,7 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
 from minfer.effects.serving.openai.responses import ResponsesBody
+from minfer.effects.serving.request_parsing.bodies import read_body
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
 
@@ -124,13 +125,13 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"previous_response_id": "resp-1"}, "previous_response_id", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "is not supported"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type", "is not supported"),
         (
             {"reasoning": {"effort": "much"}},
             "reasoning.effort",
             "must be 'none', 'minimal'",
         ),
-        ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
+        ({"truncation": "all"}, "truncation", "must be 'auto' or 'disabled'"),
         (
             {"text": {"format": {"type": "xml"}}},
             "text.format.type",
@@ -170,6 +171,21 @@ def test_what_asks_for_nothing_is_accepted(bundled: Serving) -> None:
         service_tier="auto",
     )
     assert found.status_code == 200
+
+
+def test_vllms_sampling_parameters_are_taken() -> None:
+    given: dict[str, Any] = {
+        "ignore_eos": True,
+        "stop": "x",
+        "seed": 5,
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+        "temperature": 0.5,
+    }
+    others = {"request_id": "mine", "cache_salt": "s", "priority": 1}
+    read = read_body(ResponsesBody, body(**given, **others))
+    assert read.sampling() == {**given, "stop": ["x"]}
+    assert refused(ResponsesBody, body(ignore_eos=1)).param == "ignore_eos"
 
 
 def test_errors(client: OpenAI, bundled: Serving) -> None:

@@ -60,7 +60,7 @@ def test_and_of_a_response(bundled: Serving, monkeypatch: pytest.MonkeyPatch) ->
     assert found["text"] == {"format": {"type": "text"}, "verbosity": "high"}
     for fields, param in (
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "short"}}, "reasoning.summary"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
     ):
         body = json.dumps({"input": "x", **fields}).encode()

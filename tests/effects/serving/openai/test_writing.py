@@ -37,6 +37,7 @@ USAGE = (
     '"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, '
     '"prompt_tokens_details": {"cached_tokens": 1}}'
 )
+CHAT_USAGE = USAGE[:-1] + ', "completion_tokens_details": {"reasoning_tokens": 0}}'
 TIMING = (
     '"timing": [{"queue_times": {}, "ttft": null, "tpot": null, "latency": null, '
     '"preemptions": 0, "cached_tokens": 1}]'
@@ -83,7 +84,7 @@ def test_a_conversation_to_the_byte() -> None:
     assert choice_json == [
         '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
         '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
-        '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + USAGE + "}"
+        '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + CHAT_USAGE + "}"
     ]
 
 
@@ -98,7 +99,7 @@ def test_chunks_of_a_conversation_to_the_byte() -> None:
         one + '{"content": [{"token": "token_id:7", "logprob": -1.0, "bytes": null, '
         '"top_logprobs": []}], "refusal": null}, "delta": {"content": "b"}, ' + end,
         one + 'null, "delta": {}, "finish_reason": "stop"}]}',
-        begin + USAGE + ', "choices": []}',
+        begin + CHAT_USAGE + ', "choices": []}',
         "[DONE]",
     ]
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -40,7 +40,7 @@ class Backend:
     left: int = 0  # connections that ended while they were answered
     health: int = 200
     ready: int = 404
-    models: Any = None  # the list of models, where the router asks for it
+    models: Any = None  # its list of models
     url: str = ""
     server: asyncio.Server | None = None
     connections: set[asyncio.StreamWriter] = field(factory=set)
@@ -83,8 +83,9 @@ class Backend:
                 await reader.read()  # it does not answer
             whole(writer, {}, status)
             return
-        if seen.target == "/v1/models" and self.models is not None:
-            whole(writer, self.models)
+        asked_by_router = "x-forwarded-proto" not in seen.headers
+        if seen.target == "/v1/models" and (self.models or asked_by_router):
+            whole(writer, self.models or {"object": "list", "data": []})
             return
         self.seen.append(seen)
         answering = asyncio.ensure_future(self.answer(seen, writer))
@@ -165,16 +166,20 @@ async def routing(
     down: int = 0,
     late_sources: Any = None,
     models: Any = None,
+    names: Sequence[Sequence[str]] = (),
     **options: Any,
 ) -> AsyncIterator[Routing]:
-    """So many backends behind a router, the last of them `down`; `late_sources` makes
-    their KV sources of their addresses.
+    """So many backends behind a router, the last of them `down`; each has the list
+    `models`, or one of these `names`. `late_sources` makes their KV sources of their
+    addresses.
     """
     backends = [Backend("abcdef"[i]) for i in range(count)]
     for one in backends:
         one.models = models
     for one in backends:
         await one.start()
+    for one, own in zip(backends, names, strict=False):
+        one.models = {"object": "list", "data": [{"id": name} for name in own]}
     for one in backends[count - down :]:
         await one.stop()
     urls = [one.url for one in backends]

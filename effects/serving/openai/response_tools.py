@@ -1,0 +1,359 @@
+"""The tools of a response: functions, custom tools, namespaces of these, hosted tools.
+
+The model sees functions only. A tool in a namespace is a function whose name begins with
+the namespace's; a custom tool, whose input is text, is a function with the one argument
+`input`. Calls of these become what the client offered again: `CallTarget`. Hosted tools
+run on OpenAI's servers; here they are left out.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from attrs import field, frozen
+from pydantic import BeforeValidator, Field, model_validator
+
+from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.tools import (
+    AllowedToolList,
+    AllowedTools,
+    ChoiceWord,
+    FunctionName,
+    Mode,
+    NamedTool,
+    ToolChoice,
+    ToolName,
+    read_choice,
+)
+from minfer.effects.serving.protocol import CallTarget
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    StrictObject,
+    shown,
+    wrong,
+)
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
+from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
+from minfer.effects.serving.request_parsing.typed_hints import hint
+from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+
+INPUT: Final = "input"  # the argument of a function that stands for a custom tool
+_SEPARATOR: Final = "__"  # between a namespace and a name
+# Tools that OpenAI's servers run, or whose calls have a form of their own.
+HOSTED: Final = (
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "allowed_callers": (ANYTHING,),
+    "async": (False,),
+    "output_schema": (ANYTHING,),
+}
+
+
+class FunctionTool(TypedObject):
+    """A function that the model may call."""
+
+    kinds = ("function",)
+    neutral = _NEUTRAL
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+    defer_loading: Annotated[bool, hint("tools.defer_loading", False)] = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        return self.model_dump()
+
+
+class InputFormat(TypedObject):
+    """The format of a custom tool's input: any text, or one of a grammar."""
+
+    kinds = ("text", "grammar")
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name in ("syntax", "definition"):
+            given = getattr(self, name)
+            if self.type == "grammar" and given is None:
+                raise wrong("is missing", name)
+            if self.type == "text" and given is not None:
+                raise wrong("is for a grammar; leave it out", name)
+        return self
+
+
+class CustomTool(TypedObject):
+    """A tool whose input is text."""
+
+    kinds = ("custom",)
+    neutral = _NEUTRAL
+    name: ToolName
+    description: str | None = None
+    format: InputFormat | None = None
+    defer_loading: Annotated[bool, hint("tools.defer_loading", False)] = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        return self.model_dump(exclude_none=True)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of its one argument."""
+        text: dict[str, Any] = {"type": "string"}
+        if self.format is not None and self.format.type == "grammar":
+            grammar = f"{self.format.syntax} grammar:\n{self.format.definition}"
+            text["description"] = f"A text of this {grammar}"
+        if self.format is not None and self.format.syntax == "regex":
+            text["pattern"] = f"^(?:{self.format.definition})$"
+        return {
+            "type": "object",
+            "properties": {INPUT: text},
+            "required": [INPUT],
+            "additionalProperties": False,
+        }
+
+
+class HostedTool(StrictObject):
+    """A tool that is left out, whatever its fields are."""
+
+    type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        return {"type": given["type"]}
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool's type alone."""
+        return self.model_dump()
+
+
+def _read_tool(given: object, kinds: Mapping[str, type[StrictObject]]) -> object:
+    """A tool of the kind that its `type` names."""
+    if not isinstance(given, dict):
+        raise wrong("must be an object")
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        there = " or ".join(shown(name) for name in kinds if name not in HOSTED)
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return kinds[kind].model_validate(given)
+
+
+_MEMBERS: Final = {"function": FunctionTool, "custom": CustomTool}
+MemberTool = Annotated[
+    FunctionTool | CustomTool,
+    BeforeValidator(
+        partial(_read_tool, kinds=_MEMBERS),
+        json_schema_input_type=FunctionTool | CustomTool,
+    ),
+]
+
+
+class NamespaceTool(TypedObject):
+    """Functions and custom tools under a shared name."""
+
+    kinds = ("namespace",)
+    name: ToolName
+    description: str | None = None
+    tools: Annotated[list[MemberTool], Few]
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        tools = [tool.to_json() for tool in self.tools]
+        return {**self.model_dump(exclude={"tools"}), "tools": tools}
+
+
+ResponseTool = Annotated[
+    FunctionTool | CustomTool | NamespaceTool | HostedTool,
+    BeforeValidator(
+        partial(
+            _read_tool,
+            kinds={
+                **_MEMBERS,
+                "namespace": NamespaceTool,
+                **dict.fromkeys(HOSTED, HostedTool),
+            },
+        ),
+        json_schema_input_type=FunctionTool | CustomTool | NamespaceTool | HostedTool,
+    ),
+]
+ResponseTools = Annotated[list[ResponseTool], Few]
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """The name under which the model sees a tool."""
+    if not namespace:
+        return name
+    separator = "" if namespace.endswith(_SEPARATOR) else _SEPARATOR
+    return f"{namespace}{separator}{name}"
+
+
+@frozen(kw_only=True)
+class FlatTool:
+    """A tool as a function for the model."""
+
+    tool: FunctionTool | CustomTool
+    where: str  # its place in the body
+    namespace: NamespaceTool | None = None
+    first: bool = False  # of its namespace
+    name: str = field(init=False)
+
+    @name.default
+    def _flat(self) -> str:
+        space = None if self.namespace is None else self.namespace.name
+        return flat_name(self.tool.name, space)
+
+    @property
+    def target(self) -> CallTarget:
+        """What calls of it become."""
+        custom = isinstance(self.tool, CustomTool)
+        space = self.namespace.name if self.namespace else ""
+        return CallTarget(name=self.tool.name, namespace=space, custom=custom)
+
+    def to_json(self) -> dict[str, Any]:
+        """The function for chat templates. The first one has its namespace's description,
+        too.
+        """
+        about = [self.tool.description]
+        if self.first and self.namespace is not None:
+            about.insert(0, self.namespace.description)
+        given = {
+            "description": "\n\n".join(filter(None, about)) or None,
+            "parameters": self.tool.parameters,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, **given}}
+
+    def note_ignored(self, *, required: bool) -> None:
+        """Note a grammar that is not enforced: within the arguments of a function, one in
+        Lark's syntax cannot be; and calls that are not required are free.
+        """
+        syntax = None
+        if isinstance(self.tool, CustomTool) and self.tool.format is not None:
+            syntax = self.tool.format.syntax
+        if syntax == "lark" or (syntax is not None and not required):
+            note_ignored("tools.format")
+
+    def offered(self) -> OfferedTool:
+        """The function in the form in which it is enforced."""
+        custom = isinstance(self.tool, CustomTool)
+        return OfferedTool(
+            name=self.name,
+            parameters=self.tool.parameters,
+            where=self.where,
+            schema="format" if custom else "parameters",
+            strict=isinstance(self.tool, FunctionTool) and self.tool.strict,
+        )
+
+
+def flatten(tools: Sequence[ResponseTool], where: str) -> Iterator[FlatTool]:
+    """The tools that the model sees, of the list at `where`."""
+    for at, tool in enumerate(tools):
+        if isinstance(tool, NamespaceTool):
+            for number, member in enumerate(tool.tools):
+                yield FlatTool(
+                    tool=member,
+                    where=f"{where}[{at}].tools[{number}]",
+                    namespace=tool,
+                    first=number == 0,
+                )
+        elif not isinstance(tool, HostedTool):
+            yield FlatTool(tool=tool, where=f"{where}[{at}]")
+
+
+def hosted_tools(tools: Sequence[ResponseTool], where: str) -> dict[str, str]:
+    """The types of the tools that are left out, by their place in the body."""
+    return {
+        f"{where}[{at}]": tool.type
+        for at, tool in enumerate(tools)
+        if isinstance(tool, HostedTool)
+    }
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of the function that stands for a custom tool with this input."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+# --- the tool choice --------------------------------------------------------------------
+
+
+class NamedFunction(TypedObject):
+    """The tool that must be called."""
+
+    kinds = ("function", "custom")
+    name: str
+    namespace: str | None = None
+
+    def to_chat(self, tools: Sequence[FlatTool]) -> NamedTool:
+        """The tool choice in the form of a chat: a name without a namespace may be that
+        of a tool in one.
+        """
+        name = flat_name(self.name, self.namespace)
+        if self.namespace is None and name not in {tool.name for tool in tools}:
+            alike = [tool.name for tool in tools if tool.tool.name == name]
+            name = alike[0] if len(alike) == 1 else name
+        return NamedTool(type="function", function=FunctionName(name=name))
+
+
+class AllowedFunctions(TypedObject):
+    """Only these tools may be called, whichever are in the prompt."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("allowed_tools",)
+    mode: Mode
+    tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_hosted_out(cls, given: Any) -> Any:
+        tools = given.get("tools") if isinstance(given, dict) else None
+        if not isinstance(tools, list):
+            return given
+        kept = [
+            tool
+            for tool in tools
+            if not (isinstance(tool, dict) and tool.get("type") in HOSTED)
+        ]
+        return {**given, "tools": kept}
+
+    def to_chat(self, tools: Sequence[FlatTool]) -> AllowedTools:
+        """The tool choice in the form of a chat."""
+        named = [tool.to_chat(tools) for tool in self.tools]
+        return AllowedTools(
+            type="allowed_tools",
+            allowed_tools=AllowedToolList(mode=self.mode, tools=named),
+        )
+
+
+FunctionChoice = Annotated[
+    ChoiceWord | NamedFunction | AllowedFunctions,
+    BeforeValidator(
+        partial(read_choice, one=NamedFunction, some=AllowedFunctions),
+        json_schema_input_type=ChoiceWord | NamedFunction | AllowedFunctions,
+    ),
+]
+
+
+def chat_choice(
+    choice: ChoiceWord | NamedFunction | AllowedFunctions | None,
+    tools: Sequence[FlatTool],
+) -> ToolChoice | None:
+    """The tool choice in the form of a chat."""
+    return choice if isinstance(choice, str | None) else choice.to_chat(tools)
