@@ -33,6 +33,7 @@ from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
 from minfer.effects.serving.request_parsing.limits import BodyMemory, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import client_field
+from minfer.effects.serving.request_parsing.tool_constraints import TOOLS
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.transport import Connection, ignore_part
 from minfer.effects.text.grammars.grammar_library import GrammarError
@@ -75,7 +76,8 @@ class Intake:
                 prepared = await _while_connected(connection, work)
             if prepared.request.params.structured_outputs is not None:
                 compiling = self._compile(prepared.request, caller.name)
-                await _while_connected(connection, compiling)
+                compiled = await _while_connected(connection, compiling)
+                prepared = attrs.evolve(prepared, request=compiled)
         log_ignored(prepared.request.ignored)
         if self._state.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
@@ -104,23 +106,30 @@ class Intake:
         log_ignored(answered.ignored)
         return answered
 
-    async def _compile(self, request: GenerationRequest, client: str) -> None:
-        """Have an answer's constraint compiled, away from the event loop, at its client's
-        turn; cancelled if the client disconnects. Raises RequestError.
+    async def _compile(
+        self, request: GenerationRequest, client: str
+    ) -> GenerationRequest:
+        """A request whose constraint is compiled, away from the event loop, at its
+        client's turn; cancelled if the client disconnects. Raises RequestError.
         """
         requested = request.params.structured_outputs
         if requested is None:
-            return
-        why = await self._compile_error(requested, client)
-        if why is None:
-            return
+            return request
+        error = await self._compile_error(requested, client)
+        if error is not None and request.fallback is not None:
+            params = attrs.evolve(request.params, structured_outputs=request.fallback)
+            ignored = (*dict.fromkeys((*request.ignored, TOOLS)),)
+            request = attrs.evolve(request, params=params, fallback=None, ignored=ignored)
+            return await self._compile(request, client)
+        if error is None:
+            return request
         param = client_field(requested.param, request.constraint_field)
         for part in request.parts:
             part_error = await self._compile_error(part.constraint, client)
             if part_error is not None:
-                why, param, requested = part_error, part.field, part.constraint
+                error, param, requested = part_error, part.field, part.constraint
                 break
-        reason = str(why).removeprefix(f"{requested.param}: ")
+        reason = str(error).removeprefix(f"{requested.param}: ")
         raise RequestError(f"{param}: {reason}", param=param)
 
     async def _compile_error(

@@ -5,7 +5,9 @@ and the older `guided_json` and its like. At most one of them may have a constra
 becomes a `StructuredOutputs`, and errors name the field that it came from.
 """
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import attrs
@@ -14,7 +16,10 @@ from pydantic import Field
 
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.request_parsing.bodies import StrictObject
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.schemas import check_schema
 from minfer.records.request import ParameterError
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
@@ -52,7 +57,9 @@ def client_field(param: str | None, field: str) -> str:
 
 
 class ResponseFormat(TypedObject):
-    """OpenAI's, with vLLM's structural tags. A schema is enforced, `strict` or not."""
+    """OpenAI's, with vLLM's structural tags. What cannot be enforced of a schema is
+    refused if it is `strict`, and free otherwise.
+    """
 
     kinds = ("text", "json_object", "json_schema", "structural_tag")
     json_schema: dict[str, Any] | None = None
@@ -90,7 +97,30 @@ def schema_constraint(given: Mapping[str, Any] | None, where: str) -> Constraint
         if why:
             field = f"{where}.{one[:_LONGEST_NAME]}"
             raise ApiError(f"{field}: {why}", field)
-    return Constraint({"json": given["schema"]}, f"{where}.schema")
+    schema, field = json.dumps(given["schema"]), f"{where}.schema"
+    if not strict and _refusal(schema, field):
+        note_ignored(field)
+        schema = _lenient(schema, field)
+    return Constraint({"json": schema}, field)
+
+
+@lru_cache(maxsize=16)  # a body is asked for its constraint several times
+def _refusal(schema: str, field: str) -> str:
+    """Why a schema cannot be enforced; empty if it can."""
+    try:
+        check_schema(schema, field)
+    except GrammarError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=16)
+def _lenient(schema: str, field: str) -> str:
+    """A schema without what cannot be enforced. Raises ApiError for what is none."""
+    try:
+        return check_schema(schema, field, lenient=True)
+    except GrammarError as error:
+        raise ApiError(str(error), field) from None
 
 
 class ConstrainedBody(StrictObject):

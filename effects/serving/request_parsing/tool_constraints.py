@@ -20,6 +20,7 @@ from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo, PartConstraint
 from minfer.effects.serving.request_parsing.answer_parsing import end_of
 from minfer.effects.serving.request_parsing.bodies import shown, wrong
+from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     client_field,
@@ -38,8 +39,9 @@ from minfer.effects.text.tools.forms import (
     grammar,
     with_reasoning,
 )
-from minfer.sampling.structured import FIELD, StructuredOutputs
+from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
+TOOLS: Final = "tools"
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.
 _OPENED: Final = re.compile(
@@ -88,6 +90,9 @@ class AnswerConstraint:
     constraint: StructuredOutputs
     field: str
     parts: tuple[PartConstraint, ...]
+    # In its place if it cannot be compiled: the arguments of tools that are not strict
+    # are any object.
+    fallback: StructuredOutputs | None = None
 
 
 def constrain_calls(
@@ -118,7 +123,7 @@ def constrain_calls(
         return None
     parts = [_arguments_constraint(one, requirements) for one in offers]
     callees = [
-        Callee(one.name, part.constraint.json or OBJECT)
+        Callee(one.name, part.constraint.json or OBJECT, lenient=not one.strict)
         for one, part in zip(offers, parts, strict=True)
     ]
     calling = Calling(
@@ -131,10 +136,30 @@ def constrain_calls(
         answer=None if plain_answer is None else _json_rule(plain_answer.constraint),
         token=_marker_ids(llm),
     )
+    strict = [part for one, part in zip(offers, parts, strict=True) if one.strict]
     field = requiring or (plain_answer.field if plain_answer is not None else "")
-    return AnswerConstraint(
-        _grammar(calling), field, (*parts, *([plain_answer] if plain_answer else []))
-    )
+    explaining = (*strict, *([plain_answer] if plain_answer else []))
+    return _with_fallback(calling, field, explaining)
+
+
+def _with_fallback(
+    calling: Calling, field: str, parts: tuple[PartConstraint, ...]
+) -> AnswerConstraint:
+    """The constraint of an answer, and a fallback that leaves free what is not strict,
+    if there is any. Raises ApiError if neither is small enough.
+    """
+    free = [
+        attrs.evolve(one, schema=OBJECT) if one.lenient else one
+        for one in calling.callees
+    ]
+    if free == [*calling.callees]:
+        return AnswerConstraint(_grammar(calling), field, parts)
+    fallback = _grammar(attrs.evolve(calling, callees=tuple(free)))
+    try:
+        return AnswerConstraint(_grammar(calling), field, parts, fallback)
+    except ApiError:  # all schemas together are too large
+        note_ignored(TOOLS)
+        return AnswerConstraint(fallback, field, parts)
 
 
 def constrain_after_reasoning(
@@ -203,7 +228,11 @@ def with_constraint(
         raise ApiError(f"{constraint.field}: {why}", constraint.field)
     params = attrs.evolve(request.params, structured_outputs=constraint.constraint)
     return attrs.evolve(
-        request, params=params, constraint_field=constraint.field, parts=constraint.parts
+        request,
+        params=params,
+        constraint_field=constraint.field,
+        parts=constraint.parts,
+        fallback=constraint.fallback,
     )
 
 
@@ -227,14 +256,32 @@ def _grammar(calling: Calling) -> StructuredOutputs:
 def _arguments_constraint(
     offer: OfferedTool, requirements: CallRequirements
 ) -> PartConstraint:
-    """The constraint of a tool's arguments: its schema, if that is enforced."""
+    """The constraint of a tool's arguments: its schema, if that is enforced. Raises
+    ApiError for a strict one that cannot be.
+    """
     schema = OBJECT
-    if requirements.must or offer.strict:
+    if offer.strict:
         try:
             schema = arguments_schema(offer.parameters, offer.param)
         except GrammarError as error:
             raise ApiError(str(error), offer.param) from None
+    elif requirements.must:
+        schema = _enforced_part(offer)
     return PartConstraint(offer.param, Constraint({"json": schema}, offer.param).build())
+
+
+def _enforced_part(offer: OfferedTool) -> str:
+    """What can be enforced of the schema of a tool that is not strict."""
+    for lenient in (False, True):
+        try:
+            schema = arguments_schema(offer.parameters, offer.param, lenient=lenient)
+        except GrammarError:
+            note_ignored(TOOLS)
+            continue
+        if len(schema) <= MAX_CONSTRAINT:
+            return schema
+    note_ignored(TOOLS)
+    return OBJECT
 
 
 def _plain_answer(

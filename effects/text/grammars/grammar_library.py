@@ -31,6 +31,14 @@ class GrammarError(ValueError):
         self.param = param
 
 
+class KeywordError(GrammarError):
+    """A keyword of a schema cannot be enforced."""
+
+    def __init__(self, message: str, word: str) -> None:
+        super().__init__(message)
+        self.word = word
+
+
 class Matcher(Protocol):
     """The state of one output in a grammar. For one thread at a time."""
 

@@ -173,6 +173,8 @@ def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
             raise _refused(pattern[at - 2 : at], "repetition")
         if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
             raise _refused(match[0], "flag")
+        if kind == "handed" and match[0] in ("(?<=", "(?<!"):
+            raise _refused(match[0], "look-behind")
         repeated = kind == "repeated"
         if kind == "character":
             yield _single_token(match[0], decides=decides)

@@ -2,25 +2,27 @@
 
 By the standard, an unknown keyword means nothing. Here it is refused: its author expects
 an effect. So are known keywords that no mask could enforce; keywords that only comment
-are accepted, without an effect.
+are accepted, without an effect. A `lenient` check drops what it would refuse, so that
+more values are allowed: of a schema that need not be enforced.
 
-This looks at keywords alone. What a keyword's value must be, and whether anything can
-satisfy the schema, is for the compiler to decide.
+This looks at keywords alone, after they were rewritten (`rewriting.py`). What a keyword's
+value must be, and whether anything can satisfy the schema, is for the compiler to decide.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from functools import partial
 from math import lcm
-from typing import Any, Final, TypeVar
-from urllib.parse import unquote
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
-from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
+from minfer.effects.text.grammars.keyword_values import COMMENTS, require, steps_of
 from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
+from minfer.effects.text.grammars.rewriting import Rewriting, every_part
 
-Number = TypeVar("Number", int, float)
 _LONGEST: Final = 32  # digits of a number that an error shows
 _VALUES: Final = frozenset(
     {
@@ -33,15 +35,8 @@ _VALUES: Final = frozenset(
 _SCHEMA: Final = frozenset({"additionalProperties", "additionalItems", "items"})
 _SCHEMAS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _NAMED: Final = frozenset({"$defs", "definitions", "properties", "patternProperties"})
-_COMMENTS: Final = frozenset(
-    {
-        *("$anchor", "$comment", "$id", "$schema", "default", "deprecated"),
-        *("description", "discriminator", "example", "examples", "readOnly"),
-        *("title", "writeOnly"),
-    }
-)
-# Of these a value without an effect, which the compiler does not know, is dropped.
-_IDLE: Final = {"uniqueItems": False, "unevaluatedProperties": True}
+_IDENTIFIERS: Final = frozenset({"$anchor", "$id", "$schema"})
+_KNOWN: Final = _VALUES | _SCHEMA | _SCHEMAS | _NAMED | COMMENTS | _IDENTIFIERS
 # The compiler's own, by which a schema could have it ignore what it cannot enforce.
 OPTIONS: Final = "x-guidance"
 # Escapes within texts, where patterns decide about names: a name that may be written as
@@ -55,6 +50,19 @@ _LARGEST: Final = 2**62
 # for minutes, in gigabytes.
 _MOST_REMAINDERS: Final = 10_000
 _SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
+# What to do about a keyword that cannot be enforced, where it is not obvious.
+_REMEDIES: Final = {
+    "uniqueItems": "leave it out, or set maxItems to 1",
+    "propertyNames": "use one pattern or an enum, or list the names in properties",
+    "contains": "say in items what all items are",
+    "if": "say anyOf instead",
+    "not": "say what is allowed instead, as an enum or by anyOf",
+    "unevaluatedProperties": "say additionalProperties instead",
+    "unevaluatedItems": "say items instead",
+    "dependentRequired": "say required instead, or anyOf",
+    "dependentSchemas": "say anyOf instead",
+    "$dynamicRef": "say $ref instead",
+}
 
 
 @frozen
@@ -66,71 +74,148 @@ class _SchemaPart:
     depth: int = 0
 
 
-def check_schema(text: str, param: str, *, compiled: bool = False) -> str:
-    """A schema as text, all of which can be enforced. Raises GrammarError.
+def check_schema(
+    text: str, param: str, *, compiled: bool = False, lenient: bool = False
+) -> str:
+    """A schema as text, all of which can be enforced. Raises GrammarError; if it is
+    `lenient`, only for what is no schema.
 
     With `compiled`, it is for the compiler alone: its patterns are in the compiler's
     words, and cannot be checked again.
     """
     try:
-        schema = json.loads(text, parse_int=_whole, parse_float=_real)
-    except GrammarError as error:
-        raise GrammarError(f"{param}: {error}", param) from None
+        schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
-    try:
-        _check_multiples(schema)
-    except GrammarError as error:
-        raise GrammarError(f"{param}: {error}", param) from None
     try:
         json.dumps(schema, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         why = "has a lone surrogate, which is half of a character; remove it"
         raise GrammarError(f"{param}: {why}", param) from None
-    parts = _all_parts(schema, param)
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
     whole = {} if schema is True else schema
-    given = json.dumps(whole)
-    _put_patterns(whole, parts, param)
-    return json.dumps(whole) if compiled else given
+    check = _Check(whole, param, lenient, Rewriting.of(whole))
+    parts = check.all_parts()
+    made = json.dumps(whole)
+    if compiled:
+        check.put_patterns(parts)
+        made = json.dumps(whole)
+    return made
 
 
-def _all_parts(schema: Any, param: str) -> list[_SchemaPart]:
-    """A schema and all in it, after a check of keywords. Raises GrammarError."""
-    due, found = [_SchemaPart(schema, "")], dict[int, _SchemaPart]()
-    while due:
-        place = due.pop()
-        if id(place.part) in found:  # references lead to it
-            continue
-        found[id(place.part)] = place
-        try:
-            due += [*_parts(place), *_referred(place, schema)]
-        except GrammarError as error:
-            raise _at(place, error, param) from None
-    return [one for one in found.values() if isinstance(one.part, dict)]
+@define
+class _Check:
+    """The check of one schema, which is changed in place."""
 
+    root: Any
+    param: str
+    lenient: bool
+    rewriting: Rewriting
+    _remainders: int = field(default=1)  # of all multiples together
 
-def _at(place: _SchemaPart, error: GrammarError, param: str) -> GrammarError:
-    where = f" (at {place.path})" if place.path else ""
-    return GrammarError(f"{param}: {error}{where}", param)
-
-
-def _put_patterns(
-    schema: dict[str, Any], parts: Sequence[_SchemaPart], param: str
-) -> None:
-    """Translate all patterns of a schema for the compiler. Raises GrammarError."""
-    decides = any(_decides_by_patterns(one.part) for one in parts)
-    for place in parts:
-        try:
+    def all_parts(self) -> list[_SchemaPart]:
+        """A schema and all in it, after a check of keywords. Raises GrammarError."""
+        due, found = [_SchemaPart(self.root, "")], dict[int, _SchemaPart]()
+        while due:
+            place = due.pop()
+            if id(place.part) in found:  # references lead to it
+                continue
+            found[id(place.part)] = place
+            due += self._try(place, self._parts)
+        parts = [one for one in found.values() if isinstance(one.part, dict)]
+        decides = _decides(parts)
+        for place in parts:
+            self._try(place, partial(_compiled_patterns, decides=decides))
             if decides:
-                _check_named(place.part)
-            place.part.update(_compiled_patterns(place.part, decides=decides))
-        except GrammarError as error:
-            raise _at(place, error, param) from None
-    if decides:
-        schema[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
+                self._try(place, _check_named)
+        return parts
+
+    def put_patterns(self, parts: list[_SchemaPart]) -> None:
+        """Translate all patterns of a checked schema for the compiler."""
+        decides = _decides(parts)
+        for place in parts:
+            place.part.update(_compiled_patterns(place, decides=decides))
+        if decides:
+            self.root[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
+
+    def _try(self, place: _SchemaPart, step: Callable[[_SchemaPart], Any]) -> Any:
+        """Do a step; of a lenient check, without the keywords that it refuses. Raises
+        GrammarError.
+        """
+        while True:
+            try:
+                return step(place)
+            except GrammarError as error:
+                if self.lenient and isinstance(error, KeywordError):
+                    _drop(place.part, error.word)
+                    continue
+                where = f" (at {place.path})" if place.path else ""
+                raise GrammarError(f"{self.param}: {error}{where}", self.param) from None
+
+    def _parts(self, place: _SchemaPart) -> list[_SchemaPart]:
+        """The schemas within one, after a check of its keywords."""
+        schema = place.part
+        if isinstance(schema, bool):
+            return []
+        if not isinstance(schema, dict):
+            raise GrammarError("a schema must be an object, true or false")
+        if place.depth > _DEEPEST:
+            raise GrammarError(f"is nested deeper than {_DEEPEST} levels")
+        self.rewriting.rewrite(schema)
+        for word, value in schema.items():
+            _check_word(word)
+            if word in _SAYS:
+                _check_numbers(word, value)
+        _check_counts(schema)
+        self._check_multiple(schema.get("multipleOf"))
+        within = [(f"{place.path}{path}", one) for path, one in _within(schema)]
+        parts = [_SchemaPart(one, path, place.depth + 1) for path, one in within]
+        return [*parts, *self._target(place)]
+
+    def _target(self, place: _SchemaPart) -> list[_SchemaPart]:
+        """The schema that a schema refers to by position, wherever it is."""
+        refers = place.part.get("$ref")
+        if not isinstance(refers, str) or not refers.startswith("#/"):
+            return []
+        part = self.root
+        for name in steps_of(refers):
+            if isinstance(part, dict):
+                part = part.get(name, ...)
+            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+                part = part[int(name)]
+            else:
+                part = ...
+        if part is ...:
+            raise GrammarError(
+                f"$ref {refers[:64]!r} does not exist; define it, or drop it"
+            )
+        return [_SchemaPart(part, refers[:64], place.depth)]
+
+    def _check_multiple(self, number: Any) -> None:
+        """Raise GrammarError for numbers whose multiples are too hard to tell, all
+        together: what holds of one value may be anywhere in a schema.
+        """
+        if isinstance(number, int | float) and number:
+            together = lcm(self._remainders, _hard_part(number))
+            if together > _MOST_REMAINDERS:
+                why = f"multiples of {number} cannot be told apart; leave multipleOf out"
+                raise KeywordError(why, "multipleOf")
+            self._remainders = together
+
+
+def _drop(schema: dict[str, Any], word: str) -> None:
+    """Drop a keyword, so that more is allowed."""
+    value = schema.pop(word)
+    if word == "oneOf":
+        require(schema, "anyOf", value)
+    if word == "patternProperties":
+        schema["additionalProperties"] = True
+
+
+def _decides(parts: list[_SchemaPart]) -> bool:
+    return any(_decides_by_patterns(one.part) for one in parts)
 
 
 def _decides_by_patterns(schema: dict[str, Any]) -> bool:
@@ -139,114 +224,67 @@ def _decides_by_patterns(schema: dict[str, Any]) -> bool:
     return bool(schema.get("patternProperties")) and others
 
 
-def _check_named(schema: dict[str, Any]) -> None:
+def _check_named(place: _SchemaPart) -> None:
     """Raise GrammarError for texts that need escapes by number."""
+    schema = place.part
     values = [schema.get(word) for word in ("const", "enum", "required")]
     properties = schema.get("properties")
     names = [*properties] if isinstance(properties, dict) else []
-    for one in _everything([*values, names]):
+    for one in every_part([*values, names]):
         texts = one if isinstance(one, dict) else [one]
         for text in texts:
             if isinstance(text, str) and (odd := UNNAMED.intersection(map(ord, text))):
                 raise unnamed(min(odd))
 
 
-def _parts(place: _SchemaPart) -> list[_SchemaPart]:
-    """The schemas within one, after a check of its keywords."""
-    schema = place.part
-    if isinstance(schema, bool):
-        return []
-    if not isinstance(schema, dict):
-        raise GrammarError("a schema must be an object, true or false")
-    if place.depth > _DEEPEST:
-        raise GrammarError(f"is nested deeper than {_DEEPEST} levels")
-    for word, idle in _IDLE.items():
-        if schema.get(word) is idle:
-            del schema[word]
-    for word, value in schema.items():
-        _check_word(word)
-        if word in _SAYS:
-            _check_exact(value)
-    within = [_SchemaPart(one, path, place.depth + 1) for path, one in _within(schema)]
-    return [_SchemaPart(one.part, place.path + one.path, one.depth) for one in within]
-
-
-def _referred(place: _SchemaPart, root: Any) -> list[_SchemaPart]:
-    """The schemas that a schema refers to by position, wherever they are."""
-    refers = place.part.get("$ref") if isinstance(place.part, dict) else None
-    if not isinstance(refers, str) or not refers.startswith("#/"):
-        return []
-    part = root
-    for step in unquote(refers).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, dict):
-            part = part.get(name)
-        elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
-            part = part[int(name)]
-        else:
-            return []
-    return [_SchemaPart(part, refers[:64], place.depth)] if isinstance(part, dict) else []
-
-
 def _check_word(word: str) -> None:
-    known = _VALUES | _SCHEMA | _SCHEMAS | _NAMED | _COMMENTS
     extension = word.startswith("x-") and word != OPTIONS
-    if word not in known and not extension:
-        raise GrammarError(
-            f"the keyword {word[:64]!r} cannot be enforced; leave it out, or say it "
-            "otherwise"
+    if word == "oneOf":
+        why = "the keyword 'oneOf' cannot be enforced, as its parts do not exclude each"
+        raise KeywordError(f"{why} other; say anyOf instead", word)
+    if word not in _KNOWN and not extension:
+        remedy = _REMEDIES.get(word, "leave it out, or say it otherwise")
+        raise KeywordError(
+            f"the keyword {word[:64]!r} cannot be enforced; {remedy}", word
         )
 
 
-def _whole(digits: str) -> int:
-    return _in_range(int(digits), digits)
-
-
-def _real(digits: str) -> float:
-    return _in_range(float(digits), digits)
-
-
-def _in_range(number: Number, digits: str) -> Number:
-    """A number, which must not be too large wherever it is: references lead anywhere."""
-    if abs(number) >= _LARGEST:
-        shown = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
-        raise GrammarError(
-            f"the number {shown} is too large; at most 2^62 can be enforced"
-        )
-    return number
-
-
-def _check_exact(value: Any) -> None:
-    """Raise GrammarError for a whole number that the compiler would round."""
-    for one in _everything(value):
-        if isinstance(one, int) and float(one) != one:
-            raise GrammarError(f"the number {one} has more digits than can be enforced")
-
-
-def _check_multiples(schema: Any) -> None:
-    """Raise GrammarError for numbers whose multiples are too hard to tell, all together:
-    what holds of one value may be anywhere in a schema.
+def _check_counts(schema: dict[str, Any]) -> None:
+    """Raise GrammarError for numbers of properties that the compiler cannot count: where
+    some of those that are listed may be left out.
     """
-    together = 1
-    for one in _everything(schema):
-        number = one.get("multipleOf") if isinstance(one, dict) else None
-        if isinstance(number, int | float) and number:
-            together = lcm(together, _hard_part(number))
-            if together > _MOST_REMAINDERS:
-                why = f"multiples of {number} cannot be told apart"
-                raise GrammarError(f"{why}; leave multipleOf out")
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return
+    if all(name in required for name, one in properties.items() if one is not False):
+        return
+    least = schema.get("minProperties", 0)
+    most = schema.get("maxProperties")
+    if not isinstance(least, int) or not isinstance(most, int | None):
+        return
+    least = max(0, least - len(required))
+    left = None if most is None else max(0, most - len(required))
+    closed = schema.get("additionalProperties") is False
+    simple = least <= 1 and left in (None, 1) and "patternProperties" not in schema
+    if (least or left is not None) and not (simple and closed):
+        word = "minProperties" if least else "maxProperties"
+        why = "cannot be enforced where listed properties may be left out"
+        raise KeywordError(f"the keyword {word!r} {why}; require them, or drop it", word)
 
 
-def _everything(value: Any) -> Iterator[Any]:
-    """A value, and all that is in it."""
-    due = [value]
-    while due:
-        one = due.pop()
-        yield one
-        if isinstance(one, list):
-            due += one
-        elif isinstance(one, dict):
-            due += one.values()
+def _check_numbers(word: str, value: Any) -> None:
+    """Raise GrammarError for a number that the compiler would round, or cannot keep."""
+    for one in every_part([value]):
+        if not isinstance(one, int | float) or isinstance(one, bool):
+            continue
+        if abs(one) >= _LARGEST:
+            digits = str(one)
+            shown = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
+            why = f"the number {shown} is too large; at most 2^62 can be enforced"
+            raise KeywordError(why, word)
+        if isinstance(one, int) and float(one) != one:
+            why = f"the number {one} has more digits than can be enforced"
+            raise KeywordError(why, word)
 
 
 def _hard_part(number: float) -> int:
@@ -254,22 +292,27 @@ def _hard_part(number: float) -> int:
     return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
 
 
-def _compiled_patterns(schema: dict[str, Any], *, decides: bool) -> dict[str, Any]:
+def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:
     """The patterns of a schema in the compiler's language. Raises GrammarError."""
+    schema = place.part
 
-    def made(pattern: str) -> str:
+    def made(pattern: str, word: str) -> str:
         if ends_in_escape(pattern):
-            raise GrammarError("a pattern ends with a single backslash")
-        return rewrite_pattern(pattern, decides=decides)
+            raise KeywordError("a pattern ends with a single backslash", word)
+        try:
+            return rewrite_pattern(pattern, decides=decides)
+        except GrammarError as error:
+            raise KeywordError(str(error), word) from None
 
     found: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):
-        found["pattern"] = made(pattern)
-    if isinstance(named := schema.get("patternProperties"), dict):
-        patterns = {made(pattern): one for pattern, one in named.items()}
+        found["pattern"] = made(pattern, "pattern")
+    word = "patternProperties"
+    if isinstance(named := schema.get(word), dict):
+        patterns = {made(pattern, word): one for pattern, one in named.items()}
         if len(patterns) < len(named):
-            raise GrammarError("two patterns of patternProperties mean the same")
-        found["patternProperties"] = patterns
+            raise KeywordError(f"two patterns of {word} mean the same", word)
+        found[word] = patterns
     return found
 
 

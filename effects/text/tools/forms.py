@@ -47,6 +47,7 @@ class Callee:
 
     name: str
     schema: str
+    lenient: bool = False  # what of the schema a format cannot enforce is left free
 
 
 @frozen(kw_only=True)
@@ -77,16 +78,21 @@ class _Form:
     whole: bool = False  # the rules are of a whole answer
 
 
-def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
+def arguments_schema(
+    parameters: Mapping[str, Any] | None, where: str, *, lenient: bool = False
+) -> str:
     """The schema of a call's arguments, all of which can be enforced. Raises
-    GrammarError, which names `where`.
+    GrammarError, which names `where`; if it is `lenient`, only for what is no schema of
+    an object.
     """
     if parameters is None:
         return _NO_ARGUMENTS
     kind = parameters.get("type", "object")
     if kind != "object" and "object" not in (kind if isinstance(kind, list) else ()):
         raise GrammarError(f'{where}: must be a schema of the type "object"', where)
-    return check_schema(json.dumps({**parameters, "type": "object"}), where)
+    # Arguments are never null, whatever the schema says.
+    given = {**parameters, "type": "object", "nullable": False}
+    return check_schema(json.dumps(given), where, lenient=lenient)
 
 
 def grammar(calling: Calling) -> str:
@@ -228,7 +234,10 @@ def _bare(calling: Calling) -> _Form:
 
 
 def _qwen_coder(calling: Calling) -> _Form:
-    each = [tag_form(one.name, i, one.schema) for i, one in enumerate(calling.callees)]
+    each = [
+        tag_form(one.name, i, one.schema, lenient=one.lenient)
+        for i, one in enumerate(calling.callees)
+    ]
     ways = [
         f'{quote(f"<function={callee.name}>{_BREAK}")} {one.body} "</function>"'
         for callee, one in zip(calling.callees, each, strict=True)

@@ -40,12 +40,23 @@ class Tagged:
     rules: tuple[str, ...] = ()  # that it needs
 
 
-def tag_form(name: str, number: int, schema: str) -> Tagged:
+def tag_form(name: str, number: int, schema: str, *, lenient: bool = False) -> Tagged:
     """The arguments of the tool of this number. Raises GrammarError for what cannot be
-    enforced.
+    enforced; if it is `lenient`, leaves that free.
     """
-    root = json.loads(schema)
-    if odd := sorted(root.keys() - _OBJECT.union(_DEFINITIONS)):
+    try:
+        return _tag_form(name, number, json.loads(schema), lenient=lenient)
+    except GrammarError:
+        if lenient:
+            return Tagged(_ANY)
+        raise
+
+
+def _tag_form(
+    name: str, number: int, root: Mapping[str, Any], *, lenient: bool
+) -> Tagged:
+    odd = sorted(root.keys() - _OBJECT.union(_DEFINITIONS))
+    if odd and not lenient:
         raise GrammarError(f"{name}: {odd[0]!r} cannot be enforced in this format")
     properties = root.get("properties", {})
     required = root.get("required", ())
@@ -60,18 +71,19 @@ def tag_form(name: str, number: int, schema: str) -> Tagged:
             raise GrammarError(f"{name}: {key!r} cannot be a name in this format")
         rule = f"tagged_{number}_{at}"
         head = quote(f"<parameter={key}>\n")
-        rules.append(f"{rule}: {head} {_value(one, root, f'{name}.{key}')}")
+        value = _value(one, root, f"{name}.{key}", lenient=lenient)
+        rules.append(f"{rule}: {head} {value}")
         parts.append(rule if key in required else f"{rule}?")
     return Tagged(" ".join(parts), tuple(rules))
 
 
-def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
+def _value(schema: Any, root: Mapping[str, Any], where: str, *, lenient: bool) -> str:
     """A rule of a value, and the tag after it."""
     if may_be_text(schema, root):
         texts = _listed(schema, root)
         if texts is not None:
             return f"({' | '.join(map(quote, texts))}) {quote(_ENDS)}"
-        if not any(map(_is_free, _branches(schema, root))):
+        if not lenient and not any(map(_is_free, _branches(schema, root))):
             raise GrammarError(f"{where}: a text cannot be bound in this format")
         return "tagged_text"
     shared = {name: root[name] for name in _DEFINITIONS if name in root}

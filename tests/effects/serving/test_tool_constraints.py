@@ -192,7 +192,7 @@ def function(**fields: Any) -> list[dict[str, Any]]:
 
 
 REQUIRED: Final = {"tool_choice": "required"}
-ODD: Final[dict[str, Any]] = {"properties": {"a": {"not": {}}}}
+ODD: Final[dict[str, Any]] = {"properties": {"a": {"not": {"const": 1}}}}
 STRANGE: Final = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}
 WHERE: Final = "tools[1].function"
 
@@ -201,7 +201,7 @@ WHERE: Final = "tools[1].function"
     ("fields", "param", "words"),
     [
         (
-            {"tools": function(parameters=ODD), **REQUIRED},
+            {"tools": function(parameters=ODD, strict=True), **REQUIRED},
             f"{WHERE}.parameters",
             "'not' cannot be enforced",
         ),
@@ -211,12 +211,12 @@ WHERE: Final = "tools[1].function"
             "(at /properties/a)",
         ),
         (
-            {"tools": function(parameters={"type": "array"}), **REQUIRED},
+            {"tools": function(parameters={"type": "array"}, strict=True)},
             f"{WHERE}.parameters",
             'of the type "object"',
         ),
         (
-            {"tools": function(parameters=STRANGE), **REQUIRED},
+            {"tools": function(parameters=STRANGE, strict=True), **REQUIRED},
             f"{WHERE}.parameters",
             "does not exist",
         ),
@@ -246,7 +246,11 @@ WHERE: Final = "tools[1].function"
                 "tools": function(strict=True),
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"not": {}}},
+                    "json_schema": {
+                        "name": "a",
+                        "schema": {"not": {"const": 1}},
+                        "strict": True,
+                    },
                 },
             },
             "response_format.json_schema.schema",
@@ -268,21 +272,67 @@ def test_a_schema_that_is_too_long_is_refused(
 ) -> None:
     # As long as is allowed, it would be more than fits into this model's context.
     monkeypatch.setattr(structured, "MAX_CONSTRAINT", 2000)
-    long = function(parameters={"description": " " * 2000})
-    error = refusal(bundled, tools=long, **REQUIRED)
+    enum = {"properties": {"a": {"enum": ["x" * 2000]}}}
+    error = refusal(bundled, tools=function(parameters=enum, strict=True))
     assert error["param"] == f"{WHERE}.parameters"
     assert error["message"].endswith("of at most 2000; make it smaller")
 
 
-def test_schemas_that_are_not_enforced_are_accepted(bundled: Serving) -> None:
-    assert chat(bundled, tools=function(parameters=ODD), max_tokens=1)
+UNTOLD: Final[tuple[dict[str, Any], ...]] = (
+    ODD,
+    STRANGE,
+    {"type": "array"},
+    {"type": "strin"},
+    {"properties": 3},
+    {"properties": {"a": False}, "required": ["a"]},
+    {"properties": {"a": {"enum": []}}, "required": ["a"]},
+    {"properties": {"a": {"pattern": "(?<=a)b"}}},
+    {"properties": {"a": {"const": 2**64}}},
+    {"properties": {"a": {}}, "maxProperties": 0},
+)
+
+
+@pytest.mark.parametrize("parameters", UNTOLD)
+def test_a_tool_that_is_not_strict_is_not_refused_for_its_schema(
+    bundled: Serving, parameters: dict[str, Any]
+) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in ("auto", "required", named):
+        one = tools({"name": "f", "parameters": parameters})
+        many = tools(WEATHER, {"name": "f", "parameters": parameters})
+        for offered in (one, many):
+            assert chat(bundled, tools=offered, tool_choice=choice, max_tokens=1)
+
+
+def test_schemas_that_are_too_long_together_are_not_enforced(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "MAX_CONSTRAINT", 1400)
+    monkeypatch.setattr(calling, "MAX_CONSTRAINT", 1400)
+    enum = {"properties": {"a": {"enum": ["x" * 400]}}, "required": ["a"]}
+    fields = {**REQUIRED, "parallel_tool_calls": False}
+    several = [{"name": f"f{at}", "parameters": enum} for at in range(3)]
+    long = {"name": "f", "parameters": {"properties": {"a": {"enum": ["x" * 1400]}}}}
+    assert chat(bundled, tools=tools(*several), max_tokens=1, **fields)
+    assert chat(bundled, tools=tools(long), max_tokens=1, **fields)
+
+
+@pytest.mark.long
+def test_of_a_tool_that_is_not_strict_all_is_enforced_that_can_be(each: Serving) -> None:
+    done = chat(
+        each,
+        tools=tools({"name": "weather", "parameters": {**SCHEMA, "if": {}}}, NOW),
+        tool_choice=NAMED,
+    )
+    (call,) = done["message"]["tool_calls"]
+    assert fits(json.loads(call["function"]["arguments"]))
 
 
 def test_each_protocol_names_its_own_fields(bundled: Serving) -> None:
-    tool = {"type": "function", "name": "f", "parameters": ODD}
+    tool = {"type": "function", "name": "f", "parameters": ODD, "strict": True}
     answer = bundled.post("responses", input="x", tools=[tool], **REQUIRED)
     assert answer.json()["error"]["param"] == "tools[0].parameters"
-    tool = {"name": "f", "input_schema": ODD}
+    tool = {"name": "f", "input_schema": ODD, "strict": True}
     request_fields = {"messages": REQUESTED["messages"], "max_tokens": 5, "tools": [tool]}
     answer = bundled.post("messages", **request_fields, tool_choice={"type": "any"})
     assert answer.status_code == 400

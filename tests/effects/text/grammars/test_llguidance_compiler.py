@@ -130,14 +130,14 @@ def one_of_ten(i: int) -> dict[str, object]:
         ({"grammar": 'start: start "x"'}, "there is no text that it allows"),
         ({"json": {"type": "strin"}}, "Invalid type"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
-        ({"json": {"format": "nonsense", "type": "string"}}, "Unknown format"),
         ({"json": {"$ref": "#/$defs/n"}}, "does not exist"),
         ({"json": {"$ref": "https://example.com/s.json"}}, "not present"),
         (
             {"json": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}},
             "no text",
         ),
-        ({"json": {"pattern": "(?=a)b", "type": "string"}}, "look-around"),
+        ({"json": {"pattern": "(?<=a)b", "type": "string"}}, "look-behind"),
+        ({"json": {"pattern": "(?=a)b", "type": "string"}}, "matches nothing"),
         ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "oneOf"),
     ],
 )

@@ -261,7 +261,9 @@ def test_no_arguments_but_those_of_an_object() -> None:
     with pytest.raises(GrammarError, match='must be a schema of the type "object"'):
         arguments_schema({"type": "string"}, "tools[0].parameters")
     with pytest.raises(GrammarError, match="'not' cannot be enforced") as caught:
-        arguments_schema({"properties": {"a": {"not": {}}}}, "tools[0].parameters")
+        arguments_schema(
+            {"properties": {"a": {"not": {"const": 1}}}}, "tools[0].parameters"
+        )
     assert caught.value.param == "tools[0].parameters"
     assert "(at /properties/a)" in str(caught.value)
 

@@ -1,0 +1,178 @@
+"""From languages to patterns without intersections and complements.
+
+The derivatives of a language are the states of an automaton for it. Eliminating the
+states one by one leaves a pattern.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.languages import (
+    EVERY,
+    OTHERS,
+    Language,
+    Languages,
+    sets_of,
+    too_large,
+)
+
+MAX_STATES: Final = 400
+MAX_BLOCKS: Final = 64  # sets of characters that a language distinguishes
+MAX_PATTERN: Final = 16_384  # characters
+# Line ends of ECMA 262 beyond ASCII, which `.` does not match: no set holds them.
+_LINE_ENDS: Final = r"\u2028\u2029"
+_START: Final = -1
+_END: Final = -2
+
+
+def pattern_of(languages: Languages, language: Language) -> str:
+    """A pattern of a language, to be matched from end to end. Raises GrammarError for one
+    that is too large, or has no pattern.
+    """
+    within = [pattern_of(languages, one) for one in _plain_parts(language)]
+    match language.kind:
+        case "set":
+            return language.text or set_pattern(language.chars)
+        case "cat":
+            return "".join(within)
+        case "or" if within:
+            return f"(?:{'|'.join(within)})"
+        case "repeat" if language is languages.everything:
+            return "(?s:.*)"
+        case "repeat":
+            most = "" if language.most is None else language.most
+            return f"(?:{within[0]}){{{language.least},{most}}}"
+    return Automaton.of(languages, language).pattern()
+
+
+def _plain_parts(language: Language) -> tuple[Language, ...]:
+    """The parts of a language that are parts of its pattern."""
+    return language.parts if language.kind in ("cat", "or", "repeat") else ()
+
+
+def _blocks(language: Language) -> list[int]:
+    """The sets of characters that a language distinguishes from each other."""
+    blocks = [EVERY]
+    for part in sets_of(language):
+        if part.text:
+            raise GrammarError(
+                f"a look-ahead beside {part.text[:16]!r} in a pattern cannot be enforced"
+            )
+        split = [(one & part.chars, one & ~part.chars) for one in blocks]
+        blocks = [one for pair in split for one in pair if one]
+        if len(blocks) > MAX_BLOCKS:
+            raise too_large()
+    return blocks
+
+
+@define
+class Automaton:
+    """States, and the ways between them: each the patterns of which one leads there."""
+
+    # From a state, to a state.
+    ways: dict[int, dict[int, list[str]]] = field(factory=dict)
+    back: dict[int, set[int]] = field(factory=lambda: defaultdict(set))
+
+    @staticmethod
+    def of(languages: Languages, language: Language) -> "Automaton":
+        """The automaton of a language. Raises GrammarError for too many states."""
+        blocks = _blocks(language)
+        states = {language: 0}
+        made = Automaton()
+        made._add(_START, 0, "")
+        due = [language]
+        while due:
+            state = due.pop()
+            ways = defaultdict[int, int](int)
+            for block in blocks:
+                after = languages.derivative(state, block)
+                if after is languages.nothing:
+                    continue
+                if after not in states:
+                    states[after] = len(states)
+                    due.append(after)
+                ways[states[after]] |= block
+            if len(states) > MAX_STATES:
+                raise too_large()
+            made.ways[states[state]] = {}
+            for number, chars in ways.items():
+                made._add(states[state], number, set_pattern(chars))
+            if state.nullable:
+                made._add(states[state], _END, "")
+        return made
+
+    def _add(self, before: int, after: int, pattern: str) -> None:
+        self.ways.setdefault(before, {}).setdefault(after, []).append(pattern)
+        self.back[after].add(before)
+
+    def pattern(self) -> str:
+        """What leads from the start to an end. Raises GrammarError if it is too long, or
+        nothing does.
+        """
+        inner = self.ways.keys() - {_START}
+        while inner:
+            state = min(inner, key=self._cost)
+            inner.discard(state)
+            self._eliminate(state)
+        if _END not in self.ways[_START]:
+            raise GrammarError("a pattern matches nothing")
+        return _one_of(self.ways[_START][_END])
+
+    def _cost(self, state: int) -> tuple[int, int]:
+        """How many ways its elimination makes, and the length of what it repeats."""
+        ways = self.ways[state]
+        before = len(self.back[state] - {state})
+        after = len(ways.keys() - {state})
+        length = sum(len(pattern) for way in ways.values() for pattern in way)
+        return before * after, before * length
+
+    def _eliminate(self, state: int) -> None:
+        """Replace ways through a state by ways past it."""
+        ways = self.ways.pop(state)
+        loop = ways.pop(state, None)
+        repeated = "" if loop is None else f"(?:{_one_of(loop)})*"
+        for before in self.back.pop(state, set()) - {state}:
+            first = _one_of(self.ways[before].pop(state))
+            for after, last in ways.items():
+                pattern = f"{first}{repeated}{_one_of(last)}"
+                if len(pattern) > MAX_PATTERN:
+                    raise too_large()
+                self._add(before, after, pattern)
+        for after in ways:
+            self.back[after].discard(state)
+
+
+def _one_of(patterns: list[str]) -> str:
+    """One of these patterns, as a pattern that others may follow."""
+    several = [one for one in patterns if one]
+    if not several:
+        return ""
+    if len(several) == len(patterns) == 1:
+        return several[0]
+    return f"(?:{'|'.join(several)}){'?' if len(several) < len(patterns) else ''}"
+
+
+def set_pattern(chars: int) -> str:
+    """A set of characters as a pattern."""
+    if chars == EVERY:
+        return "(?s:.)"
+    negated = bool(chars & OTHERS)
+    held = [number for number in range(128) if bool(chars >> number & 1) != negated]
+    text = "".join(_ranges(held))
+    return f"[^{text}{_LINE_ENDS}]" if negated else f"[{text}]"
+
+
+def _ranges(numbers: list[int]) -> Iterator[str]:
+    """Numbers of characters as ranges of a set."""
+    at = 0
+    while at < len(numbers):
+        end = at
+        while end + 1 < len(numbers) and numbers[end + 1] == numbers[end] + 1:
+            end += 1
+        low, high = (f"\\x{numbers[one]:02x}" for one in (at, end))
+        yield low if at == end else f"{low}-{high}"
+        at = end + 1

@@ -1,0 +1,136 @@
+"""Whether no value matches two schemas: then `oneOf` is `anyOf`.
+
+Only what shows at once is taken for a difference: other types, other values of `const`
+and `enum`, and a required property that differs so.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+from attrs import define, field
+
+MAX_DEPTH: Final = 8  # schemas within each other that are looked into
+MAX_COMPARISONS: Final = 4096
+_TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
+Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
+
+
+def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
+    """Whether each two of these schemas exclude each other; references lead to `root`."""
+    comparison = _Comparison(root)
+    return all(comparison.differ(one, other) for one, other in combinations(schemas, 2))
+
+
+@define
+class _Comparison:
+    root: Any
+    _left: int = field(default=MAX_COMPARISONS)
+
+    def differ(self, one: Any, other: Any, depth: int = 0) -> bool:
+        """Whether no value can match both."""
+        self._left -= 1
+        if depth > MAX_DEPTH or self._left < 0:
+            return False
+        if one is False or other is False:
+            return True
+        first = self._alternatives(one)
+        second = self._alternatives(other)
+        return all(
+            self._parts_differ(left, right, depth) for left in first for right in second
+        )
+
+    def _alternatives(self, schema: Any) -> list[Schemas]:
+        """What a schema says, and the schemas that it refers to or joins: once for each
+        of its alternatives.
+        """
+        said = self._joined(schema)
+        words = [word for one in said for word in ("anyOf", "oneOf") if word in one]
+        several = next((one[words[0]] for one in said if words and words[0] in one), None)
+        if not isinstance(several, list):
+            return [said]
+        return [(*said, *self._joined(part)) for part in several]
+
+    def _joined(self, schema: Any) -> Schemas:
+        found: list[Mapping[str, Any]] = []
+        due = [schema]
+        while due and len(found) < MAX_DEPTH:
+            part = due.pop()
+            if not isinstance(part, Mapping):
+                continue
+            found.append(part)
+            due += part["allOf"] if isinstance(part.get("allOf"), list) else []
+            if isinstance(reference := part.get("$ref"), str):
+                due.append(self._target(reference))
+        return tuple(found)
+
+    def _target(self, reference: str) -> Any:
+        part = self.root
+        for step in reference.split("/")[1:]:
+            part = part.get(step) if isinstance(part, Mapping) else None
+        return part if reference.startswith("#/") else None
+
+    def _parts_differ(self, one: Schemas, other: Schemas, depth: int) -> bool:
+        if not _types(one) & _types(other):
+            return True
+        left, right = _values(one), _values(other)
+        if left is not None and right is not None and not left & right:
+            return True
+        return _types(one) | _types(other) == {"object"} and any(
+            self.differ(first, second, depth + 1)
+            for name in _required(one) | _required(other)
+            for first in _property(one, name)
+            for second in _property(other, name)
+        )
+
+
+def _types(schemas: Schemas) -> frozenset[str]:
+    """The types that all of these allow."""
+    found = _TYPES
+    for schema in schemas:
+        kinds = schema.get("type")
+        if isinstance(kinds, str | list):
+            several = [kinds] if isinstance(kinds, str) else [*map(str, kinds)]
+            null = ["null"] if schema.get("nullable") is True else []
+            found &= {"number" if one == "integer" else one for one in several + null}
+        elif (values := _values((schema,))) is not None:
+            found &= {_type(json.loads(one)) for one in values}
+    return found
+
+
+def _type(value: Any) -> str:
+    names = {bool: "boolean", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else names.get(type(value), "number")
+
+
+def _values(schemas: Schemas) -> frozenset[str] | None:
+    """The only values that these allow, in JSON; None if they are not listed."""
+    found: frozenset[str] | None = None
+    for schema in schemas:
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            listed = frozenset(map(_written, values))
+            found = listed if found is None else found & listed
+    return found
+
+
+def _written(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)
+
+
+def _required(schemas: Schemas) -> set[str]:
+    lists = [schema.get("required") for schema in schemas]
+    names = [one for names in lists if isinstance(names, list) for one in names]
+    return {one for one in names if isinstance(one, str)}
+
+
+def _property(schemas: Schemas, name: str) -> Iterator[Any]:
+    """What these say of a property."""
+    for schema in schemas:
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            yield properties[name]
+        elif "patternProperties" not in schema and "additionalProperties" in schema:
+            yield schema["additionalProperties"]

@@ -1,0 +1,51 @@
+"""Changes of a schema that say a keyword's value in other words."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+from minfer.effects.text.grammars.formats import COMPILED, LIBRARIES, PATTERNS
+from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
+
+Made = TypeVar("Made")
+COMMENTS: Final = frozenset(
+    {
+        *("$comment", "contentEncoding", "contentMediaType", "contentSchema", "default"),
+        *("deprecated", "description", "discriminator", "example", "examples"),
+        *("externalDocs", "id", "readOnly", "title", "writeOnly", "xml"),
+    }
+)
+
+
+def require(schema: dict[str, Any], word: str, value: Any) -> None:
+    """Add a keyword to what a schema says, beside its own of that name."""
+    if word in schema:
+        schema["allOf"] = [*schema.get("allOf", []), {word: value}]
+    else:
+        schema[word] = value
+
+
+def read_format(schema: dict[str, Any]) -> None:
+    """Replace a format by its pattern, unless it is the compiler's."""
+    if not isinstance(name := schema.get("format"), str) or name in COMPILED:
+        return
+    del schema["format"]
+    pattern = PATTERNS.get(name)
+    if pattern is None and "pattern" not in schema:
+        pattern = LIBRARIES.get(name)
+    if pattern is not None:
+        require(schema, "pattern", pattern)
+
+
+def translated(translate: Callable[..., Made], word: str, *patterns: str) -> Made:
+    """Patterns in other words. Raises KeywordError, which names their keyword."""
+    try:
+        return translate(*patterns)
+    except GrammarError as error:
+        raise KeywordError(str(error), word) from None
+
+
+def steps_of(reference: str) -> list[str]:
+    """The keys on the way of a reference by position."""
+    steps = unquote(reference).split("/")[1:]
+    return [step.replace("~1", "/").replace("~0", "~") for step in steps]

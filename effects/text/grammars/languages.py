@@ -1,0 +1,202 @@
+"""Regular languages, with intersections and complements.
+
+A language is a tree of records, each of which exists once in its `Languages`. For the
+texts that begin with a character, its derivative by that character is the language of
+what may follow (Brzozowski).
+
+Characters are ASCII, and one more that stands for all others. A set of them is a number,
+a bit for each.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from attrs import define, field, frozen
+
+from minfer.effects.text.grammars.grammar_library import GrammarError
+
+OTHERS: Final = 1 << 128  # the characters beyond ASCII
+EVERY: Final = (OTHERS << 1) - 1
+MAX_WORK: Final = 300_000  # parts of languages that are made, some tenths of a second
+
+
+def too_large() -> GrammarError:
+    """The error about look-aheads that take too much work."""
+    return GrammarError("look-aheads in a pattern are too large; leave them out")
+
+
+@frozen(eq=False)
+class Language:
+    """A set of texts."""
+
+    number: int  # by which languages are ordered
+    kind: str  # "set", "cat", "or", "and", "not", "repeat"
+    parts: tuple["Language", ...] = ()
+    chars: int = 0  # of a set
+    least: int = 0  # of a repetition
+    most: int | None = None
+    nullable: bool = False  # whether it has the empty text
+    text: str = ""  # a set as the pattern had it, if it is not one of `chars`
+
+
+@define
+class Languages:
+    """The languages of one pattern. What makes one raises GrammarError once they take
+    too much work.
+    """
+
+    _made: dict[object, Language] = field(factory=dict)
+    _work: int = 0  # parts of all languages
+    _derived: dict[tuple[Language, int], Language] = field(factory=dict)
+
+    # --- how languages are made ---------------------------------------------------------
+
+    def chars(self, chars: int, text: str = "") -> Language:
+        """One of these characters; `text` is the set where no number can be it."""
+        if not chars and not text:
+            return self.nothing
+        return self._make("set", chars=chars, text=text)
+
+    @property
+    def empty(self) -> Language:
+        """The empty text alone."""
+        return self._make("cat", nullable=True)
+
+    @property
+    def nothing(self) -> Language:
+        """No text."""
+        return self._make("or")
+
+    @property
+    def everything(self) -> Language:
+        """All texts."""
+        return self.repeat(self.chars(EVERY), 0, None)
+
+    def cat(self, *parts: Language) -> Language:
+        """Texts of these, one after the other."""
+        flat = [one for part in parts for one in _flat("cat", part)]
+        if self.nothing in flat:
+            return self.nothing
+        if len(flat) == 1:
+            return flat[0]
+        return self._make("cat", tuple(flat), nullable=all(one.nullable for one in flat))
+
+    def either(self, parts: Iterable[Language]) -> Language:
+        """Texts of any of these."""
+        flat = dict.fromkeys(one for part in parts for one in _flat("or", part))
+        if self.everything in flat:
+            return self.everything
+        sets = [one for one in flat if one.kind == "set" and not one.text]
+        if len(sets) > 1:
+            chars = 0
+            for one in sets:
+                chars |= one.chars
+                del flat[one]
+            flat[self.chars(chars)] = None
+        if len(flat) == 1:
+            return next(iter(flat))
+        nullable = any(one.nullable for one in flat)
+        return self._make("or", _ordered(flat), nullable=nullable)
+
+    def both(self, parts: Iterable[Language]) -> Language:
+        """Texts that are in all of these."""
+        flat = dict.fromkeys(one for part in parts for one in _flat("and", part))
+        flat.pop(self.everything, None)
+        if self.nothing in flat:
+            return self.nothing
+        if self.empty in flat:
+            return self.empty if all(one.nullable for one in flat) else self.nothing
+        if not flat:
+            return self.everything
+        if len(flat) == 1:
+            return next(iter(flat))
+        nullable = all(one.nullable for one in flat)
+        return self._make("and", _ordered(flat), nullable=nullable)
+
+    def other_than(self, part: Language) -> Language:
+        """Texts that are not in this one."""
+        if part is self.nothing:
+            return self.everything
+        if part is self.everything:
+            return self.nothing
+        if part.kind == "not":
+            return part.parts[0]
+        return self._make("not", (part,), nullable=not part.nullable)
+
+    def repeat(self, part: Language, least: int, most: int | None) -> Language:
+        """As many texts of this one, one after the other."""
+        if most == 0 or part is self.empty:
+            return self.empty
+        if part is self.nothing:
+            return self.nothing if least else self.empty
+        if (least, most) == (1, 1):
+            return part
+        nullable = least == 0 or part.nullable
+        return self._make("repeat", (part,), nullable=nullable, least=least, most=most)
+
+    def _make(
+        self, kind: str, parts: tuple[Language, ...] = (), **said: object
+    ) -> Language:
+        key = (kind, tuple(map(id, parts)), *said.items())
+        self._work += 1 + len(parts)
+        if self._work > MAX_WORK:
+            raise too_large()
+        if (known := self._made.get(key)) is None:
+            known = Language(len(self._made), kind, parts, **said)  # type: ignore[arg-type]  # by name
+            self._made[key] = known
+        return known
+
+    # --- what follows a character -------------------------------------------------------
+
+    def derivative(self, language: Language, chars: int) -> Language:
+        """What follows in its texts that begin with one of these characters, which it
+        does not distinguish.
+        """
+        key = (language, chars)
+        if (known := self._derived.get(key)) is None:
+            known = self._derived[key] = self._derive(language, chars)
+        return known
+
+    def _derive(self, language: Language, chars: int) -> Language:
+        parts = language.parts
+        match language.kind:
+            case "set":
+                return self.empty if language.chars & chars else self.nothing
+            case "or":
+                return self.either(self.derivative(one, chars) for one in parts)
+            case "and":
+                return self.both(self.derivative(one, chars) for one in parts)
+            case "not":
+                return self.other_than(self.derivative(parts[0], chars))
+            case "repeat":
+                most = None if language.most is None else language.most - 1
+                rest = self.repeat(parts[0], max(language.least - 1, 0), most)
+                return self.cat(self.derivative(parts[0], chars), rest)
+        begun = []
+        for at, part in enumerate(parts):
+            begun.append(self.cat(self.derivative(part, chars), *parts[at + 1 :]))
+            if not part.nullable:
+                break
+        return self.either(begun)
+
+
+def _flat(kind: str, language: Language) -> tuple[Language, ...]:
+    return language.parts if language.kind == kind else (language,)
+
+
+def _ordered(parts: Iterable[Language]) -> tuple[Language, ...]:
+    """Parts in one order, so that the same ones are the same language."""
+    return tuple(sorted(parts, key=lambda one: one.number))
+
+
+def sets_of(language: Language) -> Iterator[Language]:
+    """All sets in a language."""
+    due, found = [language], set[Language]()
+    while due:
+        part = due.pop()
+        if part in found:
+            continue
+        found.add(part)
+        due += part.parts
+        if part.kind == "set":
+            yield part

@@ -1,0 +1,165 @@
+"""Patterns with look-aheads, as patterns without them.
+
+The compiler knows no look-aheads. What one says holds of all that follows it, up to the
+end of the text: so each becomes an intersection, or one with a complement, of the
+language of what follows (`languages.py`). At the top, an intersection is several
+patterns, all of which must match; within a pattern it is computed.
+
+What a pattern requires holds for `re` and for ECMA 262; what it forbids, for either.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.text.grammars.automata import MAX_PATTERN, pattern_of
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.languages import (
+    OTHERS,
+    Language,
+    Languages,
+    sets_of,
+    too_large,
+)
+from minfer.effects.text.grammars.pattern_reader import (
+    Assertion,
+    Chars,
+    Group,
+    Item,
+    PatternReader,
+    Repeated,
+    asserts,
+    refused,
+)
+
+_AHEAD: Final = re.compile(r"\(\?[=!]")
+
+
+@lru_cache(maxsize=256)
+def without_lookaheads(pattern: str) -> tuple[str, ...]:
+    """Patterns of which all must match, where the given one had to. Raises GrammarError
+    for look-aheads that cannot be expressed otherwise.
+    """
+    if _AHEAD.search(pattern) is None:
+        return (pattern,)
+    made, whole = _translate(pattern)
+    parts = whole.parts if whole.kind == "and" else (whole,)
+    return tuple(f"^(?:{pattern_of(made, one)})$" for one in parts)
+
+
+@lru_cache(maxsize=256)
+def as_one_pattern(*patterns: str) -> str:
+    """One pattern without look-aheads, which matches where all of these do. Raises
+    GrammarError.
+    """
+    if len(patterns) == 1 and _AHEAD.search(patterns[0]) is None:
+        return patterns[0]
+    made, whole = _translate(*patterns)
+    return f"^(?:{pattern_of(made, whole)})$"
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a pattern matches anywhere in a text, in time that the text's length
+    bounds. Raises GrammarError if that cannot be known.
+    """
+    languages, language = _translate(pattern)
+    if any(one.text for one in sets_of(language)):
+        raise GrammarError("a pattern of names has characters beyond ASCII")
+    for letter in text:
+        language = languages.derivative(
+            language, 1 << ord(letter) if letter.isascii() else OTHERS
+        )
+    return language.nullable
+
+
+def _translate(*patterns: str) -> tuple[Languages, Language]:
+    if sum(map(len, patterns)) > MAX_PATTERN:
+        raise too_large()
+    made = _Translation()
+    groups = [PatternReader(pattern).read() for pattern in patterns]
+    return made.languages, made.languages.both(map(made.anywhere, groups))
+
+
+@define
+class _Translation:
+    """Makes languages of groups."""
+
+    languages: Languages = field(factory=Languages)
+
+    def anywhere(self, group: Group) -> Language:
+        """The texts in which a group matches anywhere."""
+        every = self.languages.everything
+        found = []
+        for items in group.alternatives:
+            begins = bool(items) and items[0] == Assertion("^")
+            said = _at_beginning(items) if begins else items
+            made = self._sequence(said, every, forbidden=False)
+            found.append(made if begins else self.languages.cat(every, made))
+        return self.languages.either(found)
+
+    def _sequence(
+        self, items: Sequence[Item], rest: Language, *, forbidden: bool
+    ) -> Language:
+        """Texts of the items, and then of the rest."""
+        for item in reversed(items):
+            rest = self._before(item, rest, forbidden=forbidden)
+        return rest
+
+    def _before(self, item: Item, rest: Language, *, forbidden: bool) -> Language:
+        """Texts of an item, and then of the rest."""
+        made = self.languages
+        match item:
+            case Assertion("$"):
+                return made.both([rest, made.empty])
+            case Assertion("^"):
+                raise refused("^", "anchor")
+            case Assertion(kind, within) if within is not None:
+                negative = kind == "!"
+                ahead = self._alternatives(
+                    within, made.everything, forbidden=forbidden != negative
+                )
+                return made.both([rest, made.other_than(ahead) if negative else ahead])
+            case Group() if asserts(item):
+                return self._alternatives(item, rest, forbidden=forbidden)
+            case Repeated(within, 0, 1) if asserts(within):
+                begun = self._before(within, rest, forbidden=forbidden)
+                return made.either([begun, rest])
+            case Repeated(within, _, _) if asserts(within):
+                raise refused("(?", "repetition")
+        return made.cat(self._plain(item, forbidden=forbidden), rest)
+
+    def _alternatives(self, group: Group, rest: Language, *, forbidden: bool) -> Language:
+        return self.languages.either(
+            self._sequence(items, rest, forbidden=forbidden)
+            for items in group.alternatives
+        )
+
+    def _plain(self, item: Item, *, forbidden: bool) -> Language:
+        """The texts of an item without assertions."""
+        made = self.languages
+        match item:
+            case Chars():
+                if item.least is None:
+                    return made.chars(0, item.text)
+                return made.chars(item.most if forbidden else item.least)
+            case Repeated():
+                part = self._plain(item.item, forbidden=forbidden)
+                return made.repeat(part, item.least, item.most)
+            case Group():
+                return self._alternatives(item, made.empty, forbidden=forbidden)
+        raise AssertionError("assertions are handled before")
+
+
+def _at_beginning(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Items at the beginning of a text, without the anchors that hold there."""
+    found: list[Item] = []
+    for at, item in enumerate(items):
+        if not isinstance(item, Assertion) or item.kind == "$":
+            return (*found, *items[at:])
+        if item.within is not None:
+            within = Group(tuple(map(_at_beginning, item.within.alternatives)))
+            found.append(Assertion(item.kind, within))
+    return tuple(found)

@@ -1,0 +1,103 @@
+"""The names that properties may have, by the schema in `propertyNames`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import define
+
+from minfer.effects.text.grammars.keyword_values import (
+    COMMENTS,
+    read_format,
+    steps_of,
+    translated,
+)
+from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
+
+MAX_DEPTH: Final = 8  # references, and alternatives within each other
+_ANY_NAME: Final = ({}, {"type": "string"})
+_OF_NAMES: Final = frozenset({"enum", "const", "pattern", "format"})
+_LENGTHS: Final = ("minLength", "maxLength")
+
+
+@define
+class PropertyNames:
+    """The names that properties may have: all, some, or those that match a pattern."""
+
+    listed: list[str] | None = None
+    pattern: str = ""
+
+    @property
+    def all(self) -> bool:
+        """Whether any name is allowed."""
+        return self.listed is None and not self.pattern
+
+    def has(self, name: str) -> bool:
+        """Whether a name is allowed. Raises KeywordError if that cannot be known."""
+        if self.listed is not None:
+            return name in self.listed
+        return not self.pattern or translated(
+            matches, "propertyNames", self.pattern, name
+        )
+
+    @staticmethod
+    def of(schema: Any, root: Any, depth: int = 0) -> "PropertyNames | None":
+        """The names that a schema allows, if there is one pattern of them."""
+        if isinstance(schema, bool):
+            return PropertyNames() if schema else PropertyNames([])
+        found = _resolved(schema, root)
+        if found is None or depth > MAX_DEPTH:
+            return None
+        said = {word: one for word, one in found.items() if word not in COMMENTS}
+        several = said.pop("anyOf", None) or said.pop("oneOf", None)
+        if isinstance(several, list):
+            names = [PropertyNames.of(one, root, depth + 1) for one in several]
+            return _any_of(names) if said in _ANY_NAME else None
+        kinds = said.pop("type", "string")
+        if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+            return PropertyNames([])
+        return _said_of_names(said)
+
+
+def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
+    """The names that any of these allow."""
+    if any(one is not None and one.all for one in names):
+        return PropertyNames()
+    lists = [one.listed for one in names if one is not None and one.listed is not None]
+    if len(lists) < len(names):
+        return None
+    return PropertyNames([*dict.fromkeys(name for one in lists for name in one)])
+
+
+def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
+    """The names that a schema's own keywords allow."""
+    if said.keys() - _OF_NAMES.union(_LENGTHS):
+        return None
+    read_format(said)
+    if "format" in said:  # one of the compiler's
+        return None
+    patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
+    patterns += [one["pattern"] for one in said.get("allOf", [])]
+    least, most = (said.get(word) for word in _LENGTHS)
+    if not isinstance(least, int | None) or not isinstance(most, int | None):
+        return None
+    if least or most is not None:
+        patterns.append(f"^(?s:.{{{least or 0},{'' if most is None else most}}})$")
+    pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
+    names = PropertyNames(None, pattern)
+    values = said.get("enum", [said["const"]] if "const" in said else None)
+    if not isinstance(values, list):
+        return names
+    texts = dict.fromkeys(one for one in values if isinstance(one, str))
+    return PropertyNames([one for one in texts if names.has(one)])
+
+
+def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:
+    """A schema, or the one that it refers to."""
+    for _ in range(MAX_DEPTH):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or len(schema) > 1 or reference[:2] != "#/":
+            break
+        schema = root
+        for step in steps_of(reference):
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema if isinstance(schema, dict) else None

@@ -1,0 +1,209 @@
+"""JSON schemas in fewer keywords: those that the compiler enforces.
+
+Each rewriting changes one schema in place, not those within it, and keeps its meaning; or
+it allows less, where parsers take less of a format or a bound. What is rewritten once is
+not changed again. Comments are dropped: they have no effect, and a schema without them is
+smaller, and equal to others.
+
+    nullable                  null among the types, as OpenAPI 3.0 says
+    not: {}                   allOf: [false]
+    format                    a pattern, the compiler's own, or nothing
+    pattern with look-aheads  patterns without
+    propertyNames             properties, or patternProperties
+    oneOf                     anyOf, if its parts exclude each other
+    uniqueItems               nothing, where there is one item at most
+    bounds beyond 2^62        bounds below
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any, Final
+
+from attrs import define
+
+from minfer.effects.text.grammars.disjoint_schemas import all_disjoint
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.keyword_values import (
+    COMMENTS,
+    read_format,
+    require,
+    steps_of,
+    translated,
+)
+from minfer.effects.text.grammars.lookaheads import as_one_pattern, without_lookaheads
+from minfer.effects.text.grammars.property_names import PropertyNames
+
+# Of these a value without an effect is dropped.
+_IDLE: Final = {
+    "uniqueItems": False,
+    "unevaluatedProperties": True,
+    "unevaluatedItems": True,
+    "nullable": False,
+    "not": False,
+    "dependentRequired": {},
+    "dependentSchemas": {},
+    "dependencies": {},
+    "propertyNames": True,
+}
+# The largest number below 2^62 that is kept exactly.
+LARGEST_BOUND: Final = 2**62 - 2**9
+_LOWER: Final = ("minimum", "exclusiveMinimum")
+_UPPER: Final = ("maximum", "exclusiveMaximum")
+
+
+def referred_names(schema: Any) -> frozenset[str]:
+    """All keys and positions on the ways of a schema's references."""
+    found, due = set[str](), [schema]
+    while due:
+        part = due.pop()
+        if isinstance(part, list):
+            due += part
+        elif isinstance(part, dict):
+            due += part.values()
+            if isinstance(refers := part.get("$ref"), str):
+                found.update(steps_of(refers))
+    return frozenset(found)
+
+
+@define
+class Rewriting:
+    """Rewrites the parts of one schema."""
+
+    root: Any
+    _referred: frozenset[str]
+
+    @staticmethod
+    def of(root: Any) -> "Rewriting":
+        """The rewriting of a whole schema."""
+        return Rewriting(root, referred_names(root))
+
+    def rewrite(self, schema: dict[str, Any]) -> None:
+        """Rewrite one schema, in place. Raises GrammarError for a value that cannot be
+        one of its keyword's.
+        """
+        for word in [*schema]:
+            comment = word in COMMENTS or (word.startswith("x-") and word != "x-guidance")
+            if comment and word not in self._referred:
+                del schema[word]
+        _allow_null(schema)
+        _forbid(schema)
+        _bound_items(schema)
+        _keep_bounds_small(schema)
+        read_format(schema)
+        _split_pattern(schema)
+        self._name_properties(schema)
+        self._exclude(schema)
+        for word, idle in _IDLE.items():
+            if word in schema and _same(schema[word], idle):
+                del schema[word]
+
+    def _exclude(self, schema: dict[str, Any]) -> None:
+        parts = schema.get("oneOf")
+        if not isinstance(parts, list) or "oneOf" in self._referred:
+            return
+        if all_disjoint(parts, self.root):
+            del schema["oneOf"]
+            require(schema, "anyOf", parts)
+
+    def _name_properties(self, schema: dict[str, Any]) -> None:
+        """Say of which names a property may be as `properties`, or as one pattern of
+        `patternProperties`.
+        """
+        said = schema.get("propertyNames", ...)
+        if not isinstance(said, dict | bool) or "patternProperties" in schema:
+            return
+        if "additionalProperties" in self._referred:
+            return
+        names = PropertyNames.of(said, self.root)
+        if names is None:
+            return
+        del schema["propertyNames"]
+        if names.all:
+            return
+        properties = schema.get("properties", {})
+        if not isinstance(properties, dict):
+            return
+        others = schema.get("additionalProperties", True)
+        allowed = {
+            name: one if names.has(name) else False for name, one in properties.items()
+        }
+        if names.listed is not None:
+            new = [name for name in names.listed if name not in allowed]
+            allowed |= dict.fromkeys(new, self._shared(others))
+        elif others is not False:
+            schema["patternProperties"] = {names.pattern: others}
+        schema["properties"] = allowed
+        schema["additionalProperties"] = False
+
+    def _shared(self, schema: Any) -> Any:
+        """A schema for several places: if it is not small, a reference to it."""
+        if not isinstance(schema, dict) or schema.keys() <= {"type", "$ref"}:
+            return schema
+        definitions = self.root.setdefault("$defs", {})
+        name = next(name for i in count() if (name := f"names_{i}") not in definitions)
+        definitions[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """OpenAPI 3.0: null is allowed beside the type, if there is one."""
+    nullable = schema.pop("nullable", False)
+    if not isinstance(nullable, bool):
+        raise GrammarError("nullable must be true or false")
+    kinds = schema.get("type")
+    if nullable and isinstance(kinds, str | list):
+        several = kinds if isinstance(kinds, list) else [kinds]
+        schema["type"] = several if "null" in several else [*several, "null"]
+
+
+def _forbid(schema: dict[str, Any]) -> None:
+    said = schema.get("not")
+    if said is True or said == {}:
+        del schema["not"]
+        schema["allOf"] = [*schema.get("allOf", []), False]
+
+
+def _bound_items(schema: dict[str, Any]) -> None:
+    if schema.get("uniqueItems") is True and schema.get("maxItems") in (0, 1):
+        del schema["uniqueItems"]
+
+
+def _keep_bounds_small(schema: dict[str, Any]) -> None:
+    """Replace bounds that are larger than the compiler's numbers."""
+    for words, sign in ((_LOWER, -1), (_UPPER, 1)):
+        for word in words:
+            bound = schema.get(word)
+            number = isinstance(bound, int | float) and not isinstance(bound, bool)
+            if number and bound * sign > LARGEST_BOUND:
+                schema[word] = sign * LARGEST_BOUND
+
+
+def _split_pattern(schema: dict[str, Any]) -> None:
+    if isinstance(pattern := schema.get("pattern"), str):
+        first, *others = translated(without_lookaheads, "pattern", pattern)
+        schema["pattern"] = first
+        for one in others:
+            require(schema, "pattern", one)
+    named = schema.get("patternProperties")
+    if isinstance(named, dict):
+        schema["patternProperties"] = {
+            translated(as_one_pattern, "patternProperties", pattern): one
+            for pattern, one in named.items()
+        }
+
+
+def _same(value: Any, idle: Any) -> bool:
+    """Whether two values are the same, of which true is not 1."""
+    return type(value) is type(idle) and value == idle
+
+
+def every_part(schemas: Sequence[Any]) -> Iterator[Any]:
+    """Values, and all that is in them."""
+    due = [*schemas]
+    while due:
+        part = due.pop()
+        yield part
+        if isinstance(part, list):
+            due += part
+        elif isinstance(part, dict):
+            due += part.values()
