@@ -9,6 +9,7 @@ the event loop, because that is cheaper than handing it over; others go to the p
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -33,7 +34,6 @@ from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
 from minfer.effects.serving.request_parsing.limits import BodyMemory, Limits
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.request_parsing.structured_fields import client_field
-from minfer.effects.serving.request_parsing.tool_constraints import TOOLS
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.transport import Connection, ignore_part
 from minfer.effects.text.grammars.grammar_library import GrammarError
@@ -41,6 +41,9 @@ from minfer.policies.fair_queue import FairQueue
 from minfer.sampling.structured import StructuredOutputs
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
+# Others are, too, where their schemas may take tens of milliseconds to translate: with
+# look-aheads, or patterns of names, whether these are written with escapes or not.
+SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|\\u00(?:2[18]|3[dDfF]|[467])")
 Result = TypeVar("Result")
 
 
@@ -69,7 +72,7 @@ class Intake:
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
-            if len(data) <= LONG:
+            if len(data) <= LONG and SLOW.search(data) is None:
                 prepared = prepare(endpoint, data, self._state.llm, self._models)
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
@@ -116,9 +119,9 @@ class Intake:
         if requested is None:
             return request
         error = await self._compile_error(requested, client)
-        if error is not None and request.fallback is not None:
-            params = attrs.evolve(request.params, structured_outputs=request.fallback)
-            ignored = (*dict.fromkeys((*request.ignored, TOOLS)),)
+        if error is not None and (fallback := request.fallback) is not None:
+            params = attrs.evolve(request.params, structured_outputs=fallback.constraint)
+            ignored = tuple(dict.fromkeys((*request.ignored, fallback.field)))
             request = attrs.evolve(request, params=params, fallback=None, ignored=ignored)
             return await self._compile(request, client)
         if error is None:

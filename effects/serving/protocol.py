@@ -96,8 +96,8 @@ class GenerationRequest:
     beams: BeamSearchParams | None = None  # then nothing is sampled
     constraint_field: str = ""  # the field with the answer's constraint
     parts: tuple[PartConstraint, ...] = ()  # of the answer's constraint
-    # In the place of a constraint that cannot be compiled, as parts of it are not strict.
-    fallback: StructuredOutputs | None = None
+    # In the place of a constraint that cannot be compiled, and the field that it ignores.
+    fallback: PartConstraint | None = None
     parsing: Parsing | None = None  # what is parsed in each answer, if anything
     max_tokens_field: str = ""  # the field with the number of tokens to write, if any
     chosen_id: str = ""  # the id that the client chose in the body, if any

@@ -41,13 +41,13 @@ from minfer.effects.text.tools.forms import (
 )
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
-TOOLS: Final = "tools"
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.
 _OPENED: Final = re.compile(
     r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
 )
 _log: Final = logging.getLogger("minfer.constraints")
+_POSITION: Final = re.compile(r"\[[0-9]+\]")
 _JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
@@ -65,6 +65,11 @@ class OfferedTool:
     def param(self) -> str:
         """The field of its schema, as errors name it."""
         return f"{self.where}.{self.schema}"
+
+    @property
+    def hint(self) -> str:
+        """That field, of whichever tool, where it is ignored."""
+        return _POSITION.sub("", self.param)
 
 
 def check_names(names: Sequence[str], field: str = "tools") -> None:
@@ -92,7 +97,7 @@ class AnswerConstraint:
     parts: tuple[PartConstraint, ...]
     # In its place if it cannot be compiled: the arguments of tools that are not strict
     # are any object.
-    fallback: StructuredOutputs | None = None
+    fallback: PartConstraint | None = None
 
 
 def constrain_calls(
@@ -139,14 +144,14 @@ def constrain_calls(
     strict = [part for one, part in zip(offers, parts, strict=True) if one.strict]
     field = requiring or (plain_answer.field if plain_answer is not None else "")
     explaining = (*strict, *([plain_answer] if plain_answer else []))
-    return _with_fallback(calling, field, explaining)
+    return _with_fallback(calling, field, explaining, offers[0].hint)
 
 
 def _with_fallback(
-    calling: Calling, field: str, parts: tuple[PartConstraint, ...]
+    calling: Calling, field: str, parts: tuple[PartConstraint, ...], hint: str
 ) -> AnswerConstraint:
-    """The constraint of an answer, and a fallback that leaves free what is not strict,
-    if there is any. Raises ApiError if neither is small enough.
+    """The constraint of an answer, and a fallback that ignores the schemas of tools that
+    are not strict, if there are any. Raises ApiError if neither is small enough.
     """
     free = [
         attrs.evolve(one, schema=OBJECT) if one.lenient else one
@@ -156,10 +161,11 @@ def _with_fallback(
         return AnswerConstraint(_grammar(calling), field, parts)
     fallback = _grammar(attrs.evolve(calling, callees=tuple(free)))
     try:
-        return AnswerConstraint(_grammar(calling), field, parts, fallback)
+        whole = _grammar(calling)
     except ApiError:  # all schemas together are too large
-        note_ignored(TOOLS)
+        note_ignored(hint)
         return AnswerConstraint(fallback, field, parts)
+    return AnswerConstraint(whole, field, parts, PartConstraint(hint, fallback))
 
 
 def constrain_after_reasoning(
@@ -276,11 +282,11 @@ def _enforced_part(offer: OfferedTool) -> str:
         try:
             schema = arguments_schema(offer.parameters, offer.param, lenient=lenient)
         except GrammarError:
-            note_ignored(TOOLS)
+            note_ignored(offer.hint)
             continue
         if len(schema) <= MAX_CONSTRAINT:
             return schema
-    note_ignored(TOOLS)
+    note_ignored(offer.hint)
     return OBJECT
 
 

@@ -20,6 +20,8 @@ Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
 def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     """Whether each two of these schemas exclude each other; references lead to `root`."""
     comparison = _Comparison(root)
+    if comparison.discriminated(schemas):
+        return True
     return all(comparison.differ(one, other) for one, other in combinations(schemas, 2))
 
 
@@ -27,6 +29,21 @@ def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
 class _Comparison:
     root: Any
     _left: int = field(default=MAX_COMPARISONS)
+
+    def discriminated(self, schemas: Sequence[Any]) -> bool:
+        """Whether a required property has other values in each of these objects."""
+        said = [self._joined(schema) for schema in schemas]
+        if not said or any(_types(one) != {"object"} for one in said):
+            return False
+        return any(
+            _all_differ([self._listed(one, name) for one in said])
+            for name in set.intersection(*map(_required, said))
+        )
+
+    def _listed(self, schemas: Schemas, name: str) -> frozenset[str] | None:
+        """The only values of a property, if they are listed."""
+        said = [part for one in _property(schemas, name) for part in self._joined(one)]
+        return _values(tuple(said))
 
     def differ(self, one: Any, other: Any, depth: int = 0) -> bool:
         """Whether no value can match both."""
@@ -83,6 +100,13 @@ class _Comparison:
             for first in _property(one, name)
             for second in _property(other, name)
         )
+
+
+def _all_differ(lists: Sequence[frozenset[str] | None]) -> bool:
+    known = [one for one in lists if one is not None]
+    return len(known) == len(lists) and sum(map(len, known)) == len(
+        frozenset[str]().union(*known)
+    )
 
 
 def _types(schemas: Schemas) -> frozenset[str]:

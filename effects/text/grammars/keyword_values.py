@@ -18,11 +18,21 @@ COMMENTS: Final = frozenset(
 
 
 def require(schema: dict[str, Any], word: str, value: Any) -> None:
-    """Add a keyword to what a schema says, beside its own of that name."""
+    """Add a keyword to what a schema says, beside its own of that name. Raises
+    GrammarError for an `allOf` that is no list.
+    """
     if word in schema:
-        schema["allOf"] = [*schema.get("allOf", []), {word: value}]
+        require_all(schema, {word: value})
     else:
         schema[word] = value
+
+
+def require_all(schema: dict[str, Any], part: Any) -> None:
+    """Add another schema, which has to hold as well. Raises GrammarError likewise."""
+    parts = schema.get("allOf", [])
+    if not isinstance(parts, list):
+        raise GrammarError("allOf must be a list of schemas")
+    schema["allOf"] = [*parts, part]
 
 
 def read_format(schema: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ MAX_WORK: Final = 300_000  # parts of languages that are made, some tenths of a 
 
 
 def too_large() -> GrammarError:
-    """The error about look-aheads that take too much work."""
-    return GrammarError("look-aheads in a pattern are too large; leave them out")
+    """The error about a pattern that takes too much work."""
+    what = "look-aheads in a pattern, or lengths beside it,"
+    return GrammarError(f"{what} are too large; leave them out")
 
 
 @frozen(eq=False)

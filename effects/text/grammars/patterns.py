@@ -123,6 +123,13 @@ class _Set:
             raise unnamed(min(left))
 
 
+# What `.` matches for `re`, and for ECMA 262, too.
+_NO_LINE_FEED: Final = _Set(r"[^\x{A}]", _ASCII - {10}, beyond=True)
+_NO_LINE_END: Final = _Set(
+    r"[^\x{A}\x{D}\x{2028}\x{2029}]", _ASCII - {10, 13}, beyond=True
+)
+
+
 def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
     """A pattern as the compiler is to read it. It `decides` if names that it does not
     match may come, too, and texts have no escapes by number then. What it matches has
@@ -154,7 +161,8 @@ def _written(part: str | _Set, *, dropping: bool) -> str:
 def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
     """The sets of a pattern, and the texts between them."""
     at, repeated = 0, False
-    ignoring = any("i" in flags for flags in _SET_FLAGS.findall(pattern))
+    flags = "".join(_SET_FLAGS.findall(pattern))
+    ignoring, dotall = "i" in flags, "s" in flags
     if ignoring and decides:
         raise _refused("(?i", "flag")
     while at < len(pattern):
@@ -178,6 +186,8 @@ def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
         repeated = kind == "repeated"
         if kind == "character":
             yield _single_token(match[0], decides=decides)
+        elif match[0] == "." and not dotall:
+            yield _NO_LINE_FEED if decides else _NO_LINE_END
         elif decides and match[0] == "$":  # `re` finds a last line break behind it
             yield from (_single_token("\n", decides=True), "?$")
         else:

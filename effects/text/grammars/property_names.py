@@ -13,8 +13,8 @@ from minfer.effects.text.grammars.keyword_values import (
 )
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
 
-MAX_DEPTH: Final = 8  # references, and alternatives within each other
-_ANY_NAME: Final = ({}, {"type": "string"})
+MAX_DEPTH: Final = 4  # references, and alternatives within each other
+_ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
 _OF_NAMES: Final = frozenset({"enum", "const", "pattern", "format"})
 _LENGTHS: Final = ("minLength", "maxLength")
 
@@ -40,18 +40,24 @@ class PropertyNames:
         )
 
     @staticmethod
-    def of(schema: Any, root: Any, depth: int = 0) -> "PropertyNames | None":
-        """The names that a schema allows, if there is one pattern of them."""
+    def of(
+        schema: Any, root: Any, seen: frozenset[int] = frozenset()
+    ) -> "PropertyNames | None":
+        """The names that a schema allows, if there is one pattern of them. What is `seen`
+        already refers to itself.
+        """
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
         found = _resolved(schema, root)
-        if found is None or depth > MAX_DEPTH:
+        if found is None or id(found) in seen or len(seen) > MAX_DEPTH:
             return None
         said = {word: one for word, one in found.items() if word not in COMMENTS}
         several = said.pop("anyOf", None) or said.pop("oneOf", None)
         if isinstance(several, list):
-            names = [PropertyNames.of(one, root, depth + 1) for one in several]
-            return _any_of(names) if said in _ANY_NAME else None
+            if said not in _ANY_NAME:
+                return None
+            seen |= {id(found)}
+            return _any_of([PropertyNames.of(one, root, seen) for one in several])
         kinds = said.pop("type", "string")
         if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             return PropertyNames([])
@@ -77,11 +83,12 @@ def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
         return None
     patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
     patterns += [one["pattern"] for one in said.get("allOf", [])]
-    least, most = (said.get(word) for word in _LENGTHS)
-    if not isinstance(least, int | None) or not isinstance(most, int | None):
+    lengths = [said.get(word) for word in _LENGTHS]
+    if not all(one is None or (type(one) is int and one >= 0) for one in lengths):
         return None
-    if least or most is not None:
-        patterns.append(f"^(?s:.{{{least or 0},{'' if most is None else most}}})$")
+    least, most = ("" if one is None else one for one in lengths)
+    if least or most != "":
+        patterns.append(f"^(?s:.{{{least or 0},{most}}})$")
     pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
     names = PropertyNames(None, pattern)
     values = said.get("enum", [said["const"]] if "const" in said else None)

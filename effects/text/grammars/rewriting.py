@@ -27,6 +27,7 @@ from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
     read_format,
     require,
+    require_all,
     steps_of,
     translated,
 )
@@ -140,6 +141,8 @@ class Rewriting:
         if not isinstance(schema, dict) or schema.keys() <= {"type", "$ref"}:
             return schema
         definitions = self.root.setdefault("$defs", {})
+        if not isinstance(definitions, dict):
+            raise GrammarError("$defs must be an object of schemas")
         name = next(name for i in count() if (name := f"names_{i}") not in definitions)
         definitions[name] = schema
         return {"$ref": f"#/$defs/{name}"}
@@ -160,7 +163,7 @@ def _forbid(schema: dict[str, Any]) -> None:
     said = schema.get("not")
     if said is True or said == {}:
         del schema["not"]
-        schema["allOf"] = [*schema.get("allOf", []), False]
+        require_all(schema, False)
 
 
 def _bound_items(schema: dict[str, Any]) -> None:
@@ -173,8 +176,9 @@ def _keep_bounds_small(schema: dict[str, Any]) -> None:
     for words, sign in ((_LOWER, -1), (_UPPER, 1)):
         for word in words:
             bound = schema.get(word)
-            number = isinstance(bound, int | float) and not isinstance(bound, bool)
-            if number and bound * sign > LARGEST_BOUND:
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                continue
+            if bound * sign > LARGEST_BOUND:
                 schema[word] = sign * LARGEST_BOUND
 
 

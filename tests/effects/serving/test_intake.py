@@ -20,6 +20,7 @@ from minfer.effects.serving.access.api_keys import Key
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
+from minfer.effects.serving.intake import SLOW as LATER
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
 from minfer.effects.serving.request_parsing.limits import (
@@ -147,6 +148,25 @@ def test_a_disconnect_while_the_body_is_prepared(llm: AsyncLLM) -> None:
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
         taken(llm, sent, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "slow"),
+    [
+        ({"pattern": "^(?:a|b)$", "title": "é <b>"}, False),
+        ({"pattern": "^(?=a)"}, True),
+        ({"pattern": "(?!a)"}, True),
+        ({"propertyNames": {}}, True),
+    ],
+)
+def test_what_may_be_slow_is_prepared_away_from_the_event_loop(
+    field: dict[str, Any], slow: bool
+) -> None:
+    text = json.dumps(field)
+    assert bool(LATER.search(text.encode())) == slow
+    escaped = text.replace("=", r"\u003d").replace("!", r"\u0021").replace("y", r"\u0079")
+    assert json.loads(escaped) == field
+    assert bool(LATER.search(escaped.encode())) == slow
 
 
 class Slowly(OneByOne):

@@ -1,0 +1,137 @@
+"""The schemas of zod and pydantic in every API: taken, or refused by their keyword."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+
+from minfer.effects.text.tools.formats import Parsers
+from tests.effects.served import Serving, serving
+from tests.effects.text.grammars.libraries import test_pydantic as pydantic_tests
+from tests.effects.text.grammars.libraries import test_zod as zod_tests
+
+MESSAGES: Final = [{"role": "user", "content": "Hi."}]
+SHORT: Final = {"max_tokens": 1, "seed": 3}
+
+
+def schemas() -> Iterator[tuple[str, Any, str]]:
+    """Types' names, their schemas, and why these are refused, if they are."""
+    for target, name in zod_tests.TYPES:
+        schema = zod_tests.SCHEMAS[target][name]
+        yield f"zod {target} {name}", schema, zod_tests.REFUSED.get(name, "")
+    hidden = pydantic_tests.NO_SCHEMA | pydantic_tests.NEEDS_EMAIL_VALIDATOR
+    for name in pydantic_tests.TYPES.keys() - hidden:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of defaults that JSON cannot have
+            schema = pydantic_tests.model_of(
+                pydantic_tests.TYPES[name]
+            ).model_json_schema()
+        yield f"pydantic {name}", schema, pydantic_tests.REFUSED.get(name, "")
+
+
+SCHEMAS: Final = {name: (schema, why) for name, schema, why in schemas()}
+# Some of each kind, for the quick tests.
+SOME: Final = [
+    *(f"zod draft-2020-12 {name}" for name in ("cidrv4", "never", "xor_objects")),
+    *("zod draft-07 json", "pydantic set", "pydantic dict_literal"),
+]
+
+
+def chat_tool(schema: Any, strict: bool, choice: str) -> tuple[str, Mapping[str, Any]]:
+    function = {"name": "f", "parameters": schema, "strict": strict}
+    tools = [{"type": "function", "function": function}]
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": choice, **SHORT}
+    return "chat/completions", body
+
+
+def chat_format(schema: Any, strict: bool, _choice: str) -> tuple[str, Mapping[str, Any]]:
+    form = {"name": "f", "schema": schema, "strict": strict}
+    form = {"type": "json_schema", "json_schema": form}
+    return "chat/completions", {"messages": MESSAGES, "response_format": form, **SHORT}
+
+
+def responses_tool(
+    schema: Any, strict: bool, choice: str
+) -> tuple[str, Mapping[str, Any]]:
+    tool = {"type": "function", "name": "f", "parameters": schema, "strict": strict}
+    body = {"input": "Hi.", "tools": [tool], "tool_choice": choice}
+    return "responses", {**body, "max_output_tokens": 1}
+
+
+def responses_format(
+    schema: Any, strict: bool, _choice: str
+) -> tuple[str, Mapping[str, Any]]:
+    form = {"type": "json_schema", "name": "f", "schema": schema, "strict": strict}
+    return "responses", {"input": "Hi.", "text": {"format": form}, "max_output_tokens": 1}
+
+
+def messages_tool(
+    schema: Any, strict: bool, choice: str
+) -> tuple[str, Mapping[str, Any]]:
+    tool = {"name": "f", "input_schema": schema, "strict": strict}
+    kind = {"type": "any" if choice == "required" else "auto"}
+    body = {"messages": MESSAGES, "tools": [tool], "tool_choice": kind, "max_tokens": 1}
+    return "messages", body
+
+
+APIS: Final = (chat_tool, chat_format, responses_tool, responses_format, messages_tool)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Serving]:
+    service = {"parsers": Parsers("hermes")}
+    with serving(dtype="float32", num_gpu_blocks_override=256, service=service) as made:
+        yield made
+
+
+def check(to: Serving, name: str, *choices: str) -> None:
+    """Send a schema to every API, strict and not."""
+    schema, reason = SCHEMAS[name]
+    for api in APIS:
+        for strict in (True, False):
+            for choice in choices:
+                path, body = api(schema, strict, choice)
+                answer = to.post(path, **body)
+                # No value matches the schema of `never`, which is no question of effort.
+                form = api in (chat_format, responses_format)
+                refused = strict or (form and name.endswith(" never"))
+                if reason and refused:
+                    assert answer.status_code == 400, (api, strict, choice)
+                    assert reason in answer.json()["error"]["message"]
+                else:
+                    assert answer.status_code == 200, (api, strict, choice, answer.text)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_schema_is_taken_or_refused_by_its_keyword(bundled: Serving, name: str) -> None:
+    check(bundled, name, "required")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_any_schema_is_taken_or_refused_by_its_keyword(
+    bundled: Serving, name: str
+) -> None:
+    check(bundled, name, "required", "auto")
+
+
+def test_what_is_not_enforced_is_named_in_a_header(bundled: Serving) -> None:
+    unique = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    for api, field in (
+        (chat_tool, "tools.function.parameters"),
+        (chat_format, "response_format.json_schema.schema"),
+        (responses_tool, "tools.parameters"),
+        (responses_format, "text.format.schema"),
+        (messages_tool, "tools.input_schema"),
+    ):
+        path, body = api(unique, False, "required")
+        assert bundled.post(path, **body).headers["x-minfer-ignored"] == field
+    # The compiler alone knows that nothing matches.
+    never = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    path, body = chat_tool(never, False, "required")
+    ignored = bundled.post(path, **body).headers["x-minfer-ignored"]
+    assert ignored == "tools.function.parameters"
+    for api in APIS:
+        path, body = api({"type": "object"}, False, "required")
+        assert "x-minfer-ignored" not in bundled.post(path, **body).headers
