@@ -94,7 +94,7 @@ class _Comparison:
         left, right = _values(one), _values(other)
         if left is not None and right is not None and not left & right:
             return True
-        return _types(one) | _types(other) == {"object"} and any(
+        return _types(one) & _types(other) == {"object"} and any(
             self.differ(first, second, depth + 1)
             for name in _required(one) | _required(other)
             for first in _property(one, name)

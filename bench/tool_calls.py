@@ -1,0 +1,250 @@
+"""What tools cost a server: strict calls beside free answers, and large bodies.
+
+`calls`: at each number of clients, chats that must call a strict tool, and the same chats
+with as many tokens of free text, in alternation. The model has random weights, and the
+tool's arguments have no end within `--output` tokens: so each answer has this many tokens
+either way, and output tokens per second can be compared.
+
+`bodies`: one client sends chats with 100 kB of tools, strict and not: the processor time
+of the API server's event loop for each, from the kernel's clock of that thread.
+
+    python -m bench.tool_calls                   # 1.5B on a GPU, below 3 minutes
+    python -m bench.tool_calls --model Qwen/Qwen2.5-1.5B-Instruct
+    python -m bench.tool_calls --shape tiny --device cpu --clients 4 8 --rounds 2
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.results import run, show, spread
+from bench.server_gpu import serving
+from bench.shapes import SHAPES, TINY, qwen
+from bench.structured import vocabulary
+from minfer.effects.setup.folders import bundled_folder
+
+EDIT: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["insert", "replace", "delete"]},
+        "line": {"type": "integer", "minimum": 1, "maximum": 100_000},
+        "text": {"type": "string", "maxLength": 32},
+    },
+    "required": ["path", "kind", "line", "text"],
+    "additionalProperties": False,
+}
+# More edits than an answer has tokens.
+EDITS: Final = {
+    "type": "object",
+    "properties": {"edits": {"type": "array", "items": EDIT, "minItems": 1000}},
+    "required": ["edits"],
+    "additionalProperties": False,
+}
+BODY_BYTES: Final = 100_000  # of the tools of a large body
+BODIES: Final = 40  # of each kind
+CONTEXT: Final = 65_536  # tokens, for large bodies
+TIMEOUT_SECONDS: Final = 600
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def tool(name: str, schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """A tool of a chat."""
+    function = {"name": name, "parameters": schema, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def many_tools(*, strict: bool) -> list[dict[str, Any]]:
+    """Tools of 100 kB together, described at length as agents do."""
+    about = "Edits a file of the project, and says what came of it. " * 20
+    schema = {**EDITS, "description": about}
+    size = len(json.dumps(tool("edit_00", schema, strict=strict)))
+    return [
+        tool(f"edit_{at:02}", schema, strict=strict) for at in range(BODY_BYTES // size)
+    ]
+
+
+# --- calls ------------------------------------------------------------------------------
+
+
+def chat(model: str, number: int, output: int, *, strict: bool) -> dict[str, Any]:
+    """A chat that must call the tool, or the same chat without a constraint."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"Edit file {number}. " * 20}],
+        "tools": [tool("edit", EDITS, strict=strict)],
+        "max_tokens": output,
+        "temperature": 1,
+        "seed": number,
+    }
+    if strict:
+        return {**body, "tool_choice": "required", "parallel_tool_calls": False}
+    return {**body, "ignore_eos": True}
+
+
+async def answer_all(
+    url: str, clients: int, each: int, output: int, *, strict: bool
+) -> dict[str, Any]:
+    """What clients get that send one chat after the other."""
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits) as http:
+        model = (await http.get(f"{url}/v1/models")).json()["data"][0]["id"]
+        tokens = 0
+
+        async def one(client: int) -> None:
+            nonlocal tokens
+            for at in range(each):
+                body = chat(model, client * each + at, output, strict=strict)
+                answer = await http.post(f"{url}/v1/chat/completions", json=body)
+                answer.raise_for_status()
+                tokens += answer.json()["usage"]["completion_tokens"]
+
+        begun = time.perf_counter()
+        await asyncio.gather(*map(one, range(clients)))
+        seconds = time.perf_counter() - begun
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Strict calls and free answers, in alternation, after a round to warm up."""
+    found: dict[str, Any] = {}
+    for clients in args.clients:
+        rounds = []
+        for at in range(args.rounds + 1):
+            pair = {}
+            for kind in ("strict", "free") if at % 2 else ("free", "strict"):
+                pair[kind] = asyncio.run(
+                    answer_all(
+                        url, clients, args.each, args.output, strict=kind == "strict"
+                    )
+                )
+            if at:
+                rounds.append(pair)
+        ratios = [
+            pair["strict"]["tokens_per_second"] / pair["free"]["tokens_per_second"]
+            for pair in rounds
+        ]
+        found[str(clients)] = {"rounds": rounds, "strict_to_free": spread(ratios)}
+        show(
+            {
+                "clients": clients,
+                "strict_tok_s": round(rounds[-1]["strict"]["tokens_per_second"]),
+                "free_tok_s": round(rounds[-1]["free"]["tokens_per_second"]),
+                "strict_to_free": spread(ratios),
+                "same_tokens": all(
+                    pair["strict"]["tokens"] == pair["free"]["tokens"] for pair in rounds
+                ),
+            }
+        )
+    return found
+
+
+# --- bodies -----------------------------------------------------------------------------
+
+
+def loop_seconds(parent: int) -> dict[int, float]:
+    """Processor time of the main thread of each API server, by its process."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
+    found = {}
+    for child in children:
+        name = Path(f"/proc/{child}/comm").read_text("ascii").strip()
+        if name.startswith(("minfer front", "minfer api")):
+            stat = Path(f"/proc/{child}/task/{child}/schedstat").read_text("ascii")
+            found[int(child)] = int(stat.split()[0]) / 1e9
+    return found
+
+
+def bodies(url: str, parent: int) -> dict[str, Any]:
+    """Milliseconds of the event loop for a chat with 100 kB of tools."""
+    found: dict[str, Any] = {}
+    with httpx.Client(timeout=TIMEOUT_SECONDS) as http:
+        model = http.get(f"{url}/v1/models").json()["data"][0]["id"]
+        for kind in ("free", "required", "strict"):
+            body = {
+                "model": model,
+                "messages": [{"role": "user", "content": "Edit a file."}],
+                "tools": many_tools(strict=kind == "strict"),
+                "tool_choice": "required" if kind == "required" else "auto",
+                "max_tokens": 1,
+            }
+            for count in (2, BODIES):  # the first ones are cached, and compiled
+                before = loop_seconds(parent)
+                for _ in range(count):
+                    answer = http.post(f"{url}/v1/chat/completions", json=body)
+                    answer.raise_for_status()
+                after = loop_seconds(parent)
+            spent = sum(after.values()) - sum(before.values())
+            found[kind] = {
+                "body_bytes": len(json.dumps(body)),
+                "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
+                "event_loop_ms": 1e3 * spent / BODIES,
+            }
+            show({"tools": kind, **found[kind]})
+    return found
+
+
+# --- the server -------------------------------------------------------------------------
+
+
+@contextmanager
+def model_options(args: argparse.Namespace) -> Iterator[list[str]]:
+    """Options of `minfer serve` for the model: a checkpoint, or a shape without one."""
+    if args.model:
+        yield ["--model", args.model]
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = {**qwen(args.shape), "max_position_embeddings": CONTEXT}
+        known = len(
+            json.loads((bundled_folder() / "tokenizer.json").read_text())["model"][
+                "vocab"
+            ]
+        )
+        config["vocab_size"] = max(config["vocab_size"], known + 512)
+        (folder / "config.json").write_text(json.dumps(config))
+        vocabulary(folder, config["vocab_size"])
+        template = json.loads((bundled_folder() / "tokenizer_config.json").read_text())
+        template["model_max_length"] = CONTEXT
+        (folder / "tokenizer_config.json").write_text(json.dumps(template))
+        yield ["--model", str(folder), "--load-format", "dummy"]
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"shape": args.model or args.shape, "output": args.output}
+    shared = ["--device", args.device, "--tool-parser", "hermes"]
+    with model_options(args) as model:
+        few = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
+        seats = ["--max-num-seqs", str(max(args.clients))]
+        with serving([*model, *shared, *few, *seats]) as (url, _, ready):
+            found["ready_seconds"] = ready
+            found["calls"] = calls(args, url)
+        long = ["--max-model-len", str(args.context)]
+        with serving([*model, *shared, *long]) as (url, process, _):
+            found["bodies"] = bodies(url, process.pid)
+    return found
+
+
+if __name__ == "__main__":
+    run(
+        "tool_calls",
+        measure,
+        {
+            "--shape": {"choices": (*SHAPES, *TINY), "default": "1.5B"},
+            "--model": {"default": "", "help": "a checkpoint, instead of a shape"},
+            "--device": "cuda",
+            "--clients": {"type": int, "nargs": "+", "default": [64, 256]},
+            "--rounds": {"type": int, "default": 3, "help": "pairs at each number"},
+            "--each": {"type": int, "default": 3, "help": "chats of a client"},
+            "--output": 128,
+            "--context": CONTEXT,
+        },
+    )
