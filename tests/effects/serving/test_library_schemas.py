@@ -10,6 +10,7 @@ from minfer.effects.text.tools.formats import Parsers
 from tests.effects.served import Serving, serving
 from tests.effects.text.grammars.libraries import test_pydantic as pydantic_tests
 from tests.effects.text.grammars.libraries import test_zod as zod_tests
+from tests.effects.text.grammars.libraries.pydantic_types import TYPES, model_of
 
 MESSAGES: Final = [{"role": "user", "content": "Hi."}]
 SHORT: Final = {"max_tokens": 1, "seed": 3}
@@ -21,12 +22,10 @@ def schemas() -> Iterator[tuple[str, Any, str]]:
         schema = zod_tests.SCHEMAS[target][name]
         yield f"zod {target} {name}", schema, zod_tests.REFUSED.get(name, "")
     hidden = pydantic_tests.NO_SCHEMA | pydantic_tests.NEEDS_EMAIL_VALIDATOR
-    for name in pydantic_tests.TYPES.keys() - hidden:
+    for name in TYPES.keys() - hidden:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults that JSON cannot have
-            schema = pydantic_tests.model_of(
-                pydantic_tests.TYPES[name]
-            ).model_json_schema()
+            schema = model_of(TYPES[name]).model_json_schema()
         yield f"pydantic {name}", schema, pydantic_tests.REFUSED.get(name, "")
 
 

@@ -195,7 +195,8 @@ def test_what_says_itself_where_reasoning_ends_is_taken_as_it_is() -> None:
 
 
 def test_errors_name_the_field_that_was_sent() -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+    strict = {"name": "a", "schema": {"if": {}}, "strict": True}
+    schema = {"type": "json_schema", "json_schema": strict}
     for fields, param in (
         ({"response_format": schema}, "response_format.json_schema.schema"),
         ({"guided_regex": "a\\"}, "guided_regex"),

@@ -224,7 +224,7 @@ def test_a_response_is_as_its_format_says(bundled: Serving) -> None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": {"not": {}}},
+                    "json_schema": {"name": "a", "schema": {"x": 1}, "strict": True},
                 }
             },
             "response_format.json_schema.schema",
@@ -233,7 +233,11 @@ def test_a_response_is_as_its_format_says(bundled: Serving) -> None:
             "responses",
             {
                 "text": {
-                    "format": {"type": "json_schema", "name": "a", "schema": {"x": 1}}
+                    "format": {
+                        "type": "json_schema",
+                        "name": "a",
+                        "schema": {"type": "strin"},
+                    }
                 }
             },
             "text.format.schema",
