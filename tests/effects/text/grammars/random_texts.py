@@ -17,6 +17,9 @@ MAX_BYTES: Final = 4000
 SHORT: Final = 40  # bytes, from which on values are closed
 _CLOSING: Final = b'"}]'
 _OPENING: Final = b",[{ \n\r\t"
+_IN_TEXT: Final = re.compile(
+    rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+"(?:[^"\\]++|\\.)*+', re.DOTALL
+)
 _DIGITS: Final = b"0123456789"
 _LARGE_EXPONENT: Final = re.compile(rb"[0-9][eE][+-]?[0-9]{2}\Z")
 
@@ -99,10 +102,9 @@ class Sampler:
         """One of these bytes: more often one that closes a value, and is ASCII."""
         random = self.random
         close = allowed.close
-        if closing and ord('"') in close:
-            close = (ord('"'),)
-        elif self.hint:
-            close = ()
+        if _IN_TEXT.fullmatch(text):
+            ended = ord('"') in close and (not self.hint or self.hint in text)
+            close = (ord('"'),) if ended else ()
         if close and random.random() < (0.9 if closing else 0.15):
             return random.choice(close)
         if closing and (hinted := self._hinted(text)) in allowed.every:

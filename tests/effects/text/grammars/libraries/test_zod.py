@@ -64,6 +64,7 @@ STRICTER_PARSER: Final = {
     "pipe": "the schema is the input's, and not that of what follows",
     "promise": "the parser wants a promise, which JSON cannot have",
     "success": "the schema is the output's",
+    "record_integers": f"a number must be below 2^53: {_NOT_SAID}",
     "stringbool": f"the text must be one of some words: {_NOT_SAID}",
     "url_bounded": f"the scheme and the host are bounded: {_NOT_SAID}",
 }
