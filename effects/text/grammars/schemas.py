@@ -11,19 +11,22 @@ value must be, and whether anything can satisfy the schema, is for the compiler 
 
 import json
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from functools import partial
-from math import lcm
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from minfer.effects.text.grammars.endless_schemas import find_endless
 from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
 from minfer.effects.text.grammars.keyword_values import COMMENTS, require, steps_of
 from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
 from minfer.effects.text.grammars.rewriting import Rewriting, every_part
+from minfer.effects.text.grammars.schema_numbers import (
+    Multiples,
+    check_counts,
+    check_numbers,
+)
 
-_LONGEST: Final = 32  # digits of a number that an error shows
 _VALUES: Final = frozenset(
     {
         *("$ref", "type", "enum", "const", "required", "pattern", "format"),
@@ -43,12 +46,6 @@ OPTIONS: Final = "x-guidance"
 # "\u0061", too, would not be taken for one that a pattern matches.
 _ONE_SPELLING: Final = 'nrbtf\\"'
 _DEEPEST: Final = 100  # objects and lists within each other
-# The compiler keeps numbers as doubles, and whole ones as 64 bits: where those end it
-# never comes back, and takes the process with it.
-_LARGEST: Final = 2**62
-# The compiler makes a state for each remainder: of a larger number, it makes nothing else
-# for minutes, in gigabytes.
-_MOST_REMAINDERS: Final = 10_000
 _SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
 # What to do about a keyword that cannot be enforced, where it is not obvious.
 _REMEDIES: Final = {
@@ -113,7 +110,7 @@ class _Check:
     param: str
     lenient: bool
     rewriting: Rewriting
-    _remainders: int = field(default=1)  # of all multiples together
+    multiples: Multiples = field(factory=Multiples)
 
     def all_parts(self) -> list[_SchemaPart]:
         """A schema and all in it, after a check of keywords. Raises GrammarError."""
@@ -125,6 +122,7 @@ class _Check:
             found[id(place.part)] = place
             due += self._try(place, self._parts)
         parts = [one for one in found.values() if isinstance(one.part, dict)]
+        self._check_endless(parts)
         decides = _decides(parts)
         for place in parts:
             self._try(place, partial(_compiled_patterns, decides=decides))
@@ -167,9 +165,9 @@ class _Check:
         for word, value in schema.items():
             _check_word(word)
             if word in _SAYS:
-                _check_numbers(word, value)
-        _check_counts(schema)
-        self._check_multiple(schema.get("multipleOf"))
+                check_numbers(word, value)
+        check_counts(schema)
+        self.multiples.add(schema.get("multipleOf"))
         within = [(f"{place.path}{path}", one) for path, one in _within(schema)]
         parts = [_SchemaPart(one, path, place.depth + 1) for path, one in within]
         return [*parts, *self._target(place)]
@@ -179,30 +177,33 @@ class _Check:
         refers = place.part.get("$ref")
         if not isinstance(refers, str) or not refers.startswith("#/"):
             return []
-        part = self.root
-        for name in steps_of(refers):
-            if isinstance(part, dict):
-                part = part.get(name, ...)
-            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
-                part = part[int(name)]
-            else:
-                part = ...
+        part = self._part_at(refers)
         if part is ...:
             raise GrammarError(
                 f"$ref {refers[:64]!r} does not exist; define it, or drop it"
             )
         return [_SchemaPart(part, refers[:64], place.depth)]
 
-    def _check_multiple(self, number: Any) -> None:
-        """Raise GrammarError for numbers whose multiples are too hard to tell, all
-        together: what holds of one value may be anywhere in a schema.
-        """
-        if isinstance(number, int | float) and number:
-            together = lcm(self._remainders, _hard_part(number))
-            if together > _MOST_REMAINDERS:
-                why = f"multiples of {number} cannot be told apart; leave multipleOf out"
-                raise KeywordError(why, "multipleOf")
-            self._remainders = together
+    def _part_at(self, reference: str) -> Any:
+        """What a reference by position leads to; an ellipsis for nothing."""
+        part = self.root
+        for name in steps_of(reference) if reference != "#" else ():
+            if isinstance(part, dict):
+                part = part.get(name, ...)
+            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+                part = part[int(name)]
+            else:
+                part = ...
+        return part
+
+    def _check_endless(self, parts: list[_SchemaPart]) -> None:
+        """Raise GrammarError for a schema whose values would contain themselves."""
+        endless = find_endless([one.part for one in parts], self._part_at)
+        if endless is not None:
+            place = next(one for one in parts if one.part is endless)
+            why = "has no value, as each would have to be within itself; let it end"
+            where = f" (at {place.path})" if place.path else ""
+            raise GrammarError(f"{self.param}: {why}{where}", self.param)
 
 
 def _drop(schema: dict[str, Any], word: str) -> None:
@@ -247,49 +248,6 @@ def _check_word(word: str) -> None:
         raise KeywordError(
             f"the keyword {word[:64]!r} cannot be enforced; {remedy}", word
         )
-
-
-def _check_counts(schema: dict[str, Any]) -> None:
-    """Raise GrammarError for numbers of properties that the compiler cannot count: where
-    some of those that are listed may be left out.
-    """
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        return
-    if all(name in required for name, one in properties.items() if one is not False):
-        return
-    least = schema.get("minProperties", 0)
-    most = schema.get("maxProperties")
-    if not isinstance(least, int) or not isinstance(most, int | None):
-        return
-    least = max(0, least - len(required))
-    left = None if most is None else max(0, most - len(required))
-    closed = schema.get("additionalProperties") is False
-    simple = least <= 1 and left in (None, 1) and "patternProperties" not in schema
-    if (least or left is not None) and not (simple and closed):
-        word = "minProperties" if least else "maxProperties"
-        why = "cannot be enforced where listed properties may be left out"
-        raise KeywordError(f"the keyword {word!r} {why}; require them, or drop it", word)
-
-
-def _check_numbers(word: str, value: Any) -> None:
-    """Raise GrammarError for a number that the compiler would round, or cannot keep."""
-    for one in every_part([value]):
-        if not isinstance(one, int | float) or isinstance(one, bool):
-            continue
-        if abs(one) >= _LARGEST:
-            digits = str(one)
-            shown = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
-            why = f"the number {shown} is too large; at most 2^62 can be enforced"
-            raise KeywordError(why, word)
-        if isinstance(one, int) and float(one) != one:
-            why = f"the number {one} has more digits than can be enforced"
-            raise KeywordError(why, word)
-
-
-def _hard_part(number: float) -> int:
-    """Its digits as a whole number, without zeros at their end."""
-    return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
 
 
 def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:

@@ -304,6 +304,51 @@ def test_a_tool_that_is_not_strict_is_not_refused_for_its_schema(
             assert chat(bundled, tools=offered, tool_choice=choice, max_tokens=1)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+NO_SCHEMA: Final[tuple[dict[str, Any], ...]] = (
+    {"type": {"a": 1}},
+    {"type": "strin"},
+    {"required": "a"},
+    {"enum": 3},
+    {"properties": {"a": 3}},
+    {"patternProperties": [1]},
+    {"allOf": 1, "not": {}},
+    {"allOf": 1, "format": "date", "pattern": "a"},
+    {"minimum": "a", "type": "integer"},
+    {"format": 3, "type": "string"},
+    {"pattern": 3, "type": "string"},
+    {"nullable": "yes"},
+    {"$ref": 3},
+    {"$ref": "#/$defs/none"},
+    {"$ref": "#/properties/a"},
+    {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    | {"$ref": "#/$defs/a"},
+    {"$defs": 3, "propertyNames": {"enum": ["a"]}, "additionalProperties": {"enum": [1]}},
+    nested(101),
+)
+
+
+@pytest.mark.parametrize("schema", NO_SCHEMA)
+def test_what_is_no_schema_is_refused_by_its_field(
+    bundled: Serving, schema: dict[str, Any]
+) -> None:
+    defs = {key: schema.pop(key) for key in ("$defs",) if key in schema}
+    within = {"type": "object", "properties": {"a": schema}, "required": ["a"], **defs}
+    schema |= defs
+    error = refusal(bundled, tools=function(parameters=within, strict=True))
+    assert error["param"] == f"{WHERE}.parameters"
+    assert error["message"].startswith(f"{WHERE}.parameters: ")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": within}}
+    error = refusal(bundled, response_format=form)
+    assert error["param"] == "response_format.json_schema.schema"
+
+
 def test_schemas_that_are_too_long_together_are_not_enforced(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def one_of_ten(i: int) -> dict[str, object]:
         ({"json": {"$ref": "https://example.com/s.json"}}, "not present"),
         (
             {"json": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}},
-            "no text",
+            "has no value",
         ),
         ({"json": {"pattern": "(?<=a)b", "type": "string"}}, "look-behind"),
         ({"json": {"pattern": "(?=a)b", "type": "string"}}, "matches nothing"),

@@ -1,0 +1,54 @@
+"""Schemas that no value can match, as a value would have to contain itself.
+
+A schema needs another one if each of its values is one of the other's, or has one within
+it: by `$ref` and `allOf`, and as a required property. One that needs itself has no
+values. The compiler finds that for a whole schema, but not for a part of a grammar that
+has other texts, too: an answer that comes to that part could not go on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def find_endless(
+    schemas: Sequence[dict[str, Any]], target: Callable[[str], Any]
+) -> dict[str, Any] | None:
+    """One of the schemas that needs itself, if there is one; `target` is what a reference
+    leads to.
+    """
+    open_ones, done = set[int](), set[int]()
+    for schema in schemas:
+        due = [(schema, _needed(schema, target))]
+        open_ones.add(id(schema))
+        while due and id(schema) not in done:
+            part, needed = due[-1]
+            following = next((one for one in needed if id(one) not in done), None)
+            if following is None:
+                done.add(id(part))
+                open_ones.discard(id(part))
+                due.pop()
+            elif id(following) in open_ones:
+                return following
+            else:
+                open_ones.add(id(following))
+                due.append((following, _needed(following, target)))
+        open_ones.discard(id(schema))
+    return None
+
+
+def _needed(
+    schema: dict[str, Any], target: Callable[[str], Any]
+) -> Iterator[dict[str, Any]]:
+    """The schemas that one needs."""
+    found: list[Any] = []
+    if isinstance(reference := schema.get("$ref"), str):
+        found.append(target(reference))
+    if isinstance(parts := schema.get("allOf"), list):
+        found += parts
+    if isinstance(parts := schema.get("anyOf"), list) and len(parts) == 1:
+        found += parts
+    properties, required = schema.get("properties"), schema.get("required")
+    whole = schema.get("type") == "object" and isinstance(properties, dict)
+    if whole and isinstance(properties, dict) and isinstance(required, list):
+        found += [properties.get(name) for name in required if isinstance(name, str)]
+    return (one for one in found if isinstance(one, dict))
