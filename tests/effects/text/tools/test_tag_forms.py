@@ -86,3 +86,21 @@ def test_any_object_has_any_parameters() -> None:
 def test_what_cannot_be_enforced(schema: dict[str, Any], says: str) -> None:
     with pytest.raises(GrammarError, match=says):
         tag_form("f", 0, json.dumps({"type": "object", **schema}))
+
+
+def test_a_lenient_form_leaves_that_free() -> None:
+    bounded = {"a": {"type": "string", "maxLength": 3}, "b": {"enum": ["x"]}}
+    schema = {"type": "object", "properties": bounded, "minProperties": 1}
+    callee = Callee("f", json.dumps(schema), lenient=True)
+    calling = Calling(
+        format="qwen3_coder", callees=(callee,), must=True, token=lambda _: None
+    )
+    bound = vocabulary(marked=False)
+    assert bound.takes(call("f", ("a", "long text"), ("b", "x")), calling)
+    assert not bound.takes(call("f", ("a", "long text"), ("b", "y")), calling)
+
+
+@pytest.mark.parametrize("schema", [{"required": ["a"]}, {"properties": {"a>b": {}}}])
+def test_a_lenient_form_of_no_names_takes_any(schema: dict[str, Any]) -> None:
+    text = json.dumps({"type": "object", **schema})
+    assert tag_form("f", 0, text, lenient=True).body == "tagged_any"
