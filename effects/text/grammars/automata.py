@@ -33,7 +33,7 @@ def pattern_of(languages: Languages, language: Language) -> str:
     """A pattern of a language, to be matched from end to end. Raises GrammarError for one
     that is too large, or has no pattern.
     """
-    within = [pattern_of(languages, one) for one in _plain_parts(language)]
+    within = [pattern_of(languages, entry) for entry in _plain_parts(language)]
     match language.kind:
         case "set":
             return language.text or set_pattern(language.chars)
@@ -62,8 +62,8 @@ def _blocks(language: Language) -> list[int]:
             raise GrammarError(
                 f"a look-ahead beside {part.text[:16]!r} in a pattern cannot be enforced"
             )
-        split = [(one & part.chars, one & ~part.chars) for one in blocks]
-        blocks = [one for pair in split for one in pair if one]
+        split = [(entry & part.chars, entry & ~part.chars) for entry in blocks]
+        blocks = [entry for pair in split for entry in pair if entry]
         if len(blocks) > MAX_BLOCKS:
             raise too_large()
     return blocks
@@ -148,7 +148,7 @@ class Automaton:
 
 def _one_of(patterns: list[str]) -> str:
     """One of these patterns, as a pattern that others may follow."""
-    several = [one for one in patterns if one]
+    several = [entry for entry in patterns if entry]
     if not several:
         return ""
     if len(several) == len(patterns) == 1:
@@ -168,11 +168,11 @@ def set_pattern(chars: int) -> str:
 
 def _ranges(numbers: list[int]) -> Iterator[str]:
     """Numbers of characters as ranges of a set."""
-    at = 0
-    while at < len(numbers):
-        end = at
+    index = 0
+    while index < len(numbers):
+        end = index
         while end + 1 < len(numbers) and numbers[end + 1] == numbers[end] + 1:
             end += 1
-        low, high = (f"\\x{numbers[one]:02x}" for one in (at, end))
-        yield low if at == end else f"{low}-{high}"
-        at = end + 1
+        low, high = (f"\\x{numbers[entry]:02x}" for entry in (index, end))
+        yield low if index == end else f"{low}-{high}"
+        index = end + 1

@@ -22,7 +22,9 @@ def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     comparison = _Comparison(root)
     if comparison.discriminated(schemas):
         return True
-    return all(comparison.differ(one, other) for one, other in combinations(schemas, 2))
+    return all(
+        comparison.differ(entry, other) for entry, other in combinations(schemas, 2)
+    )
 
 
 @define
@@ -33,26 +35,28 @@ class _Comparison:
     def discriminated(self, schemas: Sequence[Any]) -> bool:
         """Whether a required property has other values in each of these objects."""
         said = [self._joined(schema) for schema in schemas]
-        if not said or any(_types(one) != {"object"} for one in said):
+        if not said or any(_types(entry) != {"object"} for entry in said):
             return False
         return any(
-            _all_differ([self._listed(one, name) for one in said])
+            _all_differ([self._listed(entry, name) for entry in said])
             for name in set.intersection(*map(_required, said))
         )
 
     def _listed(self, schemas: Schemas, name: str) -> frozenset[str] | None:
         """The only values of a property, if they are listed."""
-        said = [part for one in _property(schemas, name) for part in self._joined(one)]
+        said = [
+            part for entry in _property(schemas, name) for part in self._joined(entry)
+        ]
         return _values(tuple(said))
 
-    def differ(self, one: Any, other: Any, depth: int = 0) -> bool:
+    def differ(self, entry: Any, other: Any, depth: int = 0) -> bool:
         """Whether no value can match both."""
         self._left -= 1
         if depth > MAX_DEPTH or self._left < 0:
             return False
-        if one is False or other is False:
+        if entry is False or other is False:
             return True
-        first = self._alternatives(one)
+        first = self._alternatives(entry)
         second = self._alternatives(other)
         return all(
             self._parts_differ(left, right, depth) for left in first for right in second
@@ -63,24 +67,26 @@ class _Comparison:
         of its alternatives.
         """
         said = self._joined(schema)
-        words = [word for one in said for word in ("anyOf", "oneOf") if word in one]
-        several = next((one[words[0]] for one in said if words and words[0] in one), None)
+        words = [word for entry in said for word in ("anyOf", "oneOf") if word in entry]
+        several = next(
+            (entry[words[0]] for entry in said if words and words[0] in entry), None
+        )
         if not isinstance(several, list):
             return [said]
         return [(*said, *self._joined(part)) for part in several]
 
     def _joined(self, schema: Any) -> Schemas:
-        found: list[Mapping[str, Any]] = []
+        result: list[Mapping[str, Any]] = []
         due = [schema]
-        while due and len(found) < MAX_DEPTH:
+        while due and len(result) < MAX_DEPTH:
             part = due.pop()
             if not isinstance(part, Mapping):
                 continue
-            found.append(part)
+            result.append(part)
             due += part["allOf"] if isinstance(part.get("allOf"), list) else []
             if isinstance(reference := part.get("$ref"), str):
                 due.append(self._target(reference))
-        return tuple(found)
+        return tuple(result)
 
     def _target(self, reference: str) -> Any:
         part = self.root
@@ -88,22 +94,22 @@ class _Comparison:
             part = part.get(step) if isinstance(part, Mapping) else None
         return part if reference.startswith("#/") else None
 
-    def _parts_differ(self, one: Schemas, other: Schemas, depth: int) -> bool:
-        if not _types(one) & _types(other):
+    def _parts_differ(self, entry: Schemas, other: Schemas, depth: int) -> bool:
+        if not _types(entry) & _types(other):
             return True
-        left, right = _values(one), _values(other)
+        left, right = _values(entry), _values(other)
         if left is not None and right is not None and not left & right:
             return True
-        return _types(one) & _types(other) == {"object"} and any(
+        return _types(entry) & _types(other) == {"object"} and any(
             self.differ(first, second, depth + 1)
-            for name in _required(one) | _required(other)
-            for first in _property(one, name)
+            for name in _required(entry) | _required(other)
+            for first in _property(entry, name)
             for second in _property(other, name)
         )
 
 
 def _all_differ(lists: Sequence[frozenset[str] | None]) -> bool:
-    known = [one for one in lists if one is not None]
+    known = [entry for entry in lists if entry is not None]
     return len(known) == len(lists) and sum(map(len, known)) == len(
         frozenset[str]().union(*known)
     )
@@ -111,16 +117,18 @@ def _all_differ(lists: Sequence[frozenset[str] | None]) -> bool:
 
 def _types(schemas: Schemas) -> frozenset[str]:
     """The types that all of these allow."""
-    found = _TYPES
+    result = _TYPES
     for schema in schemas:
         kinds = schema.get("type")
         if isinstance(kinds, str | list):
             several = [kinds] if isinstance(kinds, str) else [*map(str, kinds)]
             null = ["null"] if schema.get("nullable") is True else []
-            found &= {"number" if one == "integer" else one for one in several + null}
+            result &= {
+                "number" if entry == "integer" else entry for entry in several + null
+            }
         elif (values := _values((schema,))) is not None:
-            found &= {_type(json.loads(one)) for one in values}
-    return found
+            result &= {_type(json.loads(entry)) for entry in values}
+    return result
 
 
 def _type(value: Any) -> str:
@@ -130,13 +138,13 @@ def _type(value: Any) -> str:
 
 def _values(schemas: Schemas) -> frozenset[str] | None:
     """The only values that these allow, in JSON; None if they are not listed."""
-    found: frozenset[str] | None = None
+    result: frozenset[str] | None = None
     for schema in schemas:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
             listed = frozenset(map(_written, values))
-            found = listed if found is None else found & listed
-    return found
+            result = listed if result is None else result & listed
+    return result
 
 
 def _written(value: Any) -> str:
@@ -146,8 +154,8 @@ def _written(value: Any) -> str:
 
 def _required(schemas: Schemas) -> set[str]:
     lists = [schema.get("required") for schema in schemas]
-    names = [one for names in lists if isinstance(names, list) for one in names]
-    return {one for one in names if isinstance(one, str)}
+    names = [entry for names in lists if isinstance(names, list) for entry in names]
+    return {entry for entry in names if isinstance(entry, str)}
 
 
 def _property(schemas: Schemas, name: str) -> Iterator[Any]:

@@ -22,7 +22,7 @@ def find_endless(
         open_ones.add(id(schema))
         while due and id(schema) not in done:
             part, needed = due[-1]
-            following = next((one for one in needed if id(one) not in done), None)
+            following = next((entry for entry in needed if id(entry) not in done), None)
             if following is None:
                 done.add(id(part))
                 open_ones.discard(id(part))
@@ -40,15 +40,15 @@ def _needed(
     schema: dict[str, Any], target: Callable[[str], Any]
 ) -> Iterator[dict[str, Any]]:
     """The schemas that one needs."""
-    found: list[Any] = []
+    result: list[Any] = []
     if isinstance(reference := schema.get("$ref"), str):
-        found.append(target(reference))
+        result.append(target(reference))
     if isinstance(parts := schema.get("allOf"), list):
-        found += parts
+        result += parts
     if isinstance(parts := schema.get("anyOf"), list) and len(parts) == 1:
-        found += parts
+        result += parts
     properties, required = schema.get("properties"), schema.get("required")
     whole = schema.get("type") == "object" and isinstance(properties, dict)
     if whole and isinstance(properties, dict) and isinstance(required, list):
-        found += [properties.get(name) for name in required if isinstance(name, str)]
-    return (one for one in found if isinstance(one, dict))
+        result += [properties.get(name) for name in required if isinstance(name, str)]
+    return (entry for entry in result if isinstance(entry, dict))

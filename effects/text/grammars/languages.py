@@ -75,43 +75,45 @@ class Languages:
 
     def cat(self, *parts: Language) -> Language:
         """Texts of these, one after the other."""
-        flat = [one for part in parts for one in _flat("cat", part)]
+        flat = [entry for part in parts for entry in _flat("cat", part)]
         if self.nothing in flat:
             return self.nothing
         if len(flat) == 1:
             return flat[0]
-        return self._make("cat", tuple(flat), nullable=all(one.nullable for one in flat))
+        return self._make(
+            "cat", tuple(flat), nullable=all(entry.nullable for entry in flat)
+        )
 
     def either(self, parts: Iterable[Language]) -> Language:
         """Texts of any of these."""
-        flat = dict.fromkeys(one for part in parts for one in _flat("or", part))
+        flat = dict.fromkeys(entry for part in parts for entry in _flat("or", part))
         if self.everything in flat:
             return self.everything
-        sets = [one for one in flat if one.kind == "set" and not one.text]
+        sets = [entry for entry in flat if entry.kind == "set" and not entry.text]
         if len(sets) > 1:
             chars = 0
-            for one in sets:
-                chars |= one.chars
-                del flat[one]
+            for entry in sets:
+                chars |= entry.chars
+                del flat[entry]
             flat[self.chars(chars)] = None
         if len(flat) == 1:
             return next(iter(flat))
-        nullable = any(one.nullable for one in flat)
+        nullable = any(entry.nullable for entry in flat)
         return self._make("or", _ordered(flat), nullable=nullable)
 
     def both(self, parts: Iterable[Language]) -> Language:
         """Texts that are in all of these."""
-        flat = dict.fromkeys(one for part in parts for one in _flat("and", part))
+        flat = dict.fromkeys(entry for part in parts for entry in _flat("and", part))
         flat.pop(self.everything, None)
         if self.nothing in flat:
             return self.nothing
         if self.empty in flat:
-            return self.empty if all(one.nullable for one in flat) else self.nothing
+            return self.empty if all(entry.nullable for entry in flat) else self.nothing
         if not flat:
             return self.everything
         if len(flat) == 1:
             return next(iter(flat))
-        nullable = all(one.nullable for one in flat)
+        nullable = all(entry.nullable for entry in flat)
         return self._make("and", _ordered(flat), nullable=nullable)
 
     def other_than(self, part: Language) -> Language:
@@ -164,9 +166,9 @@ class Languages:
             case "set":
                 return self.empty if language.chars & chars else self.nothing
             case "or":
-                return self.either(self.derivative(one, chars) for one in parts)
+                return self.either(self.derivative(entry, chars) for entry in parts)
             case "and":
-                return self.both(self.derivative(one, chars) for one in parts)
+                return self.both(self.derivative(entry, chars) for entry in parts)
             case "not":
                 return self.other_than(self.derivative(parts[0], chars))
             case "repeat":
@@ -174,8 +176,8 @@ class Languages:
                 rest = self.repeat(parts[0], max(language.least - 1, 0), most)
                 return self.cat(self.derivative(parts[0], chars), rest)
         begun = []
-        for at, part in enumerate(parts):
-            begun.append(self.cat(self.derivative(part, chars), *parts[at + 1 :]))
+        for index, part in enumerate(parts):
+            begun.append(self.cat(self.derivative(part, chars), *parts[index + 1 :]))
             if not part.nullable:
                 break
         return self.either(begun)
@@ -187,17 +189,17 @@ def _flat(kind: str, language: Language) -> tuple[Language, ...]:
 
 def _ordered(parts: Iterable[Language]) -> tuple[Language, ...]:
     """Parts in one order, so that the same ones are the same language."""
-    return tuple(sorted(parts, key=lambda one: one.number))
+    return tuple(sorted(parts, key=lambda entry: entry.number))
 
 
 def sets_of(language: Language) -> Iterator[Language]:
     """All sets in a language."""
-    due, found = [language], set[Language]()
+    due, result = [language], set[Language]()
     while due:
         part = due.pop()
-        if part in found:
+        if part in result:
             continue
-        found.add(part)
+        result.add(part)
         due += part.parts
         if part.kind == "set":
             yield part

@@ -47,7 +47,7 @@ def without_lookaheads(pattern: str) -> tuple[str, ...]:
         return (pattern,)
     made, whole = _translate(pattern)
     parts = whole.parts if whole.kind == "and" else (whole,)
-    return tuple(f"^(?:{pattern_of(made, one)})$" for one in parts)
+    return tuple(f"^(?:{pattern_of(made, entry)})$" for entry in parts)
 
 
 @lru_cache(maxsize=256)
@@ -66,7 +66,7 @@ def matches(pattern: str, text: str) -> bool:
     bounds. Raises GrammarError if that cannot be known.
     """
     languages, language = _translate(pattern)
-    if any(one.text for one in sets_of(language)):
+    if any(entry.text for entry in sets_of(language)):
         raise GrammarError("a pattern of names has characters beyond ASCII")
     for letter in text:
         language = languages.derivative(
@@ -92,13 +92,13 @@ class _Translation:
     def anywhere(self, group: Group) -> Language:
         """The texts in which a group matches anywhere."""
         every = self.languages.everything
-        found = []
+        result = []
         for items in group.alternatives:
             begins = bool(items) and items[0] == Assertion("^")
             said = _at_beginning(items) if begins else items
             made = self._sequence(said, every, forbidden=False)
-            found.append(made if begins else self.languages.cat(every, made))
-        return self.languages.either(found)
+            result.append(made if begins else self.languages.cat(every, made))
+        return self.languages.either(result)
 
     def _sequence(
         self, items: Sequence[Item], rest: Language, *, forbidden: bool
@@ -155,11 +155,11 @@ class _Translation:
 
 def _at_beginning(items: Sequence[Item]) -> tuple[Item, ...]:
     """Items at the beginning of a text, without the anchors that hold there."""
-    found: list[Item] = []
-    for at, item in enumerate(items):
+    result: list[Item] = []
+    for index, item in enumerate(items):
         if not isinstance(item, Assertion) or item.kind == "$":
-            return (*found, *items[at:])
+            return (*result, *items[index:])
         if item.within is not None:
             within = Group(tuple(map(_at_beginning, item.within.alternatives)))
-            found.append(Assertion(item.kind, within))
-    return tuple(found)
+            result.append(Assertion(item.kind, within))
+    return tuple(result)

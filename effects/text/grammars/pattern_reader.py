@@ -178,24 +178,24 @@ def _read_escape(text: str) -> Chars:
 def _read_set(text: str) -> Chars:
     negated = text.startswith("[^")
     if not negated and any(
-        f"\\{one}" in text and f"\\{one.upper()}" in text for one in "dsw"
+        f"\\{entry}" in text and f"\\{entry.upper()}" in text for entry in "dsw"
     ):
         return Chars(text, EVERY, EVERY)
     tokens = _SET_TOKEN.findall(text[1 + negated : -1])
     least = most = 0
-    at = 0
-    while at < len(tokens):
-        first = _member(tokens[at])
+    index = 0
+    while index < len(tokens):
+        first = _member(tokens[index])
         if first.least is None:
             return Chars(text, None)
-        at += 1
-        if tokens[at : at + 1] == ["-"] and at + 1 < len(tokens):
-            last = _member(tokens[at + 1])
+        index += 1
+        if tokens[index : index + 1] == ["-"] and index + 1 < len(tokens):
+            last = _member(tokens[index + 1])
             if last.least is None:
                 return Chars(text, None)
             low, high = first.least.bit_length(), last.least.bit_length()
             first = _range(text, low - 1, high - 1)
-            at += 2
+            index += 2
         least |= first.least or 0
         most |= first.most
     if negated:
@@ -223,7 +223,7 @@ def refused(text: str, kind: str) -> GrammarError:
 
 def asserts(item: Item) -> bool:
     """Whether there is an assertion in an item."""
-    return any(isinstance(one, Assertion) for one in within(item))
+    return any(isinstance(entry, Assertion) for entry in within(item))
 
 
 def within(item: Item) -> Iterator[Item]:
@@ -234,5 +234,5 @@ def within(item: Item) -> Iterator[Item]:
             yield from within(item.item)
         case Group():
             for items in item.alternatives:
-                for one in items:
-                    yield from within(one)
+                for entry in items:
+                    yield from within(entry)

@@ -48,16 +48,16 @@ class PropertyNames:
         """
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
-        found = _resolved(schema, root)
-        if found is None or id(found) in seen or len(seen) > MAX_DEPTH:
+        result = _resolved(schema, root)
+        if result is None or id(result) in seen or len(seen) > MAX_DEPTH:
             return None
-        said = {word: one for word, one in found.items() if word not in COMMENTS}
+        said = {word: entry for word, entry in result.items() if word not in COMMENTS}
         several = said.pop("anyOf", None) or said.pop("oneOf", None)
         if isinstance(several, list):
             if said not in _ANY_NAME:
                 return None
-            seen |= {id(found)}
-            return _any_of([PropertyNames.of(one, root, seen) for one in several])
+            seen |= {id(result)}
+            return _any_of([PropertyNames.of(entry, root, seen) for entry in several])
         kinds = said.pop("type", "string")
         if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             return PropertyNames([])
@@ -66,12 +66,14 @@ class PropertyNames:
 
 def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
     """The names that any of these allow."""
-    if any(one is not None and one.all for one in names):
+    if any(entry is not None and entry.all for entry in names):
         return PropertyNames()
-    lists = [one.listed for one in names if one is not None and one.listed is not None]
+    lists = [
+        entry.listed for entry in names if entry is not None and entry.listed is not None
+    ]
     if len(lists) < len(names):
         return None
-    return PropertyNames([*dict.fromkeys(name for one in lists for name in one)])
+    return PropertyNames([*dict.fromkeys(name for entry in lists for name in entry)])
 
 
 def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
@@ -82,11 +84,11 @@ def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
     if "format" in said:  # one of the compiler's
         return None
     patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
-    patterns += [one["pattern"] for one in said.get("allOf", [])]
+    patterns += [entry["pattern"] for entry in said.get("allOf", [])]
     lengths = [said.get(word) for word in _LENGTHS]
-    if not all(one is None or (type(one) is int and one >= 0) for one in lengths):
+    if not all(entry is None or (type(entry) is int and entry >= 0) for entry in lengths):
         return None
-    least, most = ("" if one is None else one for one in lengths)
+    least, most = ("" if entry is None else entry for entry in lengths)
     if least or most != "":
         patterns.append(f"^(?s:.{{{least or 0},{most}}})$")
     pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
@@ -94,8 +96,8 @@ def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
     values = said.get("enum", [said["const"]] if "const" in said else None)
     if not isinstance(values, list):
         return names
-    texts = dict.fromkeys(one for one in values if isinstance(one, str))
-    return PropertyNames([one for one in texts if names.has(one)])
+    texts = dict.fromkeys(entry for entry in values if isinstance(entry, str))
+    return PropertyNames([entry for entry in texts if names.has(entry)])
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:

@@ -54,7 +54,7 @@ _UPPER: Final = ("maximum", "exclusiveMaximum")
 
 def referred_names(schema: Any) -> frozenset[str]:
     """All keys and positions on the ways of a schema's references."""
-    found, due = set[str](), [schema]
+    result, due = set[str](), [schema]
     while due:
         part = due.pop()
         if isinstance(part, list):
@@ -62,8 +62,8 @@ def referred_names(schema: Any) -> frozenset[str]:
         elif isinstance(part, dict):
             due += part.values()
             if isinstance(refers := part.get("$ref"), str):
-                found.update(steps_of(refers))
-    return frozenset(found)
+                result.update(steps_of(refers))
+    return frozenset(result)
 
 
 @define
@@ -126,7 +126,8 @@ class Rewriting:
             return
         others = schema.get("additionalProperties", True)
         allowed = {
-            name: one if names.has(name) else False for name, one in properties.items()
+            name: entry if names.has(name) else False
+            for name, entry in properties.items()
         }
         if names.listed is not None:
             new = [name for name in names.listed if name not in allowed]
@@ -186,13 +187,13 @@ def _split_pattern(schema: dict[str, Any]) -> None:
     if isinstance(pattern := schema.get("pattern"), str):
         first, *others = translated(without_lookaheads, "pattern", pattern)
         schema["pattern"] = first
-        for one in others:
-            require(schema, "pattern", one)
+        for entry in others:
+            require(schema, "pattern", entry)
     named = schema.get("patternProperties")
     if isinstance(named, dict):
         schema["patternProperties"] = {
-            translated(as_one_pattern, "patternProperties", pattern): one
-            for pattern, one in named.items()
+            translated(as_one_pattern, "patternProperties", pattern): entry
+            for pattern, entry in named.items()
         }
 
 

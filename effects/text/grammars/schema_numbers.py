@@ -29,24 +29,26 @@ class Multiples:
         if isinstance(number, int | float) and number:
             together = lcm(self._remainders, _hard_part(number))
             if together > _MOST_REMAINDERS:
-                why = f"multiples of {number} cannot be told apart; leave multipleOf out"
-                raise KeywordError(why, "multipleOf")
+                reason = (
+                    f"multiples of {number} cannot be told apart; leave multipleOf out"
+                )
+                raise KeywordError(reason, "multipleOf")
             self._remainders = together
 
 
 def check_numbers(word: str, value: Any) -> None:
     """Raise KeywordError for a number that the compiler would round, or cannot keep."""
-    for one in every_part([value]):
-        if not isinstance(one, int | float) or isinstance(one, bool):
+    for entry in every_part([value]):
+        if not isinstance(entry, int | float) or isinstance(entry, bool):
             continue
-        if abs(one) >= _LARGEST:
-            digits = str(one)
+        if abs(entry) >= _LARGEST:
+            digits = str(entry)
             shown = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
-            why = f"the number {shown} is too large; at most 2^62 can be enforced"
-            raise KeywordError(why, word)
-        if isinstance(one, int) and float(one) != one:
-            why = f"the number {one} has more digits than can be enforced"
-            raise KeywordError(why, word)
+            reason = f"the number {shown} is too large; at most 2^62 can be enforced"
+            raise KeywordError(reason, word)
+        if isinstance(entry, int) and float(entry) != entry:
+            reason = f"the number {entry} has more digits than can be enforced"
+            raise KeywordError(reason, word)
 
 
 def check_counts(schema: dict[str, Any]) -> None:
@@ -56,7 +58,7 @@ def check_counts(schema: dict[str, Any]) -> None:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return
-    if all(name in required for name, one in properties.items() if one is not False):
+    if all(name in required for name, entry in properties.items() if entry is not False):
         return
     least = schema.get("minProperties", 0)
     most = schema.get("maxProperties")
@@ -68,8 +70,10 @@ def check_counts(schema: dict[str, Any]) -> None:
     simple = least <= 1 and left in (None, 1) and "patternProperties" not in schema
     if (least or left is not None) and not (simple and closed):
         word = "minProperties" if least else "maxProperties"
-        why = "cannot be enforced where listed properties may be left out"
-        raise KeywordError(f"the keyword {word!r} {why}; require them, or drop it", word)
+        reason = "cannot be enforced where listed properties may be left out"
+        raise KeywordError(
+            f"the keyword {word!r} {reason}; require them, or drop it", word
+        )
 
 
 def _hard_part(number: float) -> int:
