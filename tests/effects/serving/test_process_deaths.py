@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -263,10 +264,13 @@ def test_a_killed_replica_loses_no_request_and_takes_load_again(tmp_path: Path) 
     with server(*options, "--num-gpu-blocks-override=128") as served:
         load = Load(served.url, bodies(1, 80))
 
-        def routed() -> dict[str, float]:
+        def routed() -> Counter[str]:
             text = served.get("/metrics").text
             found = re.findall(r'minfer_routed_total{.*replica="(.)".*} (.*)', text)
-            return {name: float(count) for name, count in found}
+            each = Counter[str]()  # one line for each reason
+            for name, count in found:
+                each[name] += int(float(count))
+            return each
 
         async def run() -> None:
             await served.until_ready()
