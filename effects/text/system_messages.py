@@ -31,6 +31,7 @@ _LATE: Final[Message] = {"role": "system", "content": "probe of another message"
 _USER: Final[Message] = {"role": "user", "content": "probe of a question"}
 _ASSISTANT: Final[Message] = {"role": "assistant", "content": "probe of an answer"}
 _NEXT: Final[Message] = {"role": "user", "content": "probe of the next question"}
+_MARKED_TURN: Final = "a user turn in <system-message> tags, at its place"
 _log: Final = logging.getLogger("minfer.templates")
 
 
@@ -47,14 +48,15 @@ def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
     number = is_system.index(False) if False in is_system else len(chat)
     front, rest = chat[:number], chat[number:]
     if front and not _shows_leading(probe):
-        _log_once(probe.template, "no system message: it is a marked user turn")
+        _log_once(probe.template, f"no system messages; each becomes {_MARKED_TURN}")
         front, rest = [], chat
     elif len(front) > 1 and not _shows_several(probe):
-        what = "one leading system message: the texts of others join it"
+        what = "only one leading system message; the texts of others join it"
         _log_once(probe.template, what)
         front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
     if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
-        _log_once(probe.template, "no later system message: it is a marked user turn")
+        what = f"no system messages behind others; each becomes {_MARKED_TURN}"
+        _log_once(probe.template, what)
         rest = _with_marked_turns(rest)
     return [*front, *rest]
 

@@ -6,10 +6,10 @@ conversation. The answer says what each edit has removed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from attrs import evolve, frozen
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.serving.anthropic.blocks import (
     Block,
@@ -188,9 +188,20 @@ AnyEdit = Annotated[Edit, BeforeValidator(_edit, json_schema_input_type=Edit)]
 
 
 class ContextManagement(StrictObject):
-    """The edits, in their order."""
+    """The edits, in their order: each of its own type, as each renders the prompt."""
 
     edits: Annotated[list[AnyEdit], Few] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _types_differ(self) -> Self:
+        seen: set[str] = set()
+        for index, edit in enumerate(self.edits):
+            if edit.type in seen:
+                raise wrong(
+                    f"there are two of {shown(edit.type)}", f"edits[{index}].type"
+                )
+            seen.add(edit.type)
+        return self
 
 
 @frozen

@@ -113,5 +113,5 @@ def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
         place_system_messages(chat, TemplateProbe(template, ()))
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2
-    assert "one leading system message" in logged[0]
-    assert "no later system message" in logged[1]
+    assert "only one leading system message" in logged[0]
+    assert "no system messages behind others" in logged[1]

@@ -174,3 +174,8 @@ def test_counting_says_how_many_there_were(talker: Serving) -> None:
 def test_what_makes_no_sense(edit: Any, param: str) -> None:
     error = refused(context_management={"edits": [edit]})
     assert error.param == f"context_management.edits[0]{param}"
+
+
+def test_two_edits_of_a_type_are_refused() -> None:
+    error = refused(context_management={"edits": [CLEAR, FORGET, CLEAR]})
+    assert error.param == "context_management.edits[2].type"
