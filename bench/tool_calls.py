@@ -3,7 +3,8 @@
 `calls`: at each number of clients, chats that must call a strict tool, and the same chats
 with as many tokens of free text, in alternation. The model has random weights, and the
 tool's arguments have no end within `--output` tokens: so each answer has this many tokens
-either way, and output tokens per second can be compared.
+either way, and output tokens per second can be compared. Texts end by a bias towards
+quotes, which the free answers have, too; `--texts bounded` gives them a `maxLength`.
 
 `bodies`: one client sends chats with 100 kB of tools, strict and not: the processor time
 of the API server's event loop for each, from the kernel's clock of that thread.
@@ -24,7 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import httpx
+from attrs import frozen
 
 from bench.results import run, show, spread
 from bench.server_gpu import serving
@@ -32,29 +35,36 @@ from bench.shapes import SHAPES, TINY, qwen
 from bench.structured import vocabulary
 from minfer.effects.setup.folders import bundled_folder
 
-EDIT: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string", "maxLength": 24},
-        "kind": {"enum": ["insert", "replace", "delete"]},
-        "line": {"type": "integer", "minimum": 1, "maximum": 100_000},
-        "text": {"type": "string", "maxLength": 32},
-    },
-    "required": ["path", "kind", "line", "text"],
-    "additionalProperties": False,
-}
-# More edits than an answer has tokens.
-EDITS: Final = {
-    "type": "object",
-    "properties": {"edits": {"type": "array", "items": EDIT, "minItems": 1000}},
-    "required": ["edits"],
-    "additionalProperties": False,
-}
+# The bias of the token that ends a text: with random weights, all tokens are about as
+# likely, and this makes every tenth of a text the quote (ln(150,000 / 10) is 9.6).
+QUOTE_BIAS: Final = 9.6
 BODY_BYTES: Final = 100_000  # of the tools of a large body
 BODIES: Final = 40  # of each kind
 CONTEXT: Final = 65_536  # tokens, for large bodies
 TIMEOUT_SECONDS: Final = 600
 TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def edits(*, bounded: bool) -> dict[str, Any]:
+    """A schema of more edits than an answer has tokens."""
+    path, text = ({"maxLength": 24}, {"maxLength": 32}) if bounded else ({}, {})
+    edit = {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", **path},
+            "kind": {"enum": ["insert", "replace", "delete"]},
+            "line": {"type": "integer", "minimum": 1, "maximum": 100_000},
+            "text": {"type": "string", **text},
+        },
+        "required": ["path", "kind", "line", "text"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "properties": {"edits": {"type": "array", "items": edit, "minItems": 1000}},
+        "required": ["edits"],
+        "additionalProperties": False,
+    }
 
 
 def tool(name: str, schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
@@ -66,7 +76,7 @@ def tool(name: str, schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any
 def many_tools(*, strict: bool) -> list[dict[str, Any]]:
     """Tools of 100 kB together, described at length as agents do."""
     about = "Edits a file of the project, and says what came of it. " * 20
-    schema = {**EDITS, "description": about}
+    schema = {**edits(bounded=True), "description": about}
     size = len(json.dumps(tool("edit_00", schema, strict=strict)))
     return [
         tool(f"edit_{at:02}", schema, strict=strict) for at in range(BODY_BYTES // size)
@@ -76,57 +86,74 @@ def many_tools(*, strict: bool) -> list[dict[str, Any]]:
 # --- calls ------------------------------------------------------------------------------
 
 
-def chat(model: str, number: int, output: int, *, strict: bool) -> dict[str, Any]:
-    """A chat that must call the tool, or the same chat without a constraint."""
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": f"Edit file {number}. " * 20}],
-        "tools": [tool("edit", EDITS, strict=strict)],
-        "max_tokens": output,
-        "temperature": 1,
-        "seed": number,
-    }
-    if strict:
-        return {**body, "tool_choice": "required", "parallel_tool_calls": False}
-    return {**body, "ignore_eos": True}
+@frozen
+class Chats:
+    """The chats of all clients."""
 
+    output: int  # tokens of each answer
+    each: int  # chats of a client, one after the other
+    schema: Mapping[str, Any]  # of the tool's arguments
+    quote: int  # the token that ends a text
 
-async def answer_all(
-    url: str, clients: int, each: int, output: int, *, strict: bool
-) -> dict[str, Any]:
-    """What clients get that send one chat after the other."""
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits) as http:
-        model = (await http.get(f"{url}/v1/models")).json()["data"][0]["id"]
-        tokens = 0
+    def body(self, model: str, number: int, *, strict: bool) -> dict[str, Any]:
+        """A chat that must call the tool, or the same chat without a constraint."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"Edit file {number}. " * 20}],
+            "tools": [tool("edit", self.schema, strict=strict)],
+            "max_tokens": self.output,
+            "temperature": 1,
+            "seed": number,
+            "logit_bias": {str(self.quote): QUOTE_BIAS},
+        }
+        if strict:
+            return {**body, "tool_choice": "required", "parallel_tool_calls": False}
+        return {**body, "ignore_eos": True}
 
-        async def one(client: int) -> None:
-            nonlocal tokens
-            for at in range(each):
-                body = chat(model, client * each + at, output, strict=strict)
-                answer = await http.post(f"{url}/v1/chat/completions", json=body)
-                answer.raise_for_status()
-                tokens += answer.json()["usage"]["completion_tokens"]
+    async def answer_all(self, url: str, clients: int, *, strict: bool) -> dict[str, Any]:
+        """What clients get that send one chat after the other."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        connector = aiohttp.TCPConnector(limit=clients)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+            async with http.get(f"{url}/v1/models") as listed:
+                model = (await listed.json())["data"][0]["id"]
+            tokens = 0
 
-        begun = time.perf_counter()
-        await asyncio.gather(*map(one, range(clients)))
-        seconds = time.perf_counter() - begun
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+            async def client_chats(client: int) -> None:
+                nonlocal tokens
+                for turn in range(self.each):
+                    body = self.body(model, client * self.each + turn, strict=strict)
+                    async with http.post(
+                        f"{url}/v1/chat/completions", json=body
+                    ) as answer:
+                        answer.raise_for_status()
+                        tokens += (await answer.json())["usage"]["completion_tokens"]
+
+            begun = time.perf_counter()
+            await asyncio.gather(*map(client_chats, range(clients)))
+            seconds = time.perf_counter() - begun
+        rate = tokens / seconds
+        return {"tokens": tokens, "seconds": seconds, "tokens_per_second": rate}
 
 
 def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
     """Strict calls and free answers, in alternation, after a round to warm up."""
     found: dict[str, Any] = {}
+    with httpx.Client(timeout=TIMEOUT_SECONDS) as http:
+        asked = http.post(f"{url}/tokenize", json={"prompt": '"'}).json()
+    chats = Chats(
+        output=args.output,
+        each=args.each,
+        schema=edits(bounded=args.texts == "bounded"),
+        quote=asked["tokens"][-1],
+    )
     for clients in args.clients:
         rounds = []
         for at in range(args.rounds + 1):
             pair = {}
             for kind in ("strict", "free") if at % 2 else ("free", "strict"):
-                pair[kind] = asyncio.run(
-                    answer_all(
-                        url, clients, args.each, args.output, strict=kind == "strict"
-                    )
-                )
+                answers = chats.answer_all(url, clients, strict=kind == "strict")
+                pair[kind] = asyncio.run(answers)
             if at:
                 rounds.append(pair)
         ratios = [
@@ -219,7 +246,11 @@ def model_options(args: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"shape": args.model or args.shape, "output": args.output}
+    found: dict[str, Any] = {
+        "shape": args.model or args.shape,
+        "output": args.output,
+        "texts": args.texts,
+    }
     shared = ["--device", args.device, "--tool-parser", "hermes"]
     with model_options(args) as model:
         few = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
@@ -245,6 +276,7 @@ if __name__ == "__main__":
             "--rounds": {"type": int, "default": 3, "help": "pairs at each number"},
             "--each": {"type": int, "default": 3, "help": "chats of a client"},
             "--output": 128,
+            "--texts": {"choices": ("quoted", "bounded"), "default": "quoted"},
             "--context": CONTEXT,
         },
     )
