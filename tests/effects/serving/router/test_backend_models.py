@@ -14,6 +14,7 @@ from minfer.effects.serving.router.backend_models import (
 )
 from tests.effects.serving.router.fakes import Seen, routing
 
+NO_LISTS: list[Any] = [None, [], {}, {"data": {}}, {"error": 1}, "a"]
 MODELS = (["small", "s"], ["large"], ["large"])
 
 
@@ -106,7 +107,7 @@ def test_a_backend_that_names_no_model_may_have_any() -> None:
         ({"data": [{"id": "a", "max_model_len": "9"}]}, {"a"}, 0),
         ({"data": [{"id": "a", "max_model_len": -9}]}, {"a"}, 0),
         ({"data": [{"id": "a", "max_model_len": 2**62}]}, {"a"}, MAX_CONTEXT),
-        *[(other, set(), 0) for other in (None, [], {}, {"data": {}}, {"error": 1}, "a")],
+        *[(other, set(), 0) for other in NO_LISTS],
     ],
 )
 def test_models_are_in_answers_of_several_forms(
