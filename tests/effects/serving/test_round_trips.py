@@ -137,14 +137,17 @@ def streamed(
     *,
     stream: bool = True,
 ) -> list[Any]:
-    """The events of an answer that says this, and ends there; one, if it is whole."""
+    """The events of an answer that says this, and ends there; without `stream`, the
+    answer.
+    """
     ground: Any = Ground(TEMPLATES["as JSON"], form)
     body = endpoint.read(json.dumps({**requested, "stream": stream}).encode())
     request = body.generation(ground)
     writer = endpoint.writer(Stamp("chatcmpl-1", "m", 5), request, ground.tokenizer)
-    half = len(text) // 2
+    half = len(text) // 2 if stream else len(text)
     events = []
-    for piece, end in ((text[:half], None), (text[half:], "length")):
+    pieces = ((text[:half], None), (text[half:], "length"))
+    for piece, end in pieces if stream else ((text, "length"),):
         delta = CompletionOutput(index=0, text=piece, token_ids=(), finish_reason=end)
         events += writer.write(0, delta)
     metrics = RequestMetrics(arrival_time=0.0, output_tokens=1)
@@ -192,6 +195,34 @@ def in_responses(form: str, text: str) -> Iterator[dict[str, Any]]:
     yield {**fields, "input": [HI, *items]}
 
 
+def whole_in_chat(form: str, text: str) -> Iterator[dict[str, Any]]:
+    """Likewise, of an answer in one piece."""
+    tools = [{"type": "function", "function": {"name": name}} for name in TOOLS_OFFERED]
+    fields = {"messages": [HI], "tools": tools}
+    (answer,) = streamed(CHAT, fields, form, text, stream=False)
+    message = answer["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "5"}
+        for call in message.get("tool_calls", ())
+    ]
+    yield {**fields, "messages": [HI, message, *results, ON]}
+    dropped = {k: v for k, v in message.items() if not k.startswith("reasoning")}
+    yield {**fields, "messages": [HI, dropped, *results, ON]}
+
+
+def whole_in_responses(form: str, text: str) -> Iterator[dict[str, Any]]:
+    tools = [{"type": "function", "name": name} for name in TOOLS_OFFERED]
+    fields = {"input": "hi", "tools": tools, "include": ["reasoning.encrypted_content"]}
+    (answer,) = streamed(RESPONSES, fields, form, text, stream=False)
+    items = answer["output"]
+    results = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "5"}
+        for one in items
+        if one["type"] == "function_call"
+    ]
+    yield {**fields, "input": [HI, *items, *results, ON]}
+
+
 def in_messages(form: str, text: str) -> Iterator[dict[str, Any]]:
     tools = [{"name": n, "input_schema": {"type": "object"}} for n in TOOLS_OFFERED]
     fields = {"messages": [HI], "tools": tools, "max_tokens": 5}
@@ -232,7 +263,9 @@ def answered(
 Back = Callable[[str, str], Iterator[dict[str, Any]]]
 APIS: dict[str, tuple[Endpoint, Back]] = {
     "chat": (CHAT, in_chat),
+    "chat, whole": (CHAT, whole_in_chat),
     "responses": (RESPONSES, in_responses),
+    "responses, whole": (RESPONSES, whole_in_responses),
     "messages": (MESSAGES, in_messages),
     "messages, whole": (MESSAGES, in_whole_messages),
 }
