@@ -24,7 +24,8 @@ def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    assert requested == {"bench", "load", "nixl", "otel", "ray", "ray-serve", "testing"}
+    distributed = {"nixl", "ray", "ray-serve"}
+    assert requested == {"bench", "load", "otel", "responses", "testing", *distributed}
     assert requested <= project["optional-dependencies"].keys()
 
 

@@ -225,7 +225,8 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     calls = [one.to_json() for one in blocks if isinstance(one, ToolUseBlock)]
     thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
     texts = [one for one in blocks if isinstance(one, TextBlock | DocumentBlock)]
-    turn: Turn = {"role": role, "content": _text_parts(texts) or _empty_content(role)}
+    content = _text_parts(texts) if texts else _empty_content(role)
+    turn: Turn = {"role": role, "content": content}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:

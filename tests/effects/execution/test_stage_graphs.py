@@ -115,7 +115,10 @@ def stages_of(model: Model) -> Iterator[Stages]:
     first = rank_executor(model, ranks[1])
     follower = Follower(first)
     crew = SimpleNamespace(
-        tell=follower.tell, await_ready=lambda: None, close=follower.close
+        tell=follower.tell,
+        await_ready=lambda: None,
+        close=follower.close,
+        remove_folder=lambda: None,
     )
     last = rank_executor(model, ranks[0], crew=crew)
     both = MicroBatchExecutor(last, STAGES, VOCAB)

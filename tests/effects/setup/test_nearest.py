@@ -33,7 +33,7 @@ NEAR = {
 FAR = (
     *("foo", "x", "images", "system", "thinking", "input", "options", "penalty"),
     *("prompts", "best", "guided", "web_search", "cache_prompt", "num_beams", "grammar"),
-    *("do_sample", "documents", "truncate_prompt_tokens", "session", "stop_strings"),
+    *("do_sample", "session", "stop_strings"),
 )
 
 

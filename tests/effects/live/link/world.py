@@ -257,7 +257,8 @@ class World:
     def born(self, replica: Replica) -> None:
         """An engine starts, which is ready some time later."""
         fronts = None if self.is_elsewhere(replica) else len(self.fronts)
-        replica.host = Host(fronts, lambda _: None, clock=self.clock)
+        size = self.config_of(replica).block_size
+        replica.host = Host(fronts, lambda _: None, clock=self.clock, block_size=size)
         replica.engine = None
 
     def ready(self, replica: Replica) -> None:

@@ -92,7 +92,8 @@ class Backend:
         # The router sends no second request before the first is answered.
         gone = asyncio.ensure_future(reader.read(1))
         await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
+        cut = answering.done() and isinstance(answering.exception(), ConnectionError)
+        if cut or not answering.done():
             self.left += 1
             answering.cancel()
             raise ConnectionResetError
