@@ -1,7 +1,7 @@
 """A response of a backend, with two bounds that aiohttp's has not.
 
-- Interim responses (1xx) before it: aiohttp skips any number of them, and reads a flood of
-  them without a pause in which other tasks run.
+- Interim responses (1xx) before it: aiohttp skips any number of them, and reads a flood
+  of them without a pause in which other tasks run.
 - A connection that has ended ends the body. aiohttp closes the connection of a body that
   is no HTTP from some byte on, but does not report that to the body's reader.
 """
