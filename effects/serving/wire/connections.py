@@ -165,6 +165,18 @@ class BoundedProtocol(H11Protocol):
             self._stalled.cancel()
             self._stalled = None
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or only close the connection if an answer has begun.
+        The application's answer is dropped: h11 sends none after this.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self._close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def on_response_complete(self) -> None:
         """Wait for the next request; not for long, if this one's body is still coming."""
         super().on_response_complete()

@@ -1,6 +1,7 @@
 """Clients that drip, that do not read, or that are too many, on real sockets."""
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -128,6 +129,25 @@ def test_the_unread_rest_of_a_body_has_a_time_limit(port: int) -> None:
         sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         drip(sock)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_a_body_that_is_no_http_is_no_error_in_the_log(
+    port: int, pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.ERROR, logger.name), link(port) as sock:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        garbage = b"zz\r\n"
+        sock.sendall(head if pause else head + garbage)
+        if pause:
+            time.sleep(pause)  # after which the request is answered
+            sock.sendall(garbage)
+        status = b"HTTP/1.1 200" if pause else b"HTTP/1.1 400"
+        assert answer(sock).startswith(status)
+    logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 @pytest.mark.long
