@@ -41,9 +41,13 @@ class BackendResponse(aiohttp.ClientResponse):
             del protocol.read
         closed = protocol.closed
         if closed is not None:
+
+            def forget() -> None:
+                closed.remove_done_callback(self._note_closed)
+
             closed.add_done_callback(self._note_closed)
             # The connection may serve many responses after this one.
-            self.content.on_eof(lambda: closed.remove_done_callback(self._note_closed))
+            self.content.on_eof(forget)
         return self
 
     def _note_closed(self, closed: "asyncio.Future[None]") -> None:
