@@ -18,6 +18,7 @@ another error, and both are bounded in size.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import ClassVar, Final
 
@@ -29,6 +30,7 @@ from yarl import URL
 
 from minfer.effects.serving.application import error_format
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
+from minfer.effects.serving.router.backend_response import BackendResponse
 from minfer.effects.serving.router.bounded_read import read_at_most
 from minfer.effects.serving.router.head import (
     RawHeaders,
@@ -111,12 +113,14 @@ class Exchange:
     http: aiohttp.ClientSession
     request: ClientRequest
     name: str  # the backend's base URL
+    patience: float  # seconds for the head of a response, and for each next part
     # Whether another backend may be tried if this one does not answer.
     may_move: Callable[[], bool] = field(default=lambda: False)
     started: bool = field(default=False, init=False)  # the client got a part
     _given_up: bool = field(default=False, init=False)
     _timeout: asyncio.Timeout = field(factory=lambda: asyncio.timeout(None), init=False)
-    _events: bool = field(default=False, init=False)  # the response is a stream of events
+    _due: float = field(default=math.inf, init=False)  # when the response must be whole
+    _events: bool = field(default=False, init=False)  # the response can end with an event
     _last: bytes = field(default=b"", init=False)  # the last two bytes that were sent
 
     async def run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
@@ -164,24 +168,21 @@ class Exchange:
             skip_auto_headers=_AUTOMATIC,
             allow_redirects=False,
         )
+        loop = asyncio.get_running_loop()
+        self._end_at(loop.time() + self.patience)
         async with sent as response:
             headers = response_headers(response.raw_headers)
             _check_head(response.status, headers)
             if may_refuse and _is_refusal(response.status, headers):
+                self._end_at(math.inf)
                 return await self._read_refusal(response, headers)
-            due = None
             if response.status >= _ERRORS:
-                due = asyncio.get_running_loop().time() + ERROR_SECONDS
-                if not self._given_up:
-                    self._timeout.reschedule(due)
-            part = await response.content.readany()
-            self._events = any(
-                name == b"content-type" and value.lower().startswith(_EVENTS)
-                for name, value in headers
-            )
+                self._due = loop.time() + ERROR_SECONDS
+            part = await self._next_part(response.content)
+            self._events = _takes_another_event(headers)
             note_first(response.status, headers, part)
             self.started = True
-            self._timeout.reschedule(due)  # it is too late to give up
+            self._end_at(self._due)  # it is too late to give up
             await send(
                 {
                     "type": "http.response.start",
@@ -206,9 +207,24 @@ class Exchange:
             self._last = part[-2:]
             more = not content.at_eof()  # else its end travels with it
             await send({"type": "http.response.body", "body": part, "more_body": more})
-            part = await content.readany() if more else b""
+            part = await self._next_part(content) if more else b""
         if more:
             await send({"type": "http.response.body"})
+
+    async def _next_part(self, content: aiohttp.StreamReader) -> bytes:
+        """The next part of a body. aiohttp's own timeout of reading is not used: it does
+        not count after interim responses, and begins anew with bytes that are no part.
+        """
+        now = asyncio.get_running_loop().time()
+        self._end_at(min(now + self.patience, self._due))
+        part = await content.readany()
+        self._end_at(self._due)
+        return part
+
+    def _end_at(self, time: float) -> None:
+        """Set the time at which the attempt ends, unless it was given up."""
+        if self.started or not self._given_up:
+            self._timeout.reschedule(None if time == math.inf else time)
 
     async def _read_refusal(
         self, response: aiohttp.ClientResponse, headers: RawHeaders
@@ -253,8 +269,22 @@ def _said(error: Exception) -> str:
     """
     text = str(error)
     if isinstance(error, aiohttp.ClientResponseError):
-        text = error.message
+        text = error.message.partition(":")[0]  # what it read follows
+    elif isinstance(error, aiohttp.ServerDisconnectedError):
+        text = "Server disconnected"  # its message may be the beginning of a head
     return text.partition("\n")[0] or type(error).__name__
+
+
+def _takes_another_event(headers: RawHeaders) -> bool:
+    """Whether a response is a stream of events to which one can be appended: of any
+    length, and not compressed.
+    """
+    if any(name in (b"content-length", b"content-encoding") for name, _ in headers):
+        return False
+    return any(
+        name == b"content-type" and value.lower().startswith(_EVENTS)
+        for name, value in headers
+    )
 
 
 def _check_head(status: int, headers: RawHeaders) -> None:
@@ -283,17 +313,14 @@ async def pass_on(refused: Refused, send: Send) -> None:
     await send({"type": "http.response.body", "body": refused.body})
 
 
-def open_session(patience: float) -> aiohttp.ClientSession:
-    """The client of all backends; `patience`: seconds that may pass between two parts of
-    a response, or before the first.
-    """
+def open_session() -> aiohttp.ClientSession:
+    """The client of all backends. Its requests need time limits of their own."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         max_line_size=_HEAD,
         max_field_size=_HEAD,
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT, sock_read=patience
-        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
+        response_class=BackendResponse,
     )

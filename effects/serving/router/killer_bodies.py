@@ -22,10 +22,15 @@ from minfer.effects.serving.router.forwarding import ClientRequest
 from minfer.effects.serving.router.prompt_bodies import decode, prompt_body
 
 # A backend's error, whole or as an event. No text of a model can be this: there, quotes
-# have a backslash before them.
+# have a backslash before them. An answer may repeat fields of its request with such a
+# code (`metadata`, `tools`), but has no status of an error, and no event that begins so.
 _CODE: Final = KILLED_ENGINE.encode()
 _KILLED: Final = re.compile(rb'"code": ?"%b"' % _CODE)
-_TAIL: Final = 64  # bytes of a part that may be the beginning of the error's code
+_EVENT: Final = re.compile(
+    rb'data: ?\{(?:"type": ?"error", ?)?"error": ?\{[^{}]*"code": ?"%b"' % _CODE
+)
+_TAIL: Final = 1024  # bytes of a part that may be the beginning of an error
+_ERRORS: Final = 400  # statuses from here on
 _LEFT_OUT: Final = (
     "cache_salt",
     "deadline",
@@ -61,13 +66,15 @@ class KillerBodies:
         """Returns a request whose answer is searched for the error of one that killed
         engines.
         """
-        tail = b""
+        tail, killed = b"", _EVENT
 
         async def send(message: Message) -> None:
-            nonlocal tail
+            nonlocal tail, killed
+            if message.get("status", 0) >= _ERRORS:
+                killed = _KILLED
             data: bytes = tail + message.get("body", b"")
             tail = data[-_TAIL:]
-            if _CODE in data and _KILLED.search(data):
+            if _CODE in data and killed.search(data):
                 digest = await asyncio.to_thread(self._digest, request)
                 self._killers.add([Killer(tenant, digest, 1)])
             await request.send(message)

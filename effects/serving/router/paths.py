@@ -73,6 +73,8 @@ class Target:
 def target_of(method: str, path: str, raw_path: bytes) -> Target:
     """How to find the backend of a request. Raises ApiError for what is not passed on."""
     # The raw path is put behind a backend's address: it must not be able to change that.
+    if b"#" in raw_path:  # what follows it is not sent to the backend
+        raise ApiError("the path must have no #; write it as %23")
     parts = path.split("/")
     if not raw_path.startswith(b"/") or ".." in parts:
         raise ApiError("the path must begin with / and have no part ..")

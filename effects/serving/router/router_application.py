@@ -141,7 +141,7 @@ class Router:
 
     async def open(self) -> None:
         """Ask all backends how they are, and go on asking them."""
-        http = self._http = open_session(self._options.patience)
+        http = self._http = open_session()
         prompts = PromptReader.start(self._tokens, self._options.workers)
         most, proxies = self._bodies.most, self._options.proxies
         self._reader = RequestReader(most, prompts, proxies)
@@ -405,7 +405,7 @@ class Router:
         """
         if self._http is None:
             raise no_backend()
-        exchange = Exchange(self._http, request, name)
+        exchange = Exchange(self._http, request, name, self._options.patience)
         if attempts is not None:
             exchange.may_move = partial(self._may_move, attempts)
         first = partial(self._note_first, name, routed)

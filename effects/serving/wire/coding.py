@@ -7,6 +7,9 @@ from typing import Final
 from minfer.effects.serving.client_errors import ApiError
 
 PIECE: Final = 2**16  # bytes that are decoded in one go
+# Bytes given to zlib at once. It copies what follows the end of a gzip member, and there
+# may be a member in each 20 bytes.
+_GIVEN: Final = 2**12
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")
 _GZIP, _ZLIB = 31, 15  # windows of `zlib`; below 0: without a head, as some send it
 _HEAD: Final = 2  # bytes by which the head of a zlib stream is known (RFC 1950)
@@ -35,6 +38,10 @@ class Decoder:
         if self.plain:
             yield part
             return
+        for begin in range(0, len(part), _GIVEN):
+            yield from self._decode_piece(part[begin : begin + _GIVEN])
+
+    def _decode_piece(self, part: bytes) -> Iterator[bytes]:
         part = self._head + part
         self._head = b""
         while part:

@@ -7,6 +7,9 @@ beyond the limit, of all fronts together or of one's file descriptors, are refus
 of these stay open for a moment, as they may request /health: that is answered. Anything
 else gets a 503, and so does the oldest of these when there are more than a few.
 
+Few bytes are read in one turn of the event loop: a body in chunks of one byte takes so
+long to parse that other connections would wait.
+
     made --> head ........ header_timeout, then 408 and closed
                |
              body ........ Post.read: body_timeout
@@ -37,6 +40,8 @@ from minfer.effects.serving.wire.shared_counts import SharedCount
 HEADER: Final = 10.0  # seconds
 CONNECTIONS: Final = 1024
 STALL: Final = 30.0  # seconds
+PART: Final = 2**11  # bytes read at once: of the smallest chunks, at most 341
+LARGE: Final = 2**16  # bytes read at once of a body with a Content-Length
 LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
 MOMENT: Final = 1.0  # seconds for a head of a connection beyond the limit
 _LATE: Final = (
@@ -105,7 +110,7 @@ class _HealthOnly:
         await send({"type": "http.response.body"})
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """One connection. `patience`, and `extra`, the connections beyond the limit whose
     heads are awaited, belong to the class: uvicorn makes the instances.
     """
@@ -118,6 +123,7 @@ class BoundedProtocol(H11Protocol):
         self._head: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None  # of a body that is not used
+        self._part = memoryview(b"")  # the bytes that are being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
@@ -129,6 +135,18 @@ class BoundedProtocol(H11Protocol):
             self._serve_as_extra()
         else:
             self._start_head_timer()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
+        """The buffer for the next bytes: a view, as TLS is written to slices of it."""
+        headers = self.headers if self.conn.their_state is h11.SEND_BODY else []
+        is_sized = any(name == b"content-length" for name, _ in headers)
+        self._part = memoryview(bytearray(LARGE if is_sized else PART))
+        return self._part
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse the bytes that were read."""
+        part, self._part = self._part, memoryview(b"")
+        self.data_received(bytes(part[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Parse data; a head's time runs from its first byte until it is complete."""
@@ -164,6 +182,18 @@ class BoundedProtocol(H11Protocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or only close the connection if an answer has begun.
+        The application's answer is dropped: h11 sends none after this.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self._close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """Wait for the next request; not for long, if this one's body is still coming."""

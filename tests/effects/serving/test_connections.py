@@ -1,6 +1,7 @@
 """Clients that drip, that do not read, or that are too many, on real sockets."""
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -12,7 +13,13 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.processes.server import listen_at
-from minfer.effects.serving.wire.connections import Connections, Patience, bounded
+from minfer.effects.serving.wire.connections import (
+    PART,
+    BoundedProtocol,
+    Connections,
+    Patience,
+    bounded,
+)
 from minfer.effects.serving.wire.shared_counts import SharedCount
 
 HEADER: Final = 0.3  # seconds
@@ -22,8 +29,10 @@ GET: Final = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 ended: list[str] = []
 
 
-async def app(scope: Scope, _: Receive, send: Send) -> None:
-    """Answers at once, without looking at a body; at /large, with a lot."""
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers at once, without looking at a body but at /body; at /large, with a lot."""
+    while scope["path"] == "/body" and (await receive()).get("more_body", False):
+        pass
     body = LARGE if scope["path"] == "/large" else b"ok"
     head = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -40,6 +49,7 @@ def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
     patience = {"header": HEADER, "stall": STALL, **patience}
     config = uvicorn.Config(
         app,
+        loop="asyncio",  # as the server's
         http=bounded(Patience(**patience)),
         log_level="critical",
         lifespan="off",
@@ -92,6 +102,14 @@ def answer(sock: socket.socket) -> bytes:
     return got
 
 
+def receive_answer(sock: socket.socket) -> None:
+    """Receive a small answer of the application, whole."""
+    got = b""
+    while not got.endswith(b"ok"):
+        got += sock.recv(65536)
+    assert got.startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("first", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\nx-long: "])
 def test_a_head_that_does_not_come_is_not_awaited(port: int, first: bytes) -> None:
     with link(port) as sock:
@@ -113,10 +131,7 @@ def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
     with link(port) as sock:
         for _ in range(2):
             sock.sendall(GET % b"")
-            got = b""
-            while not got.endswith(b"ok"):
-                got += sock.recv(65536)
-            assert got.startswith(b"HTTP/1.1 200")
+            receive_answer(sock)
             time.sleep(1.5 * HEADER)  # an idle connection is not hurried
         sock.sendall(b"GET / HT")
         assert b"HTTP/1.1 408" in answer(sock)
@@ -128,6 +143,47 @@ def test_the_unread_rest_of_a_body_has_a_time_limit(port: int) -> None:
         sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         drip(sock)
+
+
+def test_few_bytes_of_a_body_in_chunks_are_parsed_at_once(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    parse = BoundedProtocol.data_received
+
+    def note_size(protocol: BoundedProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        parse(protocol, data)
+
+    monkeypatch.setattr(BoundedProtocol, "data_received", note_size)
+    head = b"POST /body HTTP/1.1\r\nhost: x\r\n%s\r\n\r\n"
+    with link(port) as sock:
+        chunks = b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n"
+        sock.sendall(head % b"transfer-encoding: chunked" + chunks)
+        receive_answer(sock)
+        assert max(sizes) <= PART
+        sock.sendall(head % b"content-length: 1000000" + b"x" * 1_000_000)
+        receive_answer(sock)
+        assert max(sizes) > PART, "others are read in large parts"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_a_body_that_is_no_http_is_no_error_in_the_log(
+    port: int, pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.ERROR, logger.name), link(port) as sock:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        garbage = b"zz\r\n"
+        sock.sendall(head if pause else head + garbage)
+        if pause:
+            time.sleep(pause)  # after which the request is answered
+            sock.sendall(garbage)
+        status = b"HTTP/1.1 200" if pause else b"HTTP/1.1 400"
+        assert answer(sock).startswith(status)
+    logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
 
 
 @pytest.mark.long

@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from minfer.effects.serving.access.api_keys import read_keys
-from tests.effects.serving.router.fakes import Seen, begin_events, routing, whole
+from tests.effects.serving.router.fakes import Seen, begin_events, chunk, routing, whole
 
 
 def run(case: Any) -> None:
@@ -120,6 +121,30 @@ def test_a_header_that_is_no_utf_8_is_refused_by_name() -> None:
             assert not made.backends[0].seen
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nx-a: " + b"secret" * 20_000,
+        b"HTTP/1.1 200 OK\r\nx-a: secret\r\n",
+    ],
+)
+def test_no_head_is_logged(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def begin_a_head(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(answer)
+                await to.drain()
+                to.close()
+
+            made.backends[0].answer = begin_a_head
+            assert (await made.chat("a")).status_code == 502
+
+    assert "failed: " in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_a_request_that_kills_servers_does_not_kill_them_all() -> None:
     @run
     async def _() -> None:
@@ -180,6 +205,97 @@ def test_a_backend_that_says_nothing_for_too_long_is_given_up() -> None:
             answer = await made.chat("a", stream=True)
             assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
             assert not made.router.dispatcher.state.requests
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 OK\r\n"]
+)
+def test_a_head_has_to_be_whole_in_time(begin: bytes) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, patience=0.3) as made:
+
+            async def drip(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(begin)
+                while True:
+                    await asyncio.sleep(0.05)
+                    if begin.endswith(b"OK\r\n"):
+                        to.write(b"x-a: b\r\n")
+
+            made.backends[0].answer = drip
+            answer = await made.chat("a")
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "backend_timeout"
+
+
+def test_interim_responses_are_skipped_but_no_flood_of_them() -> None:
+    interim = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def some(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.write(interim * 3)
+                whole(to, {"by": "a"})
+
+            async def flood(_: Seen, to: asyncio.StreamWriter) -> None:
+                while True:
+                    to.write(interim * 200)
+                    await to.drain()
+                    await asyncio.sleep(0.001)
+
+            made.backends[0].answer = some
+            assert await made.by("a") == "a"
+            made.backends[0].answer = flood
+            async with asyncio.timeout(5):
+                assert (await made.chat("a")).status_code == 502
+
+
+def test_a_body_that_is_no_http_from_some_chunk_on_breaks_off() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def garble(_: Seen, to: asyncio.StreamWriter) -> None:
+                begin_events(to, b"data: 1\n\n")
+                await to.drain()
+                await asyncio.sleep(0.1)
+                to.write(b"ZZZ\r\n")
+                await asyncio.sleep(60)
+
+            made.backends[0].answer = garble
+            async with asyncio.timeout(5):
+                answer = await made.chat("a", stream=True)
+            assert answer.content.startswith(b'data: 1\n\ndata: {"error"')
+
+
+@pytest.mark.parametrize("header", [b"content-length: 20", b"content-encoding: gzip"])
+def test_no_event_follows_a_body_of_a_length_or_coding(
+    header: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def break_off(_: Seen, to: asyncio.StreamWriter) -> None:
+                framing = (
+                    b"" if b"length" in header else b"transfer-encoding: chunked\r\n"
+                )
+                to.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+                to.write(framing + header + b"\r\n\r\n")
+                to.write(chunk(b"data: 1\n\n") if framing else b"data: 1\n\n")
+                await to.drain()
+                await asyncio.sleep(0.1)
+                to.close()
+
+            made.backends[0].answer = break_off
+            sent = made.http.stream("POST", "/v1/chat/completions", json={})
+            with pytest.raises(httpx.RemoteProtocolError):
+                async with sent as answer:
+                    _ = [part async for part in answer.aiter_raw()]
+
+    assert "Exception in ASGI application" not in caplog.text
 
 
 def test_a_body_that_breaks_off_is_cut_off() -> None:

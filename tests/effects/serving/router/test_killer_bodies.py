@@ -40,7 +40,8 @@ def killed_at(url: str, *, stream: bool) -> Any:
             whole(to, {"text": f'"code":"{KILLED_ENGINE}"'})
         elif stream:
             begin_events(to, b"data: 1\n\n")
-            for part in (data[:-30], data[-30:]):  # the error comes in two parts
+            event = f"data: {data}\n\n"
+            for part in (event[:-30], event[-30:]):  # the error comes in two parts
                 to.write(chunk(part.encode()))
                 await to.drain()
                 await asyncio.sleep(0.05)
@@ -49,6 +50,30 @@ def killed_at(url: str, *, stream: bool) -> Any:
             whole(to, json.loads(data), 500)
 
     return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_field_of_the_request_in_its_answer_is_no_error(*, stream: bool) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def repeat(seen: Seen, to: asyncio.StreamWriter) -> None:
+                metadata = json.loads(seen.body)["metadata"]
+                answer = {"id": "resp_1", "error": None, "metadata": metadata}
+                if not stream:
+                    whole(to, answer)
+                    return
+                created = {"type": "response.created", "response": answer}
+                begin_events(to, f"data: {json.dumps(created)}\n\n".encode())
+                to.write(chunk(b""))
+
+            made.backends[0].answer = repeat
+            body = {"input": "x", "metadata": {"error": {"code": KILLED_ENGINE}}}
+            for _ in range(2):
+                answer = await made.http.post("/v1/responses", json=body)
+                assert answer.status_code == 200
+                assert KILLED_ENGINE in answer.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

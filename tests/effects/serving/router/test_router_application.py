@@ -241,6 +241,9 @@ def test_a_method_that_servers_need_not_know_is_not_passed_on(
         "evil.example:80",
         "/v1/%2e%2e/reset_prefix_cache",
         "/v1/../sleep",
+        "/v1/files#",
+        "/v1/chat/completions#x",
+        "/v1/models%23#x",
         "http://evil.example",
     ],
 )
