@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-from attrs import define, evolve, field
+from attrs import evolve
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +24,7 @@ from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
 from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.request_parsing.limits import largest_body
+from minfer.effects.serving.router.attempts import Attempts
 from minfer.effects.serving.router.backend_models import (
     MODELS_PATH,
     BackendModels,
@@ -34,14 +35,11 @@ from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
-    DISCONNECTED,
-    SILENT,
     Answered,
     ClientRequest,
     Exchange,
     Failed,
     Outcome,
-    Refused,
     open_session,
     pass_on,
 )
@@ -72,30 +70,7 @@ if TYPE_CHECKING:
 
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
-# Backends that may close the connection or fall silent over a request before it is given
-# up: it may be what kills servers, and is not to kill them all.
-_MOST_ENDED: Final = 2
 _log: Final = logging.getLogger("minfer.router")
-
-
-@define
-class _Attempts:
-    """The attempts to have one request answered."""
-
-    allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
-    tried: list[str] = field(factory=list)  # backends
-    ended: int = 0  # of these, which closed the connection or fell silent
-    refused: Refused | None = None  # the last refusal
-    error: ApiError = field(factory=no_backend)  # of the last that failed
-
-    def note(self, outcome: Failed | Refused) -> bool:
-        """Note an attempt; returns whether another backend may be tried after it."""
-        if isinstance(outcome, Refused):
-            is_first, self.refused = self.refused is None, outcome
-            return is_first
-        self.error = outcome.error
-        self.ended += outcome.cause in (DISCONNECTED, SILENT)
-        return outcome.again and self.ended < _MOST_ENDED
 
 
 class Router:
@@ -304,7 +279,7 @@ class Router:
             if listed is not None:
                 await listed(request.scope, _no_message, request.send)
                 return
-        attempts = _Attempts(await self._allowed(request))
+        attempts = Attempts(await self._allowed(request))
         while others := self._others(attempts):
             name = min(others, key=lambda one: one.requests).name
             attempts.tried.append(name)
@@ -336,7 +311,7 @@ class Router:
             model = (await self._reader.read(request.scope, request.body)).model
         return self._models.backends_of(model)
 
-    def _others(self, attempts: _Attempts) -> list[Replica]:
+    def _others(self, attempts: Attempts) -> list[Replica]:
         """The backends that take requests, have the model, and were not tried."""
         allowed = attempts.allowed
         return [
@@ -345,9 +320,9 @@ class Router:
             if one.name not in attempts.tried and (allowed is None or one.name in allowed)
         ]
 
-    def _may_move(self, attempts: _Attempts) -> bool:
+    def _may_move(self, attempts: Attempts) -> bool:
         """Whether a request may go to another backend if the present one is silent."""
-        return attempts.ended + 1 < _MOST_ENDED and bool(self._others(attempts))
+        return attempts.may_move and bool(self._others(attempts))
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
@@ -363,7 +338,7 @@ class Router:
             else:
                 self.dispatcher.send_to(home, routed)
                 name = home
-            attempts = _Attempts(allowed)
+            attempts = Attempts(allowed)
             while name is not None:
                 attempts.tried.append(name)
                 movable = attempts if home is None else None
@@ -398,7 +373,7 @@ class Router:
         request: ClientRequest,
         name: str,
         routed: str | None = None,
-        attempts: _Attempts | None = None,
+        attempts: Attempts | None = None,
     ) -> Outcome:
         """Try one backend; what is `routed` starts with its first part, and may be
         refused. With `attempts`, another one may be tried after it.

@@ -1,0 +1,43 @@
+"""The attempts to have one request answered by some backend."""
+
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.router.dispatcher import no_backend
+from minfer.effects.serving.router.forwarding import (
+    DISCONNECTED,
+    SILENT,
+    Failed,
+    Refused,
+)
+
+# Backends that may close the connection or fall silent over a request before it is given
+# up: it may be what kills servers, and is not to kill them all.
+MAX_ENDED: Final = 2
+
+
+@define
+class Attempts:
+    """What the attempts so far came to."""
+
+    allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
+    tried: list[str] = field(factory=list)  # backends
+    ended: int = 0  # of these, which closed the connection or fell silent
+    refused: Refused | None = None  # the last refusal
+    error: ApiError = field(factory=no_backend)  # of the last that failed
+
+    def note(self, outcome: Failed | Refused) -> bool:
+        """Note an attempt; returns whether another backend may be tried after it."""
+        if isinstance(outcome, Refused):
+            is_first, self.refused = self.refused is None, outcome
+            return is_first
+        self.error = outcome.error
+        self.ended += outcome.cause in (DISCONNECTED, SILENT)
+        return outcome.again and self.ended < MAX_ENDED
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another backend may be tried if the present one falls silent."""
+        return self.ended + 1 < MAX_ENDED
