@@ -25,7 +25,7 @@ from attrs import define, field
 from bench.results import run, show
 from tests.effects.serving.dying_engine import DIES
 from tests.effects.serving.process_deaths import SOON, Load, Server, bodies, server
-from tests.effects.serving.test_process_deaths import KILLERS, LIMITED
+from tests.effects.serving.test_process_deaths import CRASHING_REQUESTS, LIMITED
 
 LOOK = 0.01  # seconds from one look at /ready to the next
 WELL = 8  # looks in a row, each at any API server process, that find all ready
@@ -56,7 +56,7 @@ class Trial:
         await self.server.until_ready()
         await self.load.learn()
         async with self.load.clients():
-            for kind, (path, body, _) in KILLERS.items():
+            for kind, (path, body, _) in CRASHING_REQUESTS.items():
                 await self.load.flows(time.monotonic())
                 found[kind] = await self.kill(kind, path, body)
                 show({"kind": kind, **found[kind]})

@@ -31,6 +31,7 @@ from minfer.effects.serving.router.backend_models import (
     list_models,
 )
 from minfer.effects.serving.router.body import Bodies
+from minfer.effects.serving.router.denied_bodies import DeniedBodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
@@ -52,7 +53,6 @@ from minfer.effects.serving.router.head import (
 )
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
-from minfer.effects.serving.router.killer_bodies import KillerBodies
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import METHODS, Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 _NOT_FOUND: Final = 404
 _UNAVAILABLE: Final = 503
 # Backends that may close the connection or fall silent over a request before it is given
-# up: it may be what kills servers, and is not to kill them all.
-_MOST_ENDED: Final = 2
+# up: it may crash backends, and must not crash all of them.
+_MAX_ENDED: Final = 2
 _log: Final = logging.getLogger("minfer.router")
 
 
@@ -95,7 +95,7 @@ class _Attempts:
             return is_first
         self.error = outcome.error
         self.ended += outcome.cause in (DISCONNECTED, SILENT)
-        return outcome.again and self.ended < _MOST_ENDED
+        return outcome.again and self.ended < _MAX_ENDED
 
 
 class Router:
@@ -126,7 +126,7 @@ class Router:
         self._tokens = tokens
         self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
-        self._killers = KillerBodies(self._bodies)
+        self._denied_bodies = DeniedBodies(self._bodies)
         self._models = BackendModels(options.backends)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
@@ -166,9 +166,7 @@ class Router:
             self._tasks.append(task)
 
     def _give_up(self, name: str) -> None:
-        """Move the requests that wait for a backend which does not answer, as far as
-        others take them.
-        """
+        """Move the requests that wait for a silent backend, if others take them."""
         for exchange in tuple(self._exchanges[name]):
             exchange.give_up()
 
@@ -176,8 +174,8 @@ class Router:
         """Note a backend's models, and accept bodies that the longest context accepts."""
         self._models.note(name, models)
         if self._options.max_body is None:
-            most = largest_body(self._models.longest_context)
-            self._bodies.most = self._reader.most = most
+            max_bytes = largest_body(self._models.longest_context)
+            self._bodies.most = self._reader.most = max_bytes
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""
@@ -269,7 +267,10 @@ class Router:
                 self._bodies.release(body)
         except ClientDisconnect:
             return
-        except (ApiError, EngineDeadError) as error:  # the latter of readers that end
+        except (
+            ApiError,
+            EngineDeadError,
+        ) as error:  # the latter as a reader's worker ended
             failure = error_format(scope)(to_api_error(error))
             await failure_response(failure)(scope, receive, send)
         finally:
@@ -306,7 +307,7 @@ class Router:
                 return
         attempts = _Attempts(await self._allowed(request))
         while others := self._others(attempts):
-            name = min(others, key=lambda one: one.requests).name
+            name = min(others, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
             outcome = await self._attempt(request, name, attempts=attempts)
             if not isinstance(outcome, Failed):
@@ -340,22 +341,23 @@ class Router:
         """The backends that take requests, have the model, and were not tried."""
         allowed = attempts.allowed
         return [
-            one
-            for one in self.dispatcher.available()
-            if one.name not in attempts.tried and (allowed is None or one.name in allowed)
+            backend
+            for backend in self.dispatcher.available()
+            if backend.name not in attempts.tried
+            and (allowed is None or backend.name in allowed)
         ]
 
     def _may_move(self, attempts: _Attempts) -> bool:
         """Whether a request may go to another backend if the present one is silent."""
-        return attempts.ended + 1 < _MOST_ENDED and bool(self._others(attempts))
+        return attempts.ended + 1 < _MAX_ENDED and bool(self._others(attempts))
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
         allowed = self._models.backends_of(read.model)
         routed = evolve(read.routed, allowed=allowed) if allowed else read.routed
-        await self._killers.check(routed.tenant, request)
-        request = self._killers.watch(routed.tenant, request)
+        await self._denied_bodies.check(routed.tenant, request)
+        request = self._denied_bodies.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
@@ -400,8 +402,9 @@ class Router:
         routed: str | None = None,
         attempts: _Attempts | None = None,
     ) -> Outcome:
-        """Try one backend; what is `routed` starts with its first part, and may be
-        refused. With `attempts`, another one may be tried after it.
+        """Forward a request to a backend. With `routed`, its id in the dispatcher, it
+        starts with the first part of the answer, and the backend may refuse it. With
+        `attempts`, another backend may be tried after this one.
         """
         if self._http is None:
             raise no_backend()
@@ -431,7 +434,7 @@ class Router:
 
 
 async def _no_message() -> Message:
-    """Returns no message: a response of its own reads none."""
+    """The `receive` of the router's own responses, which read no message."""
     raise AssertionError("a response reads nothing")
 
 
@@ -442,7 +445,7 @@ def _log_failure(task: "asyncio.Task[None]") -> None:
 
 
 class _CheckMethod:
-    """Middleware: methods that are never passed on are refused with 405."""
+    """Middleware that refuses methods which are never forwarded with 405."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
