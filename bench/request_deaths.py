@@ -1,4 +1,4 @@
-"""Requests that kill the engine that serves them, as `minfer serve` and its clients see
+"""Requests that crash the engine that serves them, as `minfer serve` and its clients see
 it.
 
 A server of two API server processes whose engine dies of marked prompts, with the bundled
@@ -106,22 +106,22 @@ class Trial:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = {}
+    results = {}
     for replicas in args.replicas:
         options = ["--dtype=float32", f"--replicas={replicas}"]
         options.append("--num-gpu-blocks-override=128")
         with server(*options, module="tests.effects.serving.dying_engine") as made:
             trial = Trial(made, Load(made.url, bodies(1, args.tokens)))
             kinds = asyncio.run(trial.run())
-        for why in trial.load.lost():
-            print("lost:", why)
-        found[f"{replicas} replicas"] = {
+        for error in trial.load.lost():
+            print("lost:", error)
+        results[f"{replicas} replicas"] = {
             "kinds": kinds,
             "requests_of_others": len(trial.load.ended),
             "lost": len(trial.load.lost()),
             "different": len(trial.load.different()),
         }
-    return {**found, "load_average_at_the_end": os.getloadavg()[0]}
+    return {**results, "load_average_at_the_end": os.getloadavg()[0]}
 
 
 if __name__ == "__main__":

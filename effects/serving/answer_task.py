@@ -193,7 +193,7 @@ class AnswerTask:
                 self.state.log.error("%s failed: %s", self.stamp.id, delta.error)
                 if delta.error.startswith(GIVEN_UP):
                     raise ApiError(delta.error, None, KILLED_ENGINE, INTERNAL)
-                if delta.error.startswith(REFUSED):  # an equal one was given up
+                if delta.error.startswith(REFUSED):  # an equal request crashed an engine
                     raise ApiError(delta.error, None, KILLED_ENGINE)
                 raise ApiError(_ENGINE_FAILED, None, "engine_error", INTERNAL)
             if self.state.closing:

@@ -42,7 +42,7 @@ class EditedTurn:
 
 @frozen
 class Applied:
-    """What one edit has removed."""
+    """The result of one edit."""
 
     turns: Sequence[EditedTurn]
     number: int  # of turns with thinking, or of tool uses
@@ -92,7 +92,7 @@ class ClearToolUses(TypedObject):
     counted: ClassVar[str] = "cleared_tool_uses"
 
     def apply(self, turns: Sequence[EditedTurn], tokens: int) -> Applied:
-        """The edited turns of a prompt of so many tokens."""
+        """The edited turns of a prompt of `tokens` tokens."""
         uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
         size = len(uses) if self.trigger.type == "tool_uses" else tokens
         old = uses[: max(0, len(uses) - self.keep.value)]

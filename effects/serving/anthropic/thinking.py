@@ -15,7 +15,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 # The effort for a budget of at least as many tokens, as litellm maps them.
 _EFFORT_BY_BUDGET: Final[Mapping[int, Effort]] = {4096: "high", 2048: "medium"}
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MAX_NAME_CHARS: Final = 64  # of a name in an error
 _MIN_BUDGET: Final = 1024  # tokens, as in Anthropic's API
 
 
@@ -30,8 +30,8 @@ class ThinkingConfig(TypedObject):
     @model_validator(mode="after")
     def _budget_fits(self) -> Self:
         if (self.budget_tokens is None) == (self.type == "enabled"):
-            why = "is missing" if self.type == "enabled" else "needs the type enabled"
-            raise wrong(why, "budget_tokens")
+            message = "is missing" if self.type == "enabled" else "needs the type enabled"
+            raise wrong(message, "budget_tokens")
         return self
 
     @property
@@ -45,7 +45,7 @@ class ThinkingConfig(TypedObject):
         return "low"
 
     def note_hints(self) -> None:
-        """Note what is not done as asked: reasoning is sent whole, and not cut off."""
+        """Note fields without effect: reasoning is sent whole, and not cut off."""
         if self.display not in (None, "summarized"):
             note_ignored("thinking.display")
         if self.budget_tokens is not None:
@@ -63,7 +63,7 @@ def _check_format(given: dict[str, Any]) -> dict[str, Any]:
         raise wrong("must be an object", "schema")
     for name in given:
         if name not in ("type", "schema"):
-            raise wrong("is not a field here; leave it out", name[:_LONGEST_NAME])
+            raise wrong("is not a field here; leave it out", name[:_MAX_NAME_CHARS])
     return given
 
 

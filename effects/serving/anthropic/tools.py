@@ -62,7 +62,7 @@ class AnthropicTool(StrictObject):
 
 
 class ToolSearch(TypedObject):
-    """A search for deferred tools by the server, which is not made."""
+    """Anthropic's server-side search for deferred tools, which is not run."""
 
     kinds = tuple(f"{name}{date}" for name in _SEARCHES for date in ("_20251119", ""))
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
