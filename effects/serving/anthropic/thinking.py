@@ -52,19 +52,19 @@ class ThinkingConfig(TypedObject):
             note_ignored("thinking.budget_tokens")
 
 
-def _check_format(given: dict[str, Any]) -> dict[str, Any]:
+def _check_format(value: dict[str, Any]) -> dict[str, Any]:
     """The form of an answer, `{"type": "json_schema", "schema": {...}}`. It is no model
     of pydantic's, for which the name `schema` is taken.
     """
-    if given.get("type") != "json_schema":
-        there = 'there is "json_schema"'
-        raise wrong(f"{shown(given.get('type'))} is not supported; {there}", "type")
-    if not isinstance(given.get("schema"), dict):
+    if value.get("type") != "json_schema":
+        supported = 'there is "json_schema"'
+        raise wrong(f"{shown(value.get('type'))} is not supported; {supported}", "type")
+    if not isinstance(value.get("schema"), dict):
         raise wrong("must be an object", "schema")
-    for name in given:
+    for name in value:
         if name not in ("type", "schema"):
             raise wrong("is not a field here; leave it out", name[:_MAX_NAME_CHARS])
-    return given
+    return value
 
 
 class TurnOutputConfig(StrictObject):

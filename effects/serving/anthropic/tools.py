@@ -122,8 +122,8 @@ def check_choice(
     if not names:
         raise wrong("needs tools", CHOICE)
     if choice.name is not None and choice.name not in names:
-        there = f"there is no tool {shown_value(choice.name)}"
-        raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
+        message = f"there is no tool {shown_value(choice.name)}"
+        raise wrong(f"{message}; name one of tools", f"{CHOICE}.name")
 
 
 def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:

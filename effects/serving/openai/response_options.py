@@ -51,9 +51,9 @@ class TextOptions(StrictObject):
                 field = f"{where}.{min(content)[:_MAX_NAME_CHARS]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
-                there = " or ".join(map(shown, _KINDS))
-                why = f"{shown(kind)} is not supported; there is {there}"
-                raise ApiError(f"{where}.type: {why}", f"{where}.type")
+                supported = " or ".join(map(shown, _KINDS))
+                message = f"{shown(kind)} is not supported; there is {supported}"
+                raise ApiError(f"{where}.type: {message}", f"{where}.type")
 
 
 class ReasoningOptions(StrictObject):
