@@ -36,7 +36,7 @@ COMPLETIONS = "completions"
 
 @define(eq=False)
 class Trial:
-    """A server with so many replicas, and the lines of its standard error."""
+    """A server with this number of replicas, and the lines of its standard error."""
 
     server: Server
     load: Load

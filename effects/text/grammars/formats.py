@@ -1,7 +1,7 @@
 """The formats of texts that are enforced, beside the compiler's own.
 
 JSON Schema says that a format is a comment unless a reader asserts it. Those that the
-compiler knows are asserted, and those here; others have no effect.
+compiler supports are asserted, and those here; others have no effect.
 
 `PATTERNS` narrows formats of the standard to what parsers take: dates are in the
 calendar, from the year 1 on; a minute has 60 seconds; a URI has a host that can be one.

@@ -43,25 +43,25 @@ class PropertyNames:
     def of(
         schema: Any, root: Any, seen: frozenset[int] = frozenset()
     ) -> "PropertyNames | None":
-        """The names that a schema allows, if one pattern can describe them; None if not.
-        `seen` has the ids of the schemas around this one, which must not recur.
+        """The names that a schema allows, if there is one pattern of them. What is `seen`
+        already refers to itself.
         """
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
         result = _resolved(schema, root)
         if result is None or id(result) in seen or len(seen) > MAX_DEPTH:
             return None
-        keywords = {word: entry for word, entry in result.items() if word not in COMMENTS}
-        several = keywords.pop("anyOf", None) or keywords.pop("oneOf", None)
+        said = {word: entry for word, entry in result.items() if word not in COMMENTS}
+        several = said.pop("anyOf", None) or said.pop("oneOf", None)
         if isinstance(several, list):
-            if keywords not in _ANY_NAME:
+            if said not in _ANY_NAME:
                 return None
             seen |= {id(result)}
             return _any_of([PropertyNames.of(entry, root, seen) for entry in several])
-        kinds = keywords.pop("type", "string")
+        kinds = said.pop("type", "string")
         if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             return PropertyNames([])
-        return _names_of_keywords(keywords)
+        return _said_of_names(said)
 
 
 def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
@@ -76,24 +76,24 @@ def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
     return PropertyNames([*dict.fromkeys(name for entry in lists for name in entry)])
 
 
-def _names_of_keywords(keywords: dict[str, Any]) -> PropertyNames | None:
+def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
     """The names that a schema's own keywords allow."""
-    if keywords.keys() - _OF_NAMES.union(_LENGTHS):
+    if said.keys() - _OF_NAMES.union(_LENGTHS):
         return None
-    read_format(keywords)
-    if "format" in keywords:  # one of the compiler's
+    read_format(said)
+    if "format" in said:  # one of the compiler's
         return None
-    patterns = [keywords["pattern"]] if isinstance(keywords.get("pattern"), str) else []
-    patterns += [entry["pattern"] for entry in keywords.get("allOf", [])]
-    lengths = [keywords.get(word) for word in _LENGTHS]
+    patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
+    patterns += [entry["pattern"] for entry in said.get("allOf", [])]
+    lengths = [said.get(word) for word in _LENGTHS]
     if not all(entry is None or (type(entry) is int and entry >= 0) for entry in lengths):
         return None
-    lower, upper = ("" if entry is None else entry for entry in lengths)
-    if lower or upper != "":
-        patterns.append(f"^(?s:.{{{lower or 0},{upper}}})$")
+    least, most = ("" if entry is None else entry for entry in lengths)
+    if least or most != "":
+        patterns.append(f"^(?s:.{{{least or 0},{most}}})$")
     pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
     names = PropertyNames(None, pattern)
-    values = keywords.get("enum", [keywords["const"]] if "const" in keywords else None)
+    values = said.get("enum", [said["const"]] if "const" in said else None)
     if not isinstance(values, list):
         return names
     texts = dict.fromkeys(entry for entry in values if isinstance(entry, str))
