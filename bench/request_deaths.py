@@ -1,4 +1,4 @@
-"""Requests that kill the engine that serves them, as `minfer serve` and its clients see
+"""Requests that crash the engine that serves them, as `minfer serve` and its clients see
 it.
 
 A server of two API server processes whose engine dies of marked prompts, with the bundled
@@ -25,7 +25,7 @@ from attrs import define, field
 from bench.results import run, show
 from tests.effects.serving.dying_engine import DIES
 from tests.effects.serving.process_deaths import SOON, Load, Server, bodies, server
-from tests.effects.serving.test_process_deaths import KILLERS, LIMITED
+from tests.effects.serving.test_process_deaths import CRASHING_REQUESTS, LIMITED
 
 LOOK = 0.01  # seconds from one look at /ready to the next
 WELL = 8  # looks in a row, each at any API server process, that find all ready
@@ -36,7 +36,7 @@ COMPLETIONS = "completions"
 
 @define(eq=False)
 class Trial:
-    """A server with so many replicas, and the lines of its standard error."""
+    """A server with this number of replicas, and the lines of its standard error."""
 
     server: Server
     load: Load
@@ -56,7 +56,7 @@ class Trial:
         await self.server.until_ready()
         await self.load.learn()
         async with self.load.clients():
-            for kind, (path, body, _) in KILLERS.items():
+            for kind, (path, body, _) in CRASHING_REQUESTS.items():
                 await self.load.flows(time.monotonic())
                 found[kind] = await self.kill(kind, path, body)
                 show({"kind": kind, **found[kind]})
@@ -106,22 +106,22 @@ class Trial:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = {}
+    results = {}
     for replicas in args.replicas:
         options = ["--dtype=float32", f"--replicas={replicas}"]
         options.append("--num-gpu-blocks-override=128")
         with server(*options, module="tests.effects.serving.dying_engine") as made:
             trial = Trial(made, Load(made.url, bodies(1, args.tokens)))
             kinds = asyncio.run(trial.run())
-        for why in trial.load.lost():
-            print("lost:", why)
-        found[f"{replicas} replicas"] = {
+        for error in trial.load.lost():
+            print("lost:", error)
+        results[f"{replicas} replicas"] = {
             "kinds": kinds,
             "requests_of_others": len(trial.load.ended),
             "lost": len(trial.load.lost()),
             "different": len(trial.load.different()),
         }
-    return {**found, "load_average_at_the_end": os.getloadavg()[0]}
+    return {**results, "load_average_at_the_end": os.getloadavg()[0]}
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def many_tools(*, strict: bool) -> list[dict[str, Any]]:
     schema = {**edits(bounded=True), "description": about}
     size = len(json.dumps(tool("edit_00", schema, strict=strict)))
     return [
-        tool(f"edit_{at:02}", schema, strict=strict) for at in range(BODY_BYTES // size)
+        tool(f"edit_{number:02}", schema, strict=strict)
+        for number in range(BODY_BYTES // size)
     ]
 
 
@@ -138,7 +139,7 @@ class Chats:
 
 def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
     """Strict calls and free answers, in alternation, after a round to warm up."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with httpx.Client(timeout=TIMEOUT_SECONDS) as http:
         asked = http.post(f"{url}/tokenize", json={"prompt": '"'}).json()
     chats = Chats(
@@ -149,18 +150,18 @@ def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
     )
     for clients in args.clients:
         rounds = []
-        for at in range(args.rounds + 1):
+        for round_number in range(args.rounds + 1):
             pair = {}
-            for kind in ("strict", "free") if at % 2 else ("free", "strict"):
+            for kind in ("strict", "free") if round_number % 2 else ("free", "strict"):
                 answers = chats.answer_all(url, clients, strict=kind == "strict")
                 pair[kind] = asyncio.run(answers)
-            if at:
+            if round_number:
                 rounds.append(pair)
         ratios = [
             pair["strict"]["tokens_per_second"] / pair["free"]["tokens_per_second"]
             for pair in rounds
         ]
-        found[str(clients)] = {"rounds": rounds, "strict_to_free": spread(ratios)}
+        results[str(clients)] = {"rounds": rounds, "strict_to_free": spread(ratios)}
         show(
             {
                 "clients": clients,
@@ -172,7 +173,7 @@ def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
                 ),
             }
         )
-    return found
+    return results
 
 
 # --- bodies -----------------------------------------------------------------------------
@@ -181,18 +182,18 @@ def calls(args: argparse.Namespace, url: str) -> dict[str, Any]:
 def loop_seconds(parent: int) -> dict[int, float]:
     """Processor time of the main thread of each API server, by its process."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
-    found = {}
+    seconds = {}
     for child in children:
         name = Path(f"/proc/{child}/comm").read_text("ascii").strip()
         if name.startswith(("minfer front", "minfer api")):
             stat = Path(f"/proc/{child}/task/{child}/schedstat").read_text("ascii")
-            found[int(child)] = int(stat.split()[0]) / 1e9
-    return found
+            seconds[int(child)] = int(stat.split()[0]) / 1e9
+    return seconds
 
 
 def bodies(url: str, parent: int) -> dict[str, Any]:
     """Milliseconds of the event loop for a chat with 100 kB of tools."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with httpx.Client(timeout=TIMEOUT_SECONDS) as http:
         model = http.get(f"{url}/v1/models").json()["data"][0]["id"]
         for kind in ("free", "required", "strict"):
@@ -210,13 +211,13 @@ def bodies(url: str, parent: int) -> dict[str, Any]:
                     answer.raise_for_status()
                 after = loop_seconds(parent)
             spent = sum(after.values()) - sum(before.values())
-            found[kind] = {
+            results[kind] = {
                 "body_bytes": len(json.dumps(body)),
                 "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
                 "event_loop_ms": 1e3 * spent / BODIES,
             }
-            show({"tools": kind, **found[kind]})
-    return found
+            show({"tools": kind, **results[kind]})
+    return results
 
 
 # --- the server -------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def model_options(args: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "shape": args.model or args.shape,
         "output": args.output,
         "texts": args.texts,
@@ -256,12 +257,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         few = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
         seats = ["--max-num-seqs", str(max(args.clients))]
         with serving([*model, *shared, *few, *seats]) as (url, _, ready):
-            found["ready_seconds"] = ready
-            found["calls"] = calls(args, url)
+            results["ready_seconds"] = ready
+            results["calls"] = calls(args, url)
         long = ["--max-model-len", str(args.context)]
         with serving([*model, *shared, *long]) as (url, process, _):
-            found["bodies"] = bodies(url, process.pid)
-    return found
+            results["bodies"] = bodies(url, process.pid)
+    return results
 
 
 if __name__ == "__main__":

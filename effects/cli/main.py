@@ -76,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
 
     def run() -> int:
-        given = sys.argv[1:] if argv is None else argv
-        command = _command(given)
+        arguments = sys.argv[1:] if argv is None else argv
+        command = _command(arguments)
         if command in SERVERS and argv is None:
-            # Before what takes seconds. Nothing is to be finished until the server has
-            # begun, and handles it itself.
+            # Set before imports and loading, which take seconds. Until the server runs
+            # and handles the signal itself, the process can end at once.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         if is_rank():
             die_with_parent()
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(follow())  # threads may wait for rank 0
         if command in REMOVED:
             raise ConfigError(f"{command} was removed: {REMOVED[command]}")
-        options = parser().parse_args(given)
+        options = parser().parse_args(arguments)
         code: int = options.run(options)
         return code
 

@@ -1,4 +1,4 @@
-"""The environment's variables with secrets: only the process that reads them has them."""
+"""Environment variables with secrets, which child processes do not inherit."""
 
 import ctypes
 import os
@@ -7,15 +7,14 @@ from typing import Final
 SECRETS: Final = ("MINFER_API_KEY", "MINFER_CACHE_SECRET", "MINFER_SSL_KEYFILE_PASSWORD")
 
 
-def inherited() -> dict[str, str]:
+def environment_without_secrets() -> dict[str, str]:
     """Returns the environment without secrets, for a process that does not need them."""
     return {name: value for name, value in os.environ.items() if name not in SECRETS}
 
 
 def remove_secrets() -> None:
-    """Remove the secrets from the environment, once they are read. Processes that are
-    forked share the memory of it that the system shows (/proc/PID/environ), so their
-    values are overwritten.
+    """Remove the secrets from the environment, once they are read. The values are
+    overwritten in memory, too, as /proc/PID/environ of forked processes shows it.
     """
     system = ctypes.CDLL(None)
     system.getenv.restype = ctypes.c_void_p

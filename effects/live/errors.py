@@ -68,8 +68,8 @@ def check_queue(waiting: int, new: int, most: int) -> None:
         raise OverloadedError(f"{why}; try again later")
 
 
-class KilledEngineError(RequestError):
-    """An engine died while it served the same request alone, a while ago."""
+class CrashingRequestError(RequestError):
+    """An equal request crashed an engine while it ran alone (`crash_denylist`)."""
 
 
 class EngineDeadError(RuntimeError):

@@ -71,8 +71,10 @@ class ServedModel(Renders):
     tokenizer: Tokenizer | None
     epochs: FolderEpochs | None  # of the folder of KV blocks, if there is one
     parsers: Parsers  # how the model writes tool calls and reasoning
-    reasoning_key: bytes = b""  # of reasoning that clients keep: of a server alone
-    refuses_hosted_tools: bool = False  # likewise: instead of leaving them out
+    # Only of a server: the key that encrypts reasoning which clients keep; and whether
+    # hosted tools are refused instead of being left out.
+    reasoning_key: bytes = b""
+    refuses_hosted_tools: bool = False
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
     client: EngineClient

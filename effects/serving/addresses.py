@@ -20,12 +20,12 @@ ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all bel
 NOT_FOUND: Final = 404
 NOT_ALLOWED: Final = 405
 _BASES: Final = ("/v1", "")  # below which addresses are
-_ANY: Final = "{name}"  # what stands for any one part
-_LONGEST: Final = 128  # characters of a path that is looked at, and shown
+_ANY: Final = "{name}"  # the placeholder of a path's part
+_MAX_PATH_CHARS: Final = 128  # of a path that is compared, and of one in an error
 _ALIKE: Final = 0.85  # how similar two paths are if one is a typo of the other
 _SHOWN: Final = "GET /openapi.json describes all endpoints"
-# Endpoints of OpenAI's, Anthropic's and vLLM's APIs that stay out, and those below them.
-# Their status is 404: clients retry after 501.
+# Endpoints of OpenAI's, Anthropic's and vLLM's APIs that are not supported, and all paths
+# below them. The status is 404, as clients retry after 501.
 _UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/assistants": "assistants are",
     "/v1/audio": "audio is",
@@ -71,7 +71,7 @@ class Suggestion:
 
 def suggest_address(path: str) -> Suggestion | None:
     """The address that an unknown one probably meant, if it can be derived."""
-    if len(path) > _LONGEST:
+    if len(path) > _MAX_PATH_CHARS:
         return None
     parts = [part for part in path.split("/") if part]
     for i in range(len(parts)):
@@ -90,23 +90,27 @@ def _is_address(path: str) -> bool:
 
 def wrong_address(method: str, path: str) -> ApiError:
     """The error for an unknown address."""
-    why = f"there is nothing at {method} {path[:_LONGEST]}"
+    message = f"there is nothing at {method} {path[:_MAX_PATH_CHARS]}"
     if (unsupported := _unsupported(path)) is not None:
-        why = f"{why}: {unsupported} not supported; this server has {_MAIN}; {_SHOWN}"
-        return ApiError(why, None, "not_supported", NOT_FOUND)
-    found = suggest_address(path)
-    if found is None:
-        return ApiError(f"{why}; {_SHOWN}", None, "not_found", NOT_FOUND)
-    why = f"{why}; did you mean {found.path}?"
-    if found.rebased and found.path.startswith("/v1/"):
-        ends = "does not end" if found.path.startswith(ANTHROPIC) else "ends"
-        whose = "Anthropic" if found.path.startswith(ANTHROPIC) else "OpenAI"
-        why += f" The base URL of clients of {whose}'s API {ends} in /v1"
-    return ApiError(why, None, "not_found", NOT_FOUND)
+        message = (
+            f"{message}: {unsupported} not supported; this server has {_MAIN}; {_SHOWN}"
+        )
+        return ApiError(message, None, "not_supported", NOT_FOUND)
+    suggestion = suggest_address(path)
+    if suggestion is None:
+        return ApiError(f"{message}; {_SHOWN}", None, "not_found", NOT_FOUND)
+    message = f"{message}; did you mean {suggestion.path}?"
+    if suggestion.rebased and suggestion.path.startswith("/v1/"):
+        ends = "does not end" if suggestion.path.startswith(ANTHROPIC) else "ends"
+        whose = "Anthropic" if suggestion.path.startswith(ANTHROPIC) else "OpenAI"
+        message += f" The base URL of clients of {whose}'s API {ends} in /v1"
+    return ApiError(message, None, "not_found", NOT_FOUND)
 
 
 def _unsupported(path: str) -> str | None:
-    """What an address of an API is for that stays out; None for other addresses."""
+    """The name of the unsupported feature at an address, with its verb; None for other
+    addresses.
+    """
     if path in _KNOWN:
         return None
     return next(
@@ -121,5 +125,5 @@ def _unsupported(path: str) -> str | None:
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
     """The error for a known address with another method than those `allowed`."""
-    why = f"{path[:_LONGEST]} takes {allowed}, not {method}; {_SHOWN}"
+    why = f"{path[:_MAX_PATH_CHARS]} takes {allowed}, not {method}; {_SHOWN}"
     return ApiError(why, None, "method_not_allowed", NOT_ALLOWED)

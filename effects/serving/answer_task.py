@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
-from minfer.effects.live.link.killers import REFUSED
+from minfer.effects.live.link.crash_denylist import REFUSED
 from minfer.effects.live.link.quarantine import GIVEN_UP
 from minfer.effects.live.request_names import prompt_name
 from minfer.effects.serving.client_errors import (
@@ -193,7 +193,7 @@ class AnswerTask:
                 self.state.log.error("%s failed: %s", self.stamp.id, delta.error)
                 if delta.error.startswith(GIVEN_UP):
                     raise ApiError(delta.error, None, KILLED_ENGINE, INTERNAL)
-                if delta.error.startswith(REFUSED):  # an equal one was given up
+                if delta.error.startswith(REFUSED):  # an equal request crashed an engine
                     raise ApiError(delta.error, None, KILLED_ENGINE)
                 raise ApiError(_ENGINE_FAILED, None, "engine_error", INTERNAL)
             if self.state.closing:

@@ -270,8 +270,8 @@ class Application:
     def _tokenizer_info(self, _: Request) -> Response:
         tokenizer = self.state.llm.tokenizer
         if not self._has_tokenizer_info or tokenizer is None:
-            why = f"this server has no /tokenizer_info; start it with {OPTION}"
-            raise ApiError(why, None, "not_found", NOT_FOUND)
+            message = f"this server has no /tokenizer_info; start it with {OPTION}"
+            raise ApiError(message, None, "not_found", NOT_FOUND)
         return JSONResponse(tokenizer_info(tokenizer, self.state.llm.setup.folder))
 
     def _description(self, _: Request) -> Response:

@@ -11,9 +11,9 @@ from attrs import frozen
 from starlette.exceptions import HTTPException
 
 from minfer.effects.live.errors import (
+    CrashingRequestError,
     DrainingError,
     EngineDeadError,
-    KilledEngineError,
     OverloadedError,
     RequestError,
     TooLongError,
@@ -89,7 +89,7 @@ _ERROR_CLASSES: Final[dict[type[Exception], _ErrorClass]] = {
     RequestError: _ErrorClass(None, 400),
     TooLongError: _ErrorClass(TOO_LONG, 400),
     OverloadedError: _ErrorClass(OVERLOADED, 503),
-    KilledEngineError: _ErrorClass(KILLED_ENGINE, 400),
+    CrashingRequestError: _ErrorClass(KILLED_ENGINE, 400),
     EngineDeadError: _ErrorClass("engine_dead", 503),
     DrainingError: _ErrorClass("engine_dead", 503),
     ParameterError: _ErrorClass(None, 400),

@@ -1,6 +1,7 @@
 """Chat templates: messages become the text that the model was trained to continue.
 
-`template_rendering` renders once; here messages get the form that the template takes.
+`template_rendering` renders once. This module converts messages to the form that the
+template supports.
 """
 
 import json
@@ -183,6 +184,6 @@ def _takes_lists(probe: TemplateProbe, role: str) -> bool:
 
 def _message(index: int, message: Any) -> Message:
     """A message in its first form. Raises ChatTemplateError if it cannot be read."""
-    if (why := message_error(message)) is not None:
-        raise ChatTemplateError(f"messages[{index}]{why}")
+    if (error := message_error(message)) is not None:
+        raise ChatTemplateError(f"messages[{index}]{error}")
     return read_message(message)

@@ -1,5 +1,5 @@
-"""Checks of messages before a chat template sees them: a template drops what it does not
-know, without an error.
+"""Checks messages before a chat template renders them: a template drops unknown parts
+without an error.
 """
 
 import json
@@ -8,22 +8,22 @@ from typing import Any, Final
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _BESIDE_CONTENT: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-_LONGEST_SHOWN: Final = 80  # characters of a value that an error shows
+_MAX_SHOWN_CHARS: Final = 80  # of a value in an error
 
 
 def message_error(message: Any) -> str | None:
-    """What is wrong with a message, beginning with its field; None if it can be read."""
+    """The error of a message, beginning with its field; None if the message is valid."""
     if not isinstance(message, Mapping):
         return f": must be an object with role and content, not {_kind(message)}"
     role = message.get("role")
     if role not in ROLES:
-        there = ", ".join(ROLES)
-        return f".role: {_shown(role)} is not supported; there is {there}"
+        roles = ", ".join(ROLES)
+        return f".role: {_shown(role)} is not supported; there is {roles}"
     content = message.get("content")
     if content is None:
-        # An answer without text may have been handed out.
+        # The server may have sent an answer without text before.
         empty = role == "assistant" and (
-            "content" in message or any(message.get(one) for one in _BESIDE_CONTENT)
+            "content" in message or any(message.get(field) for field in _BESIDE_CONTENT)
         )
         return None if empty else ".content: is missing"
     if isinstance(content, str):
@@ -31,7 +31,7 @@ def message_error(message: Any) -> str | None:
     if not isinstance(content, list | tuple):
         return f".content: must be a string or a list of parts, not {_kind(content)}"
     wrong = ((index, _part_error(part)) for index, part in enumerate(content))
-    return next((f".content[{index}]{why}" for index, why in wrong if why), None)
+    return next((f".content[{index}]{error}" for index, error in wrong if error), None)
 
 
 def _part_error(part: Any) -> str | None:
@@ -45,7 +45,7 @@ def _part_error(part: Any) -> str | None:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value, default=_kind)[:_LONGEST_SHOWN]
+    return json.dumps(value, default=_kind)[:_MAX_SHOWN_CHARS]
 
 
 def _kind(value: object) -> str:

@@ -168,7 +168,7 @@ def _with_text(message: Message, before: list[str], after: list[str]) -> Message
 def _text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, list | tuple):
-        texts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
+        texts = [entry.get("text", "") for entry in content if isinstance(entry, Mapping)]
         return "\n".join(texts)
     return str(content or "")
 

@@ -1,7 +1,7 @@
 """Probes of a chat template: conversations that are rendered to find what it shows.
 
-What a template does is found by rendering, once: results are cached by the probe, which
-is equal for equal templates.
+Callers cache results by the probe, which is equal for equal templates: a template is
+probed once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class TemplateProbe:
         self, chat: Sequence[Message], values: Mapping[str, Any] | None = None
     ) -> str | None:
         """The rendered conversation; None if the template refuses it."""
-        given = {
+        variables = {
             "tools": [_TOOL] if self.tools else None,
             "documents": None,
             "add_generation_prompt": True,
@@ -42,7 +42,7 @@ class TemplateProbe:
         }
         for form in message_forms(chat):
             try:
-                return render_template(self.template, form, dict(self.tokens), given)
+                return render_template(self.template, form, dict(self.tokens), variables)
             except ChatTemplateError:
                 continue
         return None

@@ -47,13 +47,17 @@ def render_template(
             "the chat template recurses without end; correct it"
         ) from error
     except TemplateError as error:  # its own message, or jinja2's
-        why = f"the chat template failed: {error}; correct the messages or the template"
-        raise ChatTemplateError(why) from error
+        message = (
+            f"the chat template failed: {error}; correct the messages or the template"
+        )
+        raise ChatTemplateError(message) from error
     except Exception as error:  # a template is a program: it may fail in any way
         # Python's message may contain more than these messages.
         kind = type(error).__name__
-        why = f"the chat template failed ({kind}); correct the messages or the template"
-        raise ChatTemplateError(why) from error
+        message = (
+            f"the chat template failed ({kind}); correct the messages or the template"
+        )
+        raise ChatTemplateError(message) from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The variables by which a chat template turns thinking on and off, and sets its effort.
 
-Templates have various names for them. Which of them a template reads is found by
-rendering a probe with each value: a variable that it does not read changes nothing.
+Templates have various names for them. A probe is rendered with each value: a variable
+that the template does not read does not change the text.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _OFF: Final[Variables] = {
 }
 _EFFORT_NAMES: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 _NO_EFFORT: Final = ("none", "no_think")  # efforts that turn thinking off
-# By effort: the ones to take, the first that the template does not refuse.
+# By requested effort: the efforts to try, until the template does not refuse one.
 _EFFORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "low": ("low", "minimal", "high"),
     "medium": ("medium", "high", "low"),
@@ -63,7 +63,14 @@ def _switches(probe: TemplateProbe) -> TemplateSwitches:
     efforts = _efforts(probe)
     if probe.text(_CHAT, _ON) != probe.text(_CHAT, _OFF):
         return TemplateSwitches(on=_ON, off=_OFF, efforts=efforts)
-    off = next((one for one in map(_effort, _NO_EFFORT) if _turns_off(probe, one)), None)
+    off = next(
+        (
+            variables
+            for variables in map(_effort, _NO_EFFORT)
+            if _turns_off(probe, variables)
+        ),
+        None,
+    )
     on = None if off is None else _effort("high")
     return TemplateSwitches(on=on, off=off, efforts=efforts)
 
@@ -71,19 +78,23 @@ def _switches(probe: TemplateProbe) -> TemplateSwitches:
 def _efforts(probe: TemplateProbe) -> Mapping[str, Variables]:
     texts = {
         effort: probe.text(_CHAT, {**_ON, **_effort(effort)})
-        for effort in dict.fromkeys(one for names in _EFFORTS.values() for one in names)
+        for effort in dict.fromkeys(name for names in _EFFORTS.values() for name in names)
     }
     if len({text for text in texts.values() if text is not None}) < 2:
         return {}
     accepted = {
-        effort: next((one for one in names if texts[one] is not None), None)
+        effort: next((name for name in names if texts[name] is not None), None)
         for effort, names in _EFFORTS.items()
     }
-    return {effort: _effort(one) for effort, one in accepted.items() if one is not None}
+    return {
+        effort: _effort(name) for effort, name in accepted.items() if name is not None
+    }
 
 
 def _turns_off(probe: TemplateProbe, variables: Variables) -> bool:
-    """Whether an effort is more than a word in the prompt, and not as a high effort."""
+    """Whether an effort does more than appear as a word in the prompt, and renders
+    otherwise than a high effort.
+    """
     text = probe.text(_CHAT, variables)
     if text is None or text == probe.text(_CHAT, _effort("high")):
         return False

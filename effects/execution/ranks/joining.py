@@ -27,7 +27,7 @@ SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 POLL: Final = 0.05  # seconds
 # Kinds of messages of ranks, which are JSON.
 JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
-# There is no secret: the folder's mode and the other side's user keep others out.
+# There is no secret: the folder's mode and the check of the peer's user protect it.
 # Versions and weights are compared later, as rank 0 ends with an error if they differ.
 _TERMS: Final = Terms(purpose="rank", version="1", layout=b"", secret=b"")
 

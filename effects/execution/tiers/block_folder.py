@@ -122,7 +122,7 @@ class BlockFolder:
         return self.path / key[-1:].hex() / f"{key.hex()}.{self.device}"
 
     def blocks(self, contents: int) -> int:
-        """How many blocks with so many bytes of contents it holds."""
+        """The number of blocks that it holds, of this number of bytes of contents."""
         return self.size // file_bytes(contents)
 
     # --- what there is ------------------------------------------------------------------

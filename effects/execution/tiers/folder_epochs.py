@@ -152,8 +152,8 @@ class FolderEpochs:
             about = (self.folder / FILE).lstat()
             seen = about.st_ino, about.st_mtime_ns, about.st_size
             if seen != self._seen:
-                said = _read(self.folder / FILE)
-                epoch, tenants = said["epoch"], dict(said["tenants"])
+                content = _read(self.folder / FILE)
+                epoch, tenants = content["epoch"], dict(content["tenants"])
                 if not all(map(_is_epoch, (epoch, *tenants.values()))):
                     return False
                 self._known, self._seen = _Epochs(epoch, tenants), seen
@@ -194,11 +194,11 @@ def _read(path: Path) -> Any:
 def _check_format(file: Path) -> None:
     """Raise ConfigError for a folder of another format, and OSError."""
     try:
-        said = _read(file)["format"]
+        format_read = _read(file)["format"]
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return  # there is none, or it will be replaced
-    if said != FORMAT:
+    if format_read != FORMAT:
         raise ConfigError(
             f"kv_disk {file.parent} was written by another version of minfer (format "
-            f"{said!r:.20}; this one has {FORMAT}); name another folder"
+            f"{format_read!r:.20}; this one has {FORMAT}); name another folder"
         )

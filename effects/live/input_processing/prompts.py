@@ -53,10 +53,10 @@ def read_prompt(
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
     text = prompt if isinstance(prompt, str) else None
-    given = prompt if text is None else encoded(text, tokenizer, add_special_tokens)
-    if not isinstance(given, Iterable):
+    tokens = prompt if text is None else encoded(text, tokenizer, add_special_tokens)
+    if not isinstance(tokens, Iterable):
         raise wrong_kind("a prompt", "a string or token ids", prompt)
-    ids = tuple(given)
+    ids = tuple(tokens)
     if not ids:
         raise RequestError("the prompt is empty; give at least one token")
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:

@@ -36,15 +36,15 @@ class CrashHistory:
 
     @property
     def cleared(self) -> bool:
-        """Whether its engine would not have died of it so late: it has given it many
-        tokens, and not about as many as the engine that died before.
+        """Whether the engine's death was not its fault: it had got many tokens, and not
+        about as many as from the engine that died before.
         """
         alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
         return self.tokens_received > CLEARING_TOKENS and not alike
 
     @property
     def to_clear(self) -> int:
-        """More tokens than these of one engine clear it while that lives."""
+        """The tokens of one engine that do not clear it yet, while that engine lives."""
         return CLEARING_TOKENS + self.last_tokens
 
 
@@ -66,8 +66,8 @@ class FrontRequest:
     cancelled: bool = False
     compiling: bool = False  # its grammar, perhaps, until it enters the queue
     solo_deaths: int = 0  # engines in a row that died while they served nothing else
-    solo_replica: int | None = None  # whose next engine tells why the last of them died
-    waits_alone: bool = False  # its engine has it, until it can run alone
+    solo_replica: int | None = None  # of the last of these, until its exit code is known
+    waits_alone: bool = False  # its engine holds it until it can run alone
     # The replica that is to decode it, while another one computes its prompt.
     target: int | None = None
     push_to: str = ""  # how the replica that computes the prompt names that one
@@ -87,7 +87,7 @@ class FrontRequest:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what engines died of: then it runs alone."""
+        """Whether engines may have died because of it: then it runs alone."""
         return self.deaths >= SUSPECT_DEATHS
 
     @property
@@ -143,9 +143,7 @@ class FrontRequest:
         self.leave_engine()
 
     def clear(self) -> None:
-        """Note which of its samples are cleared, as it is taken from an engine that
-        lives.
-        """
+        """Note which of its samples are cleared, when it leaves a live engine."""
         for history in self.histories:
             history.leave()
         if not self.suspect:

@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 from minfer.effects.live.client import RequestReason, TurnOutputs
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_request import FrontRequest
-from minfer.effects.live.link.quarantine import GUILTY_DEATHS
+from minfer.effects.live.link.quarantine import MAX_SOLO_DEATHS
 from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import again_name, request_of
 from minfer.records.messages import Finish, Finished
@@ -130,8 +130,12 @@ class FrontRequests:
                 part = evolve(request, n=1, first_sample=number, output=output)
                 parts.append((part, sample))
         kept.waits_alone = isolated or kept.suspect
-        each = [self._resumed(kept, part, sample, replica) for part, sample in parts]
-        return [msgspec.structs.replace(one, isolated=isolated) for one in each]
+        return [
+            msgspec.structs.replace(
+                self._resumed(kept, part, sample, replica), isolated=isolated
+            )
+            for part, sample in parts
+        ]
 
     def leave(self, kept: FrontRequest) -> tuple[str, ...]:
         """Take a request from its replica, which lives; returns its names there. What
@@ -153,31 +157,31 @@ class FrontRequests:
         self, replica: int, probing: str = "", *, served: bool = True
     ) -> list[FrontRequest]:
         """Note that the link to a replica is over, on which `probing` ran alone, if it is
-        set; returns the requests that are the cause whyever the engine died. If it had
-        not `served` yet, no request is blamed.
+        set; returns the requests that are the cause, even if the engines were killed. If
+        the engine had not `served` yet, no request is a suspect.
         """
-        guilty = []
+        causes = []
         for kept in self.on(replica):
             if not served:
                 kept.leave_engine()
             else:
                 kept.note_death(kept.samples_named(probing), probing=bool(probing))
-                if kept.solo_deaths >= GUILTY_DEATHS:
-                    guilty.append(kept)
+                if kept.solo_deaths >= MAX_SOLO_DEATHS:
+                    causes.append(kept)
                 elif kept.solo_deaths:
                     kept.solo_replica = replica
             self.unplaced[kept.request.id] = kept
         self._batches.pop(replica, None)
-        return guilty
+        return causes
 
-    def convict(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
+    def crash_causes(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
         """Returns the requests that are the cause if an engine that served them alone
-        has `crashed`; called when the next one of that replica is there.
+        has `crashed`; called when the next engine of that replica connects.
         """
-        each = [kept for kept in self.all() if kept.solo_replica == replica]
-        for kept in each:
+        solo = [kept for kept in self.all() if kept.solo_replica == replica]
+        for kept in solo:
             kept.solo_replica = None
-        return each if crashed else []
+        return solo if crashed else []
 
     def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, and that no engine

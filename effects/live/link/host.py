@@ -27,8 +27,12 @@ from minfer.effects.live.client import (
 )
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.crash_denylist import (
+    REFUSAL_MESSAGE,
+    CrashDenylist,
+    CrashingRequest,
+)
 from minfer.effects.live.link.front_counts import FrontCounts
-from minfer.effects.live.link.killers import WHY_REFUSED, Killer, Killers
 from minfer.effects.live.link.output_routing import OutputRouter, Session
 from minfer.effects.live.link.quarantine import Held, Quarantine
 from minfer.effects.live.link.replica_news import ReplicaNews
@@ -59,7 +63,7 @@ class Host:
     ) -> None:
         """`fronts` is the number of fronts; None: they are those of other machines, and
         their number is not known. Their requests' keys are computed again, which needs
-        the engine's `block_size`. `died` gets why the engine broke, once.
+        the engine's `block_size`. `died` gets the reason of the engine's end, once.
         `beat` is called in each tick in which the engine seems well; `clock` is for the
         time before it is ready.
         """
@@ -78,7 +82,7 @@ class Host:
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
         self._probing = wire.ProbingRequest()  # as fronts know it
-        self._killers = Killers(clock)
+        self._denylist = CrashDenylist(clock)
         self._fronts = fronts
         self._block_size = block_size
         self._missing = set(range(fronts or 0))
@@ -202,8 +206,8 @@ class Host:
             match message:
                 case wire.Hello():
                     self._accept_front(session, message)
-                case wire.NewKillers(killers):
-                    self._note_killers(session, killers)
+                case wire.NewCrashingRequests(crashing):
+                    self._deny(session, crashing)
                 case wire.SubmitRequests(requests):
                     self._submit(session, requests)
                 case wire.ResumeRequests(resumed):
@@ -233,29 +237,30 @@ class Host:
         if self._news is not None:
             for piece in self._news.whole():
                 session.send(wire.encode(piece))
-        if known := self._killers.all():
-            session.send(wire.encode(wire.NewKillers(known)))
-        self._note_killers(session, hello.killers)
+        if known := self._denylist.all():
+            session.send(wire.encode(wire.NewCrashingRequests(known)))
+        self._deny(session, hello.crashing)
         self._resume(session, hello.resumed)
 
-    def _note_killers(self, session: Session, killers: Sequence[Killer]) -> None:
-        """Note requests of which engines died, and pass on what was not known."""
-        if new := self._killers.add(killers):
-            data = wire.encode(wire.NewKillers(new))
+    def _deny(self, session: Session, crashing: Sequence[CrashingRequest]) -> None:
+        """Add requests to the denylist, and forward the new entries."""
+        if new := self._denylist.add(crashing):
+            data = wire.encode(wire.NewCrashingRequests(new))
             for other in self._sessions:
                 if other is not session:
                     other.send(data)
 
     def _resume(self, session: Session, resumed: Sequence[wire.Resumed]) -> None:
-        each = {one.request.id: one for one in resumed}
-        for request in self._register(session, [one.request for one in resumed]):
-            one = each[request.id]
-            held = Held(request, one.deaths, one.to_clear, isolated=one.isolated)
+        by_id = {resume.request.id: resume for resume in resumed}
+        for request in self._register(session, [resume.request for resume in resumed]):
+            resume = by_id[request.id]
+            held = Held(request, resume.deaths, resume.to_clear, isolated=resume.isolated)
             self._quarantine.hold([held])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
-        self._quarantine.hold([Held(one) for one in self._register(session, requests)])
+        registered = self._register(session, requests)
+        self._quarantine.hold([Held(request) for request in registered])
         self._serve_due()
 
     def _register(self, session: Session, requests: Sequence[Request]) -> list[Request]:
@@ -327,7 +332,7 @@ class Host:
         if client is None or self._awaits_fronts(client):
             return
         due = self._quarantine.due(self._running, client.clock())
-        due = self._without_killers(due)
+        due = self._without_crashing(due)
         probing = wire.ProbingRequest(self._quarantine.probing, self._quarantine.started)
         if not probing.id:
             probing = wire.ProbingRequest()
@@ -366,22 +371,22 @@ class Host:
         missing = self._fronts is None or bool(self._missing)
         return missing and client.clock() < self._opened + PATIENCE
 
-    def _without_killers(self, due: tuple[Request, ...]) -> tuple[Request, ...]:
-        """Refuse those of which an engine died; returns the others."""
+    def _without_crashing(self, due: tuple[Request, ...]) -> tuple[Request, ...]:
+        """Refuse requests on the denylist; returns the others."""
         served = list[Request]()
         for request in due:
-            if self._killers.refuses(request):
-                self._end_unserved(request, "error", WHY_REFUSED)
+            if self._denylist.refuses(request):
+                self._end_unserved(request, "error", REFUSAL_MESSAGE)
             else:
                 served.append(request)
         return tuple(served)
 
-    def _end_unserved(self, request: Request, reason: str, why: str) -> None:
+    def _end_unserved(self, request: Request, reason: str, error: str) -> None:
         """End a registered request that the engine does not have."""
         session = self._live.reader(request.id, Session)
         self._live.release(request.id)
         if session is not None:
-            self._refuse(session, request, reason, why)
+            self._refuse(session, request, reason, error)
         self._note_cleared(request.id)
 
     def _note_cleared(self, *names: str) -> None:

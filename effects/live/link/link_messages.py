@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from minfer.blocks.keys import Keys
 from minfer.effects.live.client import Snapshot
-from minfer.effects.live.link.killers import Killer
+from minfer.effects.live.link.crash_denylist import CrashingRequest
 from minfer.effects.live.link.quarantine import CLEARING_TOKENS
 from minfer.effects.live.totals import Totals
 from minfer.records.messages import (
@@ -48,7 +48,7 @@ class Hello(Struct, tag="hello", frozen=True):
     life: int  # different for each process with this number
     resets: int  # of the prefix cache, as far as this front knows
     resumed: tuple[Resumed, ...]
-    killers: tuple[Killer, ...] = ()  # all that it knows
+    crashing: tuple[CrashingRequest, ...] = ()  # the front's denylist
 
 
 class SubmitRequests(Struct, tag="submit", frozen=True):
@@ -85,12 +85,12 @@ class FrontTotals(Struct, tag="counted", frozen=True):
     totals: Totals
 
 
-class NewKillers(Struct, tag="killers", frozen=True):
-    """Requests of which engines died, both ways: an engine passes on what it did not
-    know.
+class NewCrashingRequests(Struct, tag="crashing_requests", frozen=True):
+    """New entries of the denylist, in both directions: an engine forwards entries that
+    are new to it to its other fronts.
     """
 
-    killers: tuple[Killer, ...]
+    crashing: tuple[CrashingRequest, ...]
 
 
 class RequestQuery(Struct, frozen=True):
@@ -131,7 +131,7 @@ ToEngine: TypeAlias = (
     | EndSamples
     | ResetCache
     | FrontTotals
-    | NewKillers
+    | NewCrashingRequests
     | SendQuery
     | SendAnswer
 )
@@ -213,8 +213,9 @@ class EngineStatus(Struct, tag="state", frozen=True):
 
 
 class ProbingRequest(Struct, tag="probing", frozen=True):
-    """From now on the engine serves this request alone, or, without one, all again. Until
-    all others have left it, it is not `alone` yet, and has not started.
+    """The request that the engine serves alone from now on; with an empty id, it serves
+    all requests again. While other requests still run, `alone` is false, and this
+    request has not started.
     """
 
     id: str = ""
@@ -257,7 +258,7 @@ ToFront: TypeAlias = (
     | ProbingRequest
     | CachedKeys
     | EngineLoad
-    | NewKillers
+    | NewCrashingRequests
     | ReceivedQuery
     | QueryAnswer
 )

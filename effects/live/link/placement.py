@@ -12,7 +12,8 @@ other one will: `ReplicaLink.will_take`). For one of them may be the cause, and 
 next replica as well; then there is still one that serves. All that were there both times
 are suspects (`quarantine`). A suspect runs alone, on the first replica of this machine,
 at a time when another one takes requests: what runs there leaves it, and goes to the
-others. If its engine dies then, too, it is ended, and refused for a while (`killers`).
+others. If its engine crashes then, too, the suspect is ended, and refused for a while
+(`crash_denylist`).
 
 So at most two engines die while they serve others because of one request, and it never
 takes away the last replica that serves. That holds for a request that kills an engine by
@@ -32,10 +33,10 @@ from attrs import evolve
 
 from minfer.effects.live.client import TurnOutputs
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.crash_denylist import CrashDenylist
 from minfer.effects.live.link.front_request import FrontRequest
 from minfer.effects.live.link.front_requests import FrontRequests
 from minfer.effects.live.link.front_router import FrontRouter, routing_request
-from minfer.effects.live.link.killers import Killers
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.replica_link import ReplicaLink
 from minfer.effects.live.live_requests import LiveRequests
@@ -74,7 +75,7 @@ class Placement:
         prefill: PrefillFirst | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.killers = Killers(clock)
+        self.denylist = CrashDenylist(clock)
         self._clock = clock
         self.requests = FrontRequests(live)
         self.router = router
@@ -96,7 +97,7 @@ class Placement:
             self._place(list(waiting.values()))
 
     def note_time(self) -> None:
-        """Send the requests that wait for an engine that should have come by now."""
+        """Send the requests that waited for an engine which has not started in time."""
         unplaced = self.requests.unplaced.values()
         if any(kept.deaths or self._runs_alone(kept) for kept in unplaced):
             self.place_waiting()
@@ -110,7 +111,7 @@ class Placement:
             if self._isolation() is not replica:
                 return ()
             every = [kept for kept in every if self._runs_alone(kept)]
-        return tuple(part for kept in every for part in self._resume(kept, replica))
+        return tuple(resumed for kept in every for resumed in self._resume(kept, replica))
 
     def move(self, name: str, number: int, end: Callable[[], None]) -> bool:
         """Move a request to another replica, with its tokens so far as history: it goes
@@ -134,9 +135,9 @@ class Placement:
             self._send(target, [kept])
         return True
 
-    def make_room(self, replica: ReplicaLink) -> None:
-        """Take from a replica what may not run there, as it serves one request alone: all
-        others, but those that it holds until they run alone.
+    def move_others(self, replica: ReplicaLink) -> None:
+        """Take all requests from a replica but the one that it serves alone, and those
+        that it holds until they run alone.
         """
         names = list[str]()
         for kept in self.requests.on(replica.number):
@@ -235,8 +236,8 @@ class Placement:
             (replica,) = self._replicas
             if replica.send is not None:
                 alone = bool(replica.probing)
-                some = [one for one in each if not alone or self._runs_alone(one)]
-                self._send(replica, some)
+                due = [kept for kept in each if not alone or self._runs_alone(kept)]
+                self._send(replica, due)
             return
         chosen = defaultdict[int, list[FrontRequest]](list)
         full = set[str]()  # tenants of which no more is taken now
@@ -327,29 +328,29 @@ class Placement:
             replica.send(wire.ResumeRequests(tuple(again)))
 
     def _resume(self, kept: FrontRequest, replica: ReplicaLink) -> list[wire.Resumed]:
-        isolated = self.killers.isolates(kept.request.client)
+        isolated = self.denylist.isolates(kept.request.client)
         return self.requests.resume(kept, replica.number, isolated=isolated)
 
     def _runs_alone(self, kept: FrontRequest) -> bool:
         """Returns whether a request must run alone."""
-        return kept.suspect or self.killers.isolates(kept.request.client)
+        return kept.suspect or self.denylist.isolates(kept.request.client)
 
     def _isolation(self) -> ReplicaLink | None:
         """Returns the replica on which requests run alone: of this machine, the first
         that has an engine or is about to have one, so that all fronts choose the same.
-        None: they wait, until another one takes requests, which serves the others.
+        None: suspects wait until a second replica takes requests, for the others.
         """
         now = self._clock()
-        each = [one for one in self._replicas if not one.elsewhere]
-        able = [one for one in each if one.takes_requests or one.will_take(now)]
-        others = [one for one in able[1:] if one.takes_requests]
+        local = [link for link in self._replicas if not link.elsewhere]
+        able = [link for link in local if link.takes_requests or link.will_take(now)]
+        others = [link for link in able[1:] if link.takes_requests]
         return able[0] if able and (others or len(able) == 1) else None
 
     def _may_lose_one(self) -> bool:
-        """Returns whether others serve if one more engine dies; or there will be no
-        others.
+        """Returns whether a replica may be lost: another one serves, or waiting for a
+        second one is useless, as none will start.
         """
         now = self._clock()
-        if sum(one.takes_requests for one in self._replicas) > 1:
+        if sum(link.takes_requests for link in self._replicas) > 1:
             return True
-        return not any(one.will_take(now) for one in self._replicas)
+        return not any(link.will_take(now) for link in self._replicas)

@@ -1,5 +1,5 @@
-"""Runs suspects alone after engines have died, so that no request ends for another's
-fault.
+"""Runs suspects alone after engines have died, so that only the request that is the cause
+ends with an error.
 
     hold --> waiting --+--> no suspect: all at once
                        +--> a suspect: `probing` --> all others have left: it starts -->
@@ -11,15 +11,15 @@ unless it had about as many when the engine before died: then it is cleared by a
 more than it had then. A sample is a suspect if it was admitted, or its grammar may have
 been compiling (it was not in the queue yet), in `SUSPECT_DEATHS` engines in a row that
 died before it was cleared. A suspect waits until no other request runs, and then runs
-alone until it is cleared or ends. So if its engine crashes meanwhile, it is the cause,
-and its front ends it. An engine that was killed may have been so from outside: only after
-`GUILTY_DEATHS` of these the front ends it. So such kills cost no request but one of which
-four engines in a row are killed before it is cleared, the last two while it runs alone.
-The suspect that saw most engines die is the first.
+alone until it is cleared or ends. If its engine crashes while it runs alone, the suspect
+is the cause, and its front ends it. An engine that is killed (SIGKILL) may be killed from
+outside: the front ends the suspect only after `MAX_SOLO_DEATHS` of these. So kills from
+outside end only a request that runs in four engines in a row which are killed before it
+is cleared, alone in the last two. The suspect with most engine deaths runs first.
 
-All requests of some clients run alone (`killers`): from their start to their end, but for
-`SOLO_SECONDS` at most. After each of them, the others have as much time, and at least
-`REST_SECONDS`.
+All requests of some clients run alone (`crash_denylist`): from their start to their end,
+but for `SOLO_SECONDS` at most. Between two of them, other requests run for as much time,
+and at least `REST_SECONDS`.
 """
 
 from collections import Counter
@@ -32,14 +32,14 @@ from minfer.effects.live.request_names import request_of
 from minfer.records.request import Request
 
 SUSPECT_DEATHS: Final = 2  # engines in a row that died
-# Engines that served a request alone and were killed, after which it is the cause; of a
-# crash, it is after one.
-GUILTY_DEATHS: Final = 2
+# Engines that were killed while they served a request alone, after which the request is
+# the cause; after a crash, it is the cause at once.
+MAX_SOLO_DEATHS: Final = 2
 CLEARING_TOKENS: Final = 8  # tokens that an engine may give a sample before it dies of it
 TOKEN_TOLERANCE: Final = (
     2  # by how many tokens these numbers may differ, as some are lost
 )
-SOLO_SECONDS: Final = 10.0  # for which a request of a client of killers runs alone
+SOLO_SECONDS: Final = 10.0  # for which an isolated client's request runs alone
 REST_SECONDS: Final = 1.0  # between two of those
 # Prefix of the error of a request that is given up.
 GIVEN_UP: Final = "engines died while they served this request, the last one it alone"
@@ -76,9 +76,9 @@ class Quarantine:
         """Returns the ids of the requests that wait here."""
         return {held.request.id for held in self._waiting}
 
-    def hold(self, each: Sequence[Held]) -> None:
+    def hold(self, requests: Sequence[Held]) -> None:
         """Have requests wait until there is no suspect."""
-        self._waiting += each
+        self._waiting += requests
 
     def drop(self, name: str) -> Request | None:
         """Remove a request that waits here; returns it, if it did."""
@@ -120,19 +120,19 @@ class Quarantine:
     def due(
         self, running: Callable[[], Collection[str]], now: float
     ) -> tuple[Request, ...]:
-        """Returns the requests to serve now: the next suspect, once none but it is
-        `running`; or, without one, all that waited.
+        """Returns the requests to serve now: the next suspect, once no other request is
+        `running`; without a suspect, all waiting requests.
         """
         if not self.probing and (held := self._next_probe(now)) is not None:
             self.probing, self._probed = held.request.id, held
         if not self.probing:
-            free = tuple(one.request for one in self._waiting if not one.isolated)
-            self._waiting = [one for one in self._waiting if one.isolated]
+            free = tuple(held.request for held in self._waiting if not held.isolated)
+            self._waiting = [held for held in self._waiting if held.isolated]
             return free
         name = request_of(self.probing)  # the samples of a request may run together
         if self.started or any(request_of(other) != name for other in running()):
             return ()
-        self._waiting = [one for one in self._waiting if one is not self._probed]
+        self._waiting = [held for held in self._waiting if held is not self._probed]
         self.started, self._began = True, now
         self._got.clear()
         return () if self._probed is None else (self._probed.request,)

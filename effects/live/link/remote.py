@@ -30,16 +30,20 @@ from minfer.effects.live.client import (
     TurnOutputs,
 )
 from minfer.effects.live.errors import (
+    CrashingRequestError,
     DrainingError,
     EngineDeadError,
-    KilledEngineError,
     check_queue,
 )
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.crash_denylist import (
+    REFUSAL_MESSAGE,
+    CrashingRequest,
+    request_digest,
+)
 from minfer.effects.live.link.engine_status import summed_snapshot, unknown_snapshot
 from minfer.effects.live.link.front_request import FrontRequest
 from minfer.effects.live.link.front_router import FrontRouter
-from minfer.effects.live.link.killers import WHY_REFUSED, Killer, request_digest
 from minfer.effects.live.link.placement import Placement
 from minfer.effects.live.link.prefill_first import PrefillFirst
 from minfer.effects.live.link.quarantine import GIVEN_UP
@@ -51,7 +55,7 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
-_WHY_GIVEN_UP: Final = f"{GIVEN_UP}: the request itself is the cause"
+_GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
 
 
 class Remote:
@@ -73,8 +77,8 @@ class Remote:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
         on this machine, of which the first `prefillers` compute prompts for the others,
         and behind these `elsewhere` on other machines, all of which do that, too.
-        `crashed` says whether the last engine of a replica of this machine that ended did
-        so by a fault of its own, rather than being killed.
+        `crashed` returns whether the last engine of a replica of this machine crashed,
+        rather than being killed.
         """
         self._crashed = crashed
         self.front = front
@@ -250,11 +254,11 @@ class Remote:
         if not link.elsewhere:  # there are other servers' fronts
             self.queries.connect(send)
         if not link.elsewhere:
-            guilty = self._requests.convict(replica, crashed=self._crashed(replica))
-            self._give_up(guilty)
+            causes = self._requests.crash_causes(replica, crashed=self._crashed(replica))
+            self._give_up(causes)
         resumed = self._placement.resumed_by(link)
-        killers = () if link.elsewhere else self._placement.killers.all()
-        send(wire.Hello(self.front, self.life, self.resets, resumed, killers))
+        crashing = () if link.elsewhere else self._placement.denylist.all()
+        send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
         """Handle a message of a replica."""
@@ -269,8 +273,8 @@ class Remote:
                 self._placement.note_time()
             case wire.ProbingRequest():
                 self._note_probing(link, message)
-            case wire.NewKillers(killers):
-                self._note_killers(killers)
+            case wire.NewCrashingRequests(crashing):
+                self._deny(crashing)
             case wire.CachedKeys() if router := self._placement.router_of(link):
                 router.note_keys(link.name, message)
             case wire.EngineLoad() if router := self._placement.router_of(link):
@@ -295,26 +299,25 @@ class Remote:
             self._placement.note_ready(link)
 
     def _note_probing(self, link: ReplicaLink, message: wire.ProbingRequest) -> None:
-        """Note that an engine serves one request alone, or is about to, or all again."""
+        """Note that an engine serves a request alone, soon will, or serves all again."""
         changed = bool(link.probing) != bool(message.id)
         link.probing, link.alone = message.id, message.alone
         if changed and link.progress is None:
             self._placement.note_ready(link)
         if link.probing:
-            self._placement.make_room(link)
+            self._placement.move_others(link)
             self._end(self._requests.pending_ends())
         self._placement.place_waiting()
 
-    def _note_killers(self, killers: Iterable[Killer]) -> tuple[Killer, ...]:
-        """Note requests of which engines died, and end those that are equal; returns
-        what was not known.
-        """
-        known = self._placement.killers
-        new = known.add(killers)
+    def _deny(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
+        """Add requests to the denylist, and end equal ones; returns the new entries."""
+        denylist = self._placement.denylist
+        new = denylist.add(crashing)
         if not new:
             return ()
-        for kept in [one for one in self._requests.all() if known.refuses(one.request)]:
-            self._fail(kept, WHY_REFUSED)
+        denied = [kept for kept in self._requests.all() if denylist.refuses(kept.request)]
+        for kept in denied:
+            self._fail(kept, REFUSAL_MESSAGE)
         return new
 
     def _fail(self, kept: FrontRequest, error: str) -> None:
@@ -323,15 +326,17 @@ class Remote:
             self._send(kept.replica, wire.CancelRequests(tuple(kept.names)))
         self._end(tuple(kept.fail(error)))
 
-    def _give_up(self, guilty: Sequence[FrontRequest]) -> None:
-        """End requests of which engines died, and refuse others that are equal."""
-        for kept in guilty:
+    def _give_up(self, causes: Sequence[FrontRequest]) -> None:
+        """End requests that crashed engines, and refuse equal ones."""
+        for kept in causes:
             request = kept.request
-            killer = Killer(request.client, request_digest(request), kept.deaths)
-            self._fail(kept, _WHY_GIVEN_UP)
-            if new := self._note_killers([killer]):
-                for one in self.here:
-                    self._send(one.number, wire.NewKillers(new))
+            crashing = CrashingRequest(
+                request.client, request_digest(request), kept.deaths
+            )
+            self._fail(kept, _GIVEN_UP_MESSAGE)
+            if new := self._deny([crashing]):
+                for link in self.here:
+                    self._send(link.number, wire.NewCrashingRequests(new))
 
     def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
         taken = self._requests.take(message, replica)
@@ -352,9 +357,9 @@ class Remote:
         if link.send is not None and not link.elsewhere:
             self.queries.disconnect(link.send)
         link.disconnect(self.clock())
-        guilty = self._requests.lose(replica, probing, served=served)
+        causes = self._requests.lose(replica, probing, served=served)
         self._placement.note_gone(link)
-        self._give_up(guilty)
+        self._give_up(causes)
         self._end(self._requests.pending_ends())
         self._placement.place_waiting()
 
@@ -401,6 +406,6 @@ class Remote:
             raise EngineDeadError(f"the engine has stopped: {self.dead}")
         if self.draining and request.place is None:
             raise DrainingError("the server finishes what it serves, and takes no more")
-        if self._placement.killers.refuses(request):
-            raise KilledEngineError(WHY_REFUSED)
+        if self._placement.denylist.refuses(request):
+            raise CrashingRequestError(REFUSAL_MESSAGE)
         self.live.check_new(request)

@@ -44,10 +44,10 @@ class ReplicaLink:
     # Progress of an engine that is not ready; None: it is ready.
     progress: wire.LoadingProgress | None = _WAITING
     ready: wire.EngineReady | None = None  # the engine's facts, once it was ready
-    # The request that it serves alone, or is about to, by its name on the link.
+    # The request that the engine serves alone, or soon will, by its name on the link.
     probing: str = ""
-    alone: bool = False  # it does so
-    lost_at: float = -math.inf  # when the last link was over
+    alone: bool = False  # no other request runs, and it has started
+    lost_at: float = -math.inf  # when the last link ended
     snapshot: Snapshot | None = None  # the engine's last state
     past: Totals = NO_TOTALS  # of earlier engines
     last_message: float = 0.0
@@ -87,8 +87,8 @@ class ReplicaLink:
         return self.send is not None and self.progress is None and not self.probing
 
     def will_take(self, now: float) -> bool:
-        """Returns whether it takes no requests and probably does soon: its engine loads,
-        or serves a suspect, or died a while ago.
+        """Returns whether it takes no requests now, but probably will soon: its engine
+        loads, serves a suspect, or died less than `RESTART_SECONDS` ago.
         """
         if self.takes_requests or self.failures >= MOST_FAILURES:
             return False

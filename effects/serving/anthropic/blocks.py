@@ -117,13 +117,13 @@ class ToolChangeBlock(TypedObject):
 ResultPart = TextBlock | DocumentBlock | ToolReferenceBlock
 
 
-def _of_kind(given: object, kinds: Mapping[str, Any]) -> object:
+def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
     """A block of the kind that its `type` names."""
-    kind = given.get("type", "text") if isinstance(given, dict) else "text"
+    kind = value.get("type", "text") if isinstance(value, dict) else "text"
     if not isinstance(kind, str) or kind not in kinds:
-        there = " or ".join(map(shown, kinds))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return kinds[kind].model_validate(given)
+        supported = " or ".join(map(shown, kinds))
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return kinds[kind].model_validate(value)
 
 
 _RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {

@@ -42,7 +42,7 @@ class EditedTurn:
 
 @frozen
 class Applied:
-    """What one edit has removed."""
+    """The result of one edit."""
 
     turns: Sequence[EditedTurn]
     number: int  # of turns with thinking, or of tool uses
@@ -76,8 +76,8 @@ class KeptThinking(TypedObject):
     value: Positive = _KEPT_THINKING_TURNS
 
 
-def _kept_thinking(given: object) -> object:
-    return {"type": "all"} if given == "all" else given
+def _kept_thinking(value: object) -> object:
+    return {"type": "all"} if value == "all" else value
 
 
 class ClearToolUses(TypedObject):
@@ -92,7 +92,7 @@ class ClearToolUses(TypedObject):
     counted: ClassVar[str] = "cleared_tool_uses"
 
     def apply(self, turns: Sequence[EditedTurn], tokens: int) -> Applied:
-        """The edited turns of a prompt of so many tokens."""
+        """The edited turns of a prompt of `tokens` tokens."""
         uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
         size = len(uses) if self.trigger.type == "tool_uses" else tokens
         old = uses[: max(0, len(uses) - self.keep.value)]
@@ -158,7 +158,8 @@ class ClearThinking(TypedObject):
         old = set(thinking[: max(0, len(thinking) - kept)])
         edited = [
             evolve(
-                turn, content=[one for one in _blocks([turn]) if not _is_thinking(one)]
+                turn,
+                content=[block for block in _blocks([turn]) if not _is_thinking(block)],
             )
             if index in old
             else turn
@@ -173,15 +174,15 @@ _EDITS: Final[Mapping[str, type[Edit]]] = {
 }
 
 
-def _edit(given: object) -> object:
+def _edit(value: object) -> object:
     """An edit of the type that it names."""
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise wrong("must be an object")
-    kind = given.get("type")
+    kind = value.get("type")
     if not isinstance(kind, str) or kind not in _EDITS:
-        there = " or ".join(map(shown, _EDITS))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return _EDITS[kind].model_validate(given)
+        supported = " or ".join(map(shown, _EDITS))
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return _EDITS[kind].model_validate(value)
 
 
 AnyEdit = Annotated[Edit, BeforeValidator(_edit, json_schema_input_type=Edit)]

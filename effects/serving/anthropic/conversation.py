@@ -205,14 +205,23 @@ class ConversationBody(StrictObject):
     @property
     def _effort(self) -> Effort | None:
         """The effort: that of the last system message that has one, or the request's."""
-        configs = [self.output_config, *(one.output_config for one in self.messages)]
-        efforts = [one.effort for one in configs if one is not None and one.effort]
+        configs = [
+            self.output_config,
+            *(message.output_config for message in self.messages),
+        ]
+        efforts = [
+            config.effort for config in configs if config is not None and config.effort
+        ]
         return efforts[-1] if efforts else None
 
     def _turns(self) -> Iterator[EditedTurn]:
         """The turns that the model reads, with the texts of the tools that they name."""
-        tools = {one.name: one for one in self._tools if isinstance(one, AnthropicTool)}
-        users = [index for index, one in enumerate(self.messages) if one.role == "user"]
+        tools = {
+            tool.name: tool for tool in self._tools if isinstance(tool, AnthropicTool)
+        }
+        users = [
+            index for index, message in enumerate(self.messages) if message.role == "user"
+        ]
         for index, message in enumerate(self.messages):
             is_over = users and index < users[-1]
             if message.clear_at == "next_user_message" and is_over:
@@ -278,8 +287,8 @@ def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
             content += parts
             continue
         names = [part.tool_name for part in parts if isinstance(part, ToolReferenceBlock)]
-        found = [tools[name] for name in names if name in tools]
-        content.append(TextBlock(type="text", text=_functions(found)))
+        referenced = [tools[name] for name in names if name in tools]
+        content.append(TextBlock(type="text", text=_functions(referenced)))
     return block.model_copy(update={"content": content})
 
 

@@ -64,15 +64,15 @@ _SOURCES: Final[Mapping[str, type[TextSource | ContentSource]]] = {
 }
 
 
-def _source(given: object) -> object:
+def _source(value: object) -> object:
     """A source of the type that it names."""
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise wrong("must be an object")
-    kind = given.get("type")
+    kind = value.get("type")
     if not isinstance(kind, str) or kind not in _SOURCES:
-        there = " or ".join(map(shown, _SOURCES))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return _SOURCES[kind].model_validate(given)
+        supported = " or ".join(map(shown, _SOURCES))
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return _SOURCES[kind].model_validate(value)
 
 
 Source = Annotated[

@@ -15,7 +15,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 # The effort for a budget of at least as many tokens, as litellm maps them.
 _EFFORT_BY_BUDGET: Final[Mapping[int, Effort]] = {4096: "high", 2048: "medium"}
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MAX_NAME_CHARS: Final = 64  # of a name in an error
 _MIN_BUDGET: Final = 1024  # tokens, as in Anthropic's API
 
 
@@ -30,8 +30,8 @@ class ThinkingConfig(TypedObject):
     @model_validator(mode="after")
     def _budget_fits(self) -> Self:
         if (self.budget_tokens is None) == (self.type == "enabled"):
-            why = "is missing" if self.type == "enabled" else "needs the type enabled"
-            raise wrong(why, "budget_tokens")
+            message = "is missing" if self.type == "enabled" else "needs the type enabled"
+            raise wrong(message, "budget_tokens")
         return self
 
     @property
@@ -45,26 +45,26 @@ class ThinkingConfig(TypedObject):
         return "low"
 
     def note_hints(self) -> None:
-        """Note what is not done as asked: reasoning is sent whole, and not cut off."""
+        """Note fields without effect: reasoning is sent whole, and not cut off."""
         if self.display not in (None, "summarized"):
             note_ignored("thinking.display")
         if self.budget_tokens is not None:
             note_ignored("thinking.budget_tokens")
 
 
-def _check_format(given: dict[str, Any]) -> dict[str, Any]:
+def _check_format(value: dict[str, Any]) -> dict[str, Any]:
     """The form of an answer, `{"type": "json_schema", "schema": {...}}`. It is no model
     of pydantic's, for which the name `schema` is taken.
     """
-    if given.get("type") != "json_schema":
-        there = 'there is "json_schema"'
-        raise wrong(f"{shown(given.get('type'))} is not supported; {there}", "type")
-    if not isinstance(given.get("schema"), dict):
+    if value.get("type") != "json_schema":
+        supported = 'there is "json_schema"'
+        raise wrong(f"{shown(value.get('type'))} is not supported; {supported}", "type")
+    if not isinstance(value.get("schema"), dict):
         raise wrong("must be an object", "schema")
-    for name in given:
+    for name in value:
         if name not in ("type", "schema"):
-            raise wrong("is not a field here; leave it out", name[:_LONGEST_NAME])
-    return given
+            raise wrong("is not a field here; leave it out", name[:_MAX_NAME_CHARS])
+    return value
 
 
 class TurnOutputConfig(StrictObject):

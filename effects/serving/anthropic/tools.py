@@ -62,7 +62,7 @@ class AnthropicTool(StrictObject):
 
 
 class ToolSearch(TypedObject):
-    """A search for deferred tools by the server, which is not made."""
+    """Anthropic's server-side search for deferred tools, which is not run."""
 
     kinds = tuple(f"{name}{date}" for name in _SEARCHES for date in ("_20251119", ""))
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -122,8 +122,8 @@ def check_choice(
     if not names:
         raise wrong("needs tools", CHOICE)
     if choice.name is not None and choice.name not in names:
-        there = f"there is no tool {shown_value(choice.name)}"
-        raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
+        message = f"there is no tool {shown_value(choice.name)}"
+        raise wrong(f"{message}; name one of tools", f"{CHOICE}.name")
 
 
 def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:

@@ -20,7 +20,7 @@ from typing import IO, Any, Final, cast
 import ray
 from attrs import define, evolve
 
-from minfer.effects.execution.secret_variables import inherited
+from minfer.effects.execution.secret_variables import environment_without_secrets
 from minfer.effects.serving.distributed import engine_plan
 from minfer.effects.serving.distributed.engine_plan import (
     CANNOT_START,
@@ -103,7 +103,10 @@ class _WatchedEngine:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             pass_fds=[held.fileno()],
-            env={**inherited(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **environment_without_secrets(),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
         )
         held.close()
         with suppress(OSError):  # it has ended already; its log says why

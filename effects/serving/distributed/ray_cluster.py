@@ -106,15 +106,15 @@ def nodes() -> list[Node]:
 
 
 def warn_of_open_ports(found: Sequence[Node]) -> None:
-    """Log a warning if other machines may run code on the nodes through Ray's ports: Ray
-    has no token authentication, and the address of a node is not a private one. Whether
-    others are in a private network cannot be known here.
+    """Log a warning if other machines may run code on the nodes through Ray's ports:
+    token authentication is off, and the address of a node is not private. Machines in the
+    same private network are not checked.
     """
     public = sorted({node.address for node in found if not _is_private(node.address)})
     if not public or has_token_authentication():
         return
     _log.warning(
-        "everyone who reaches Ray's ports at %s can run code there: set "
+        "any machine that reaches Ray's ports at %s can run code there: set "
         "RAY_AUTH_MODE=token for `ray start` on all nodes and for this command, with one "
         "token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token), or have the "
         "nodes in a network of their own",

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from minfer.effects.execution.secret_variables import inherited
+from minfer.effects.execution.secret_variables import environment_without_secrets
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.worker_messages import (
@@ -54,7 +54,7 @@ class Process:
                 pass_fds=(child_end.fileno(),),
                 # Of its own group: a terminal's interrupt is for the server to handle.
                 start_new_session=True,
-                env={**inherited(), "PYTHONPATH": paths},
+                env={**environment_without_secrets(), "PYTHONPATH": paths},
             )
         assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
         with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):

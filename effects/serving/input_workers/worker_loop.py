@@ -1,13 +1,13 @@
-"""What all programs of workers have in common: one process that works on one body after
-the other, until it has grown.
+"""The main loop of all worker programs: a process handles one body after the other, until
+its memory has grown.
 
     python -m MODULE DESCRIPTOR
 
-It reads its facts from standard input and frames from the socket that it inherited; an
+A worker reads its settings from standard input and frames from the inherited socket; an
 empty reply means that it is ready. It ends when the socket is closed, or when a body
-takes far too long, so that it never outlives its server; its last reply announces its end
-if it has grown by more than `GROWTH`: memory that tokenizers and interpreters keep of
-large bodies returns to the system with the process.
+takes longer than `ALARM`, so that it does not outlive its server. If its memory has grown
+by more than `GROWTH`, its reply announces that it ends: this frees the memory that
+tokenizers and the interpreter keep after large bodies.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from minfer.effects.serving.input_workers.worker_messages import (
 )
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
-CEILING: Final = 2**31  # bytes beyond that which a body may take in between
+CEILING: Final = 2**31  # bytes beyond the first size that a body may take meanwhile
 ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
 TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"
 _NICE: Final = 5  # a lower priority than processes that serve streams
@@ -44,7 +44,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
-    """What a program does with bodies."""
+    """Handles the bodies of one program."""
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""
@@ -78,7 +78,7 @@ def _size(column: int) -> int:
 
 def serve(link: socket.socket, worker: Worker) -> None:
     """Work on bodies from the socket until it is closed."""
-    most = _size(_RSS) + GROWTH
+    max_bytes = _size(_RSS) + GROWTH
     reader, writer = FrameReader(), FrameWriter()
     link.sendall(writer.frame(encode(WorkerReply())))
     while data := link.recv(READ):
@@ -87,7 +87,7 @@ def serve(link: socket.socket, worker: Worker) -> None:
             signal.alarm(ALARM)  # has no handler: it ends the process in any state
             reply = worker.reply(decode_request(result.pop(0)))
             signal.alarm(0)
-            last = reply.last or _size(_RSS) > most
+            last = reply.last or _size(_RSS) > max_bytes
             link.sendall(writer.frame(encode(evolve(reply, last=last))))
             if last:
                 return

@@ -119,7 +119,7 @@ class _PreparerSlot:
 
 
 class BodyPool:
-    """Works on bodies: in so many processes, which `start` starts, or, with 0 `workers`,
+    """Works on bodies: in `workers` processes, which `start` starts, or, with 0 of them,
     in `threads`. It belongs to one event loop.
     """
 

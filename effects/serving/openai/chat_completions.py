@@ -68,8 +68,8 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:
         if self.add_special_tokens:
-            why = "is not supported here: the chat template writes its own"
-            raise wrong(why, "add_special_tokens")
+            message = "is not supported here: the chat template writes its own"
+            raise wrong(message, "add_special_tokens")
         if not self.use_beam_search and self.best_of not in (None, self.n):
             raise wrong("is not supported here; leave it out", "best_of")
         for name in ("max_tokens", "max_completion_tokens"):

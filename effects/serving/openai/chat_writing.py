@@ -50,11 +50,13 @@ class ChatChunks(ChunkWriter):
             self._started.add(choice)
             events.append(self._first(choice))
         parts = self._parser.read(choice, delta)
-        found = [_delta_json(one, self._include) for one in parts]
+        payloads = [_delta_json(piece, self._include) for piece in parts]
         about = self._about(delta)  # once, for all new tokens
-        payload = [one for one in found if one] or ([{"content": ""}] if about else [])
-        for one in payload:
-            events.append(self._delta(choice, one, about))
+        payload = [piece for piece in payloads if piece] or (
+            [{"content": ""}] if about else []
+        )
+        for piece in payload:
+            events.append(self._delta(choice, piece, about))
             about = {}
         if delta.finish_reason:
             end = _finish_reason(delta, calls=self._parser.calls(choice))

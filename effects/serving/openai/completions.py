@@ -98,8 +98,8 @@ class CompletionBody(GenerationBody):
         salt = self.cache_salt.encode()
         special = self.add_special_tokens is not False
         prompts = [
-            self._cut(read_prompt(one, llm.tokenizer, size, salt, special), llm)
-            for one in self.prompt
+            self._cut(read_prompt(entry, llm.tokenizer, size, salt, special), llm)
+            for entry in self.prompt
         ]
         skip = self.skip_special_tokens is not False
         echo = _prompt_texts(prompts, llm.tokenizer, skip=skip) if self.echo else []
@@ -161,11 +161,11 @@ class _ChoiceFormat:
         """The tokens of an output, and in the first part of a choice those of its prompt,
         too.
         """
-        found: JsonObject = {"token_ids": [*delta.token_ids]}
+        fields: JsonObject = {"token_ids": [*delta.token_ids]}
         if choice not in self._with_ids:
             self._with_ids.add(choice)
-            found["prompt_token_ids"] = [*self._prompts[choice // self._samples].ids]
-        return found
+            fields["prompt_token_ids"] = [*self._prompts[choice // self._samples].ids]
+        return fields
 
     def _scores(
         self, choice: int, echo: str | None, delta: CompletionOutput

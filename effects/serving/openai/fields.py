@@ -221,8 +221,8 @@ class GenerationBody(ConstrainedBody):
     def _fits(self) -> Self:
         lengths = (self.max_tokens, self.max_completion_tokens)
         if None not in lengths and len(set(lengths)) > 1:
-            why = "differs from max_completion_tokens; leave one of them out"
-            raise wrong(why, "max_tokens")
+            message = "differs from max_completion_tokens; leave one of them out"
+            raise wrong(message, "max_tokens")
         if self.truncate_prompt_tokens == 0:
             raise wrong("must be at least 1, or -1", "truncate_prompt_tokens")
         if self.use_beam_search:
@@ -334,18 +334,18 @@ class GenerationBody(ConstrainedBody):
         """The last tokens of a prompt, as many as `truncate_prompt_tokens` has it keep;
         with -1, as many as fit beside the requested output. Raises ApiError.
         """
-        most = self.truncate_prompt_tokens
+        max_tokens = self.truncate_prompt_tokens
         context = llm.setup.config.max_model_len
         field = "truncate_prompt_tokens"
-        if most is None:
+        if max_tokens is None:
             return ids
-        if most > context:
-            why = f"must be at most {context}, the length of the context"
-            raise ApiError(f"{field}: {why}, not {most}", field)
-        if most == -1:
+        if max_tokens > context:
+            message = f"must be at most {context}, the length of the context"
+            raise ApiError(f"{field}: {message}, not {max_tokens}", field)
+        if max_tokens == -1:
             output = self.max_completion_tokens or self.max_tokens or 1
-            most = max(1, context - output)
-        return ids[len(ids) - most :] if len(ids) > most else ids
+            max_tokens = max(1, context - output)
+        return ids[len(ids) - max_tokens :] if len(ids) > max_tokens else ids
 
     def _check_scores(
         self, prompts: Sequence[TokenizedPrompt], params: SamplingParams

@@ -43,8 +43,8 @@ def chat_logprobs(
     """
     content = []
     for by_id in scored:
-        every = [token_logprob(*one, tokenizer, as_ids=as_ids) for one in by_id.items()]
-        likeliest = sorted(every, key=lambda one: -one["logprob"])
+        every = [token_logprob(*item, tokenizer, as_ids=as_ids) for item in by_id.items()]
+        likeliest = sorted(every, key=lambda token: -token["logprob"])
         content.append({**every[0], "top_logprobs": likeliest[:top]})
     return {"content": content, "refusal": None}
 

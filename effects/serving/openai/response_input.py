@@ -167,9 +167,9 @@ class ReasoningInput(TypedObject):
         try:
             hidden = reasoning_cipher.decrypt(key, self.encrypted_content)
         except DecryptionError:
-            why = "was changed, or encrypted by another server, or before a restart"
+            message = "was changed, or encrypted by another server, or before a restart"
             remedy = "leave this item out, or start servers with the same --cache-secret"
-            raise ApiError(f"{field}: {why}; {remedy}", field) from None
+            raise ApiError(f"{field}: {message}; {remedy}", field) from None
         if readable and readable != hidden:
             field = f"{where}.content"
             raise ApiError(

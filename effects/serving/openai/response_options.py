@@ -21,7 +21,7 @@ from minfer.effects.serving.request_parsing.structured_fields import (
 from minfer.effects.serving.request_parsing.typed_hints import hint
 
 _KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MAX_NAME_CHARS: Final = 64  # of a name in an error
 Summary = Literal["auto", "concise", "detailed"]
 
 
@@ -48,16 +48,16 @@ class TextOptions(StrictObject):
             case "json_schema":
                 return schema_constraint(content, where)
             case str(kind) if kind in _KINDS:
-                field = f"{where}.{min(content)[:_LONGEST_NAME]}"
+                field = f"{where}.{min(content)[:_MAX_NAME_CHARS]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
-                there = " or ".join(map(shown, _KINDS))
-                why = f"{shown(kind)} is not supported; there is {there}"
-                raise ApiError(f"{where}.type: {why}", f"{where}.type")
+                supported = " or ".join(map(shown, _KINDS))
+                message = f"{shown(kind)} is not supported; there is {supported}"
+                raise ApiError(f"{where}.type: {message}", f"{where}.type")
 
 
 class ReasoningOptions(StrictObject):
-    """How much to reason. There are no summaries of it, whichever are requested."""
+    """The reasoning effort. Summaries are never written, even if requested."""
 
     effort: Effort | None = None
     summary: Annotated[Summary | None, hint("reasoning.summary")] = None

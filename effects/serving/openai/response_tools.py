@@ -145,15 +145,15 @@ class HostedTool(StrictObject):
         return self.model_dump()
 
 
-def _read_tool(given: object, kinds: Mapping[str, type[StrictObject]]) -> object:
+def _read_tool(value: object, kinds: Mapping[str, type[StrictObject]]) -> object:
     """A tool of the kind that its `type` names."""
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise wrong("must be an object")
-    kind = given.get("type")
+    kind = value.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        there = " or ".join(shown(name) for name in kinds if name not in HOSTED)
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return kinds[kind].model_validate(given)
+        supported = " or ".join(shown(name) for name in kinds if name not in HOSTED)
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return kinds[kind].model_validate(value)
 
 
 _MEMBERS: Final = {"function": FunctionTool, "custom": CustomTool}
@@ -265,24 +265,24 @@ class FlatTool:
 
 def flatten(tools: Sequence[ResponseTool], where: str) -> Iterator[FlatTool]:
     """The tools that the model sees, of the list at `where`."""
-    for at, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if isinstance(tool, NamespaceTool):
             for number, member in enumerate(tool.tools):
                 yield FlatTool(
                     tool=member,
-                    where=f"{where}[{at}].tools[{number}]",
+                    where=f"{where}[{index}].tools[{number}]",
                     namespace=tool,
                     first=number == 0,
                 )
         elif not isinstance(tool, HostedTool):
-            yield FlatTool(tool=tool, where=f"{where}[{at}]")
+            yield FlatTool(tool=tool, where=f"{where}[{index}]")
 
 
 def hosted_tools(tools: Sequence[ResponseTool], where: str) -> dict[str, str]:
     """The types of the tools that are left out, by their place in the body."""
     return {
-        f"{where}[{at}]": tool.type
-        for at, tool in enumerate(tools)
+        f"{where}[{index}]": tool.type
+        for index, tool in enumerate(tools)
         if isinstance(tool, HostedTool)
     }
 

@@ -222,8 +222,8 @@ class ResponsesBody(SampledBody):
         for tools, where in self._tool_lists:
             for place, kind in hosted_tools(tools, where).items():
                 if llm.refuses_hosted_tools:
-                    why = f"{shown(kind)} runs on OpenAI's servers; leave it out"
-                    raise ApiError(f"{place}.type: {why}", f"{place}.type")
+                    message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
+                    raise ApiError(f"{place}.type: {message}", f"{place}.type")
                 note_ignored(f"tools.{kind}")
         for tool in offered:
             tool.note_ignored(required=self._requires_calls)

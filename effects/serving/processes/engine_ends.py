@@ -1,14 +1,16 @@
-"""How engines have ended, for the fronts: in memory that all processes of a server share.
+"""Whether engines crashed or were killed, for the fronts: in shared memory of a server's
+processes.
 
-An engine that is killed may have been killed from outside, or because it hung, so a
-request that it served alone then is not the cause for sure. A crash is the engine's own.
+After a crash (an exception, a fault such as SIGSEGV), a request that ran alone is the
+cause. A kill may come from outside, or because the engine hung: the request is the cause
+only after several of them (`quarantine`).
 """
 
 import mmap
 import signal
 from typing import Final
 
-# Signals of the faults of a process itself.
+# Signals that a process gets for faults of its own.
 _FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 )

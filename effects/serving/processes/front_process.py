@@ -98,8 +98,8 @@ class FrontServer(HttpServer):
 def run_front(
     plan: FrontPlan, beat: Callable[[], None], ready: Callable[[], None]
 ) -> int:
-    """Serve until the parent ends it; returns the exit code. `beat` is called some times
-    a second while the event loop runs, and `ready` once the engine was found ready.
+    """Serve until the parent ends it; returns the exit code. `beat` is called every
+    `BEAT` seconds while the event loop runs, and `ready` once the engine is ready.
     Raises ConfigError if the engine has another model.
     """
     configure_logs(front_name(plan.number))

@@ -189,8 +189,8 @@ class Supervisor:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for one in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
-                signal.signal(one, lambda *_: None)
+            for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
+                signal.signal(number, lambda *_: None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._lifeline_end)
             die_with_parent()

@@ -1,9 +1,9 @@
 """Hints of a request that have no effect here.
 
-A field that alters an answer and is not supported is refused by its name. A field that
-the API's documentation calls a hint or metadata is accepted: its name is in the response
-header `x-minfer-ignored`, and once in the log. Whatever reads a body calls `note_ignored`
-meanwhile; `prepare` and `answer` of `input_workers.task` collect the names.
+An unsupported field that would change an answer is refused with an error that names it.
+A field that the API's documentation calls a hint or metadata is accepted: its name is in
+the response header `x-minfer-ignored`, and once in the log. Parsers of a body call
+`note_ignored`; `prepare` and `answer` of `input_workers.task` collect the names.
 """
 
 import logging
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Final
 
-_MAX_LOGGED_NAMES: Final = 1024  # distinct names that are remembered as logged
+_MAX_LOGGED_NAMES: Final = 1024  # that are logged only once
 _log: Final = logging.getLogger("minfer.ignored")
 
 

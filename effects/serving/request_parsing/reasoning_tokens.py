@@ -42,7 +42,7 @@ class _BetweenMarkers:
         self._has_calls = False
 
     def add(self, tokens: Sequence[int], deltas: Sequence[Delta]) -> None:
-        self._has_calls |= any(isinstance(one, CallStart) for one in deltas)
+        self._has_calls |= any(isinstance(delta, CallStart) for delta in deltas)
         for token in tokens:
             if self._done:
                 return
@@ -59,7 +59,7 @@ class _BetweenMarkers:
 
     @property
     def count(self) -> int:
-        # A call within reasoning that nothing closed is none of it.
+        # A tool call ends reasoning that has no closing marker.
         if self._has_calls and not self._done and self._before_call is not None:
             return self._before_call
         return self._tokens
@@ -71,7 +71,7 @@ class _OnChannel:
     def __init__(self, tokenizer: Tokenizer, message: int) -> None:
         self._tokenizer = tokenizer
         self._message = message
-        self._stops = {tokenizer.added(one) for one in harmony.STOPS}
+        self._stops = {tokenizer.added(marker) for marker in harmony.STOPS}
         self._header: list[int] | None = []  # None: within a message
         self._inside = False
         self.count = 0

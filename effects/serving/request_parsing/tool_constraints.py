@@ -68,7 +68,7 @@ class OfferedTool:
 
     @property
     def hint(self) -> str:
-        """That field, of whichever tool, where it is ignored."""
+        """The name of `param` for the header of ignored fields: without positions."""
         return _POSITION.sub("", self.param)
 
 
@@ -95,8 +95,8 @@ class AnswerConstraint:
     constraint: StructuredOutputs
     field: str
     parts: tuple[PartConstraint, ...]
-    # In its place if it cannot be compiled: the arguments of tools that are not strict
-    # are any object.
+    # Used if the constraint cannot be compiled: it allows any object as the arguments of
+    # tools that are not strict.
     fallback: PartConstraint | None = None
 
 

@@ -14,7 +14,7 @@ from minfer.effects.serving.router.forwarding import (
 )
 
 # Backends that may close the connection or fall silent over a request before it is given
-# up: it may be what kills servers, and is not to kill them all.
+# up: it may crash backends, and must not crash all of them.
 MAX_ENDED: Final = 2
 
 

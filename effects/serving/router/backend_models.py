@@ -1,9 +1,9 @@
-"""Which models the backends of a router have, and so where a request may go and how large
-it may be.
+"""The models of a router's backends. They decide which backends can serve a request, and
+how large its body may be.
 
 A backend names its models in its answer to GET /ready (minfer) or GET /v1/models, which
-has their contexts, too. As long as it names none, as one that asks for a key, it may have
-any.
+has their contexts, too. A backend that names none (it may require a key) may have any
+model.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from minfer.effects.serving.router.bounded_read import read_at_most
 
 MODELS_PATH: Final = "/v1/models"
 MAX_LIST_BYTES: Final = 2**20
-MAX_CONTEXT: Final = 2**23  # tokens; a backend that says more is taken for this
+MAX_CONTEXT: Final = 2**23  # tokens; larger contexts of backends are taken for this
 LIST_SECONDS: Final = 5.0  # for the list of a backend
 # Headers of a client on which a list of models depends.
 _PASSED_ON: Final = (b"authorization", b"x-api-key", b"anthropic-version")
-_SHOWN: Final = 200  # characters of a model's name
+_MAX_NAME_CHARS: Final = 200  # of a model's name in an error
 _NOT_FOUND: Final = 404
 _OK: Final = 200
 
 
 @frozen
 class ModelList:
-    """What a backend says of its models."""
+    """The models of a backend, as it reports them."""
 
     names: frozenset[str] = frozenset()
     context: int = 0  # tokens of the longest; 0: not known
@@ -49,13 +49,14 @@ class BackendModels:
 
     @property
     def longest_context(self) -> int:
-        """The tokens of the longest context, as far as backends say it."""
-        return max((one.context for one in self._lists.values()), default=0)
+        """The tokens of the longest context that a backend reports; 0: none does."""
+        return max((models.context for models in self._lists.values()), default=0)
 
     @property
     def differ(self) -> bool:
         """Whether backends have different models."""
-        return len({one.names for one in self._lists.values() if one.names}) > 1
+        lists = {models.names for models in self._lists.values() if models.names}
+        return len(lists) > 1
 
     def backends_of(self, model: str) -> tuple[str, ...] | None:
         """The backends that may have a requested model; None: any. Raises ApiError if
@@ -64,11 +65,15 @@ class BackendModels:
         if not model or not self.differ:
             return None
         names = {name: self._names(name) for name in self._backends}
-        having = [name for name, has in names.items() if not has or model in has]
+        having = [
+            backend for backend, models in names.items() if not models or model in models
+        ]
         if not having:
             known = ", ".join(sorted(frozenset[str]().union(*names.values())))
-            why = f"there is no model {model[:_SHOWN]!r} here; there is {known}"
-            raise ApiError(why, "model", "model_not_found", _NOT_FOUND)
+            message = (
+                f"there is no model {model[:_MAX_NAME_CHARS]!r} here; there is {known}"
+            )
+            raise ApiError(message, "model", "model_not_found", _NOT_FOUND)
         return tuple(sorted(having))
 
     def _names(self, backend: str) -> frozenset[str]:
@@ -82,7 +87,7 @@ def read_models(answer: bytes) -> ModelList:
     listed = fields.get("models")
     names = [*cards, *(listed if isinstance(listed, list) else ())]
     contexts = [card.get("max_model_len") for card in cards.values()]
-    longest = max((one for one in contexts if isinstance(one, int)), default=0)
+    longest = max((tokens for tokens in contexts if isinstance(tokens, int)), default=0)
     return ModelList(
         names=frozenset(name for name in names if isinstance(name, str)),
         context=min(max(longest, 0), MAX_CONTEXT),
@@ -135,7 +140,7 @@ async def _list_of(
 
 
 def _fields(answer: bytes) -> dict[str, Any]:
-    """The fields of an answer; none, if it has none."""
+    """The fields of an answer; empty, if it is no JSON object."""
     try:
         return msgspec.json.decode(answer, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,9 +1,9 @@
-"""A response of a backend, with two bounds that aiohttp's has not.
+"""A response of a backend, with two checks that aiohttp's response lacks.
 
 - Interim responses (1xx) before it: aiohttp skips any number of them, and reads a flood
   of them without a pause in which other tasks run.
-- A connection that has ended ends the body. aiohttp closes the connection of a body that
-  is no HTTP from some byte on, but does not report that to the body's reader.
+- The end of the connection ends the body. aiohttp closes the connection when a body
+  becomes invalid HTTP, but does not report that to the body's reader.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ class BackendResponse(aiohttp.ClientResponse):
         protocol = connection.protocol
         if protocol is None:
             raise aiohttp.ServerDisconnectedError
-        read, left = protocol.read, MAX_INTERIM + 1
+        read, interim_left = protocol.read, MAX_INTERIM + 1
 
         async def read_bounded() -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                why = f"it sent more than {MAX_INTERIM} interim responses (1xx)"
-                raise aiohttp.ClientPayloadError(why)
+            nonlocal interim_left
+            interim_left -= 1
+            if interim_left < 0:
+                message = f"it sent more than {MAX_INTERIM} interim responses (1xx)"
+                raise aiohttp.ClientPayloadError(message)
             return await read()
 
         # `ClientResponse.start` has no other place where these can be counted.
@@ -54,5 +54,5 @@ class BackendResponse(aiohttp.ClientResponse):
         if not closed.cancelled():
             closed.exception()  # else asyncio logs that it was never retrieved
         if not self.content.is_eof() and self.content.exception() is None:
-            why = "the body breaks off, or is no HTTP from some byte on"
-            self.content.set_exception(aiohttp.ClientPayloadError(why))
+            message = "the body breaks off, or is no HTTP from some byte on"
+            self.content.set_exception(aiohttp.ClientPayloadError(message))

@@ -1,15 +1,15 @@
-"""Reads the bodies of answers that nothing else bounds."""
+"""Reads a body up to a maximal size."""
 
 import aiohttp
 
 
-async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
-    """The rest of a body; None if it has more than `most` bytes. Raises
+async def read_at_most(content: aiohttp.StreamReader, max_bytes: int) -> bytes | None:
+    """The rest of a body; None if it has more than `max_bytes` bytes. Raises
     aiohttp.ClientError and OSError.
     """
     data = bytearray()
-    while part := await content.readany():
-        data += part
-        if len(data) > most:
+    while chunk := await content.readany():
+        data += chunk
+        if len(data) > max_bytes:
             return None
     return bytes(data)

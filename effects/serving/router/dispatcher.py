@@ -7,7 +7,7 @@ event loop's thread.
                  |  ^
         deferred |  | one of its tenant started or ended; a backend joined or left
                  v  |
-              waiting, in its tenant's line, in which users take turns
+              waiting, in its tenant's queue, in which users take turns
 
 A request that is placed publishes the keys of its blocks for its backend at once
 (`assumed_cache`), unless that backend reports what it caches.
@@ -129,8 +129,8 @@ class Dispatcher(RecordedRouter):
     # --- requests -----------------------------------------------------------------------
 
     async def place(self, request: RoutingRequest, user: str = "") -> str:
-        """The backend of a request of a tenant's `user`, once there is one; whatever
-        comes of this, `end` must be called. Raises ApiError.
+        """Returns the backend of a request of a tenant's `user`, once there is one. The
+        caller must call `end`, even after an error. Raises ApiError.
         """
         line = self._lines.get(request.tenant)
         name = None if line else self._route(request)
@@ -150,10 +150,10 @@ class Dispatcher(RecordedRouter):
             if name is not None and name not in tried:
                 return name
         others = [
-            one
-            for one in self.available()
-            if one.name not in tried
-            and (request.allowed is None or one.name in request.allowed)
+            replica
+            for replica in self.available()
+            if replica.name not in tried
+            and (request.allowed is None or replica.name in request.allowed)
         ]
         if not others:
             return None

@@ -75,7 +75,7 @@ class ClientRequest:
 
 @frozen
 class Refused:
-    """A backend has too much to do; its response."""
+    """A backend refused a request (429 or 503 with Retry-After): its response."""
 
     cause: ClassVar[str] = "refused"  # for metrics
     name: str  # of the backend
@@ -114,7 +114,7 @@ class Exchange:
     request: ClientRequest
     name: str  # the backend's base URL
     patience: float  # seconds for the head of a response, and for each next part
-    # Whether another backend may be tried if this one does not answer.
+    # Returns whether another backend may be tried if this one does not answer.
     may_move: Callable[[], bool] = field(default=lambda: False)
     started: bool = field(default=False, init=False)  # the client got a part
     _given_up: bool = field(default=False, init=False)
@@ -146,8 +146,8 @@ class Exchange:
             return await self._break_off(error)
 
     def give_up(self) -> None:
-        """End the attempt, as its backend does not answer, if the client has no part of
-        the answer and the request may move. Its connection is closed.
+        """End the attempt and close its connection, as the backend does not answer: only
+        if the client got no part of the answer, and another backend may be tried.
         """
         if self.started or self._given_up or self._timeout.expired():
             return
@@ -178,9 +178,9 @@ class Exchange:
                 return await self._read_refusal(response, headers)
             if response.status >= _ERRORS:
                 self._due = loop.time() + ERROR_SECONDS
-            part = await self._next_part(response.content)
+            first_chunk = await self._next_part(response.content)
             self._events = _takes_another_event(headers)
-            note_first(response.status, headers, part)
+            note_first(response.status, headers, first_chunk)
             self.started = True
             self._end_at(self._due)  # it is too late to give up
             await send(
@@ -190,36 +190,38 @@ class Exchange:
                     "headers": headers,
                 }
             )
-            await self._pass_on_body(response, part)
+            await self._pass_on_body(response, first_chunk)
         return Answered()
 
-    async def _pass_on_body(self, response: aiohttp.ClientResponse, part: bytes) -> None:
-        """Send the client a body that begins with `part`, as it comes."""
+    async def _pass_on_body(self, response: aiohttp.ClientResponse, chunk: bytes) -> None:
+        """Send the client a body that begins with `chunk`, as it comes."""
         content, send = response.content, self.request.send
-        left = ERROR_BYTES if response.status >= _ERRORS else None
-        more = True
-        while part and more:
-            if left is not None:
-                left -= len(part)
-                if left < 0:
-                    why = f"an error's body has more than {ERROR_BYTES} bytes"
-                    raise aiohttp.ClientPayloadError(why)
-            self._last = part[-2:]
-            more = not content.at_eof()  # else its end travels with it
-            await send({"type": "http.response.body", "body": part, "more_body": more})
-            part = await self._next_part(content) if more else b""
-        if more:
+        bytes_left = ERROR_BYTES if response.status >= _ERRORS else None
+        more_body = True
+        while chunk and more_body:
+            if bytes_left is not None:
+                bytes_left -= len(chunk)
+                if bytes_left < 0:
+                    message = f"an error's body has more than {ERROR_BYTES} bytes"
+                    raise aiohttp.ClientPayloadError(message)
+            self._last = chunk[-2:]
+            more_body = not content.at_eof()  # the last part carries the end of the body
+            await send(
+                {"type": "http.response.body", "body": chunk, "more_body": more_body}
+            )
+            chunk = await self._next_part(content) if more_body else b""
+        if more_body:
             await send({"type": "http.response.body"})
 
     async def _next_part(self, content: aiohttp.StreamReader) -> bytes:
-        """The next part of a body. aiohttp's own timeout of reading is not used: it does
-        not count after interim responses, and begins anew with bytes that are no part.
+        """The next part of a body. aiohttp's own read timeout is not used: it does not
+        run after interim responses, and bytes that complete no part restart it.
         """
         now = asyncio.get_running_loop().time()
         self._end_at(min(now + self.patience, self._due))
-        part = await content.readany()
+        chunk = await content.readany()
         self._end_at(self._due)
-        return part
+        return chunk
 
     def _end_at(self, time: float) -> None:
         """Set the time at which the attempt ends, unless it was given up."""
@@ -229,15 +231,15 @@ class Exchange:
     async def _read_refusal(
         self, response: aiohttp.ClientResponse, headers: RawHeaders
     ) -> Refused:
-        """A refusal with its body, or with one of the router, if that does not come."""
+        """A refusal with its body, or the router's own, if that is late or too large."""
         body = None
         with contextlib.suppress(aiohttp.ClientError, OSError):  # also TimeoutError
             async with asyncio.timeout(REFUSAL_SECONDS):
                 body = await read_at_most(response.content, REFUSAL_BYTES)
         if body is not None:
             return Refused(self.name, response.status, headers, body)
-        why = "the server behind the router takes no requests now"
-        error = ApiError(why, None, OVERLOADED, response.status)
+        message = "the server behind the router takes no requests now"
+        error = ApiError(message, None, OVERLOADED, response.status)
         body = error_format(self.request.scope)(error).event.data.encode()
         wait = [header for header in headers if header[0] == _RETRY_AFTER]
         json = (b"content-type", b"application/json")
@@ -276,8 +278,8 @@ def _said(error: Exception) -> str:
 
 
 def _takes_another_event(headers: RawHeaders) -> bool:
-    """Whether a response is a stream of events to which one can be appended: of any
-    length, and not compressed.
+    """Whether a response is a stream of events to which an event can be appended: without
+    a Content-Length, and not compressed.
     """
     if any(name in (b"content-length", b"content-encoding") for name, _ in headers):
         return False

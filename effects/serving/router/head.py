@@ -33,8 +33,8 @@ _FOR, _HOST, _SCHEME = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-pr
 
 
 def request_headers(scope: Scope) -> list[tuple[str, str]]:
-    """The headers of a client's request, without a broken one, for a backend. aiohttp
-    writes them in UTF-8, as which they are read.
+    """The headers of a client's request for a backend. They are in UTF-8
+    (`unreadable_header`), in which aiohttp writes them.
     """
     headers: RawHeaders = scope["headers"]
     dropped = _NOT_SENT | _named_by_connection(headers) | {_FOR, _HOST, _SCHEME}
@@ -60,8 +60,8 @@ def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
 
 
 def unreadable_header(headers: RawHeaders) -> str:
-    """The name of a header that is not in UTF-8, as which alone it can be sent on, or
-    nothing.
+    """The name of the first header whose value is not UTF-8, and cannot be forwarded;
+    empty, if there is none.
     """
     for name, value in headers:
         try:

@@ -5,11 +5,11 @@
     GET /health well, GET /ready 503           it drains: what runs there goes on
     GET /health well, else                     it takes requests; vLLM has no /ready
 
-With each answer comes what its models are (`backend_models`), before it gets requests.
+Each time a backend answers, its models are read, too (`backend_models`).
 
 A backend that refuses the connection of a client's request has left at once; after any
-failed request it is asked again at once. While it does not answer, requests of which
-nothing came yet may move to another one (`note_silent`).
+failed request it is asked again at once. While it does not answer, requests whose answer
+has not begun may move to another backend (`note_silent`).
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class HealthWatch:
     dispatcher: Dispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
-    # Called whenever it has left a question unanswered, from the third in a row on.
+    # Called for each unanswered question, from the third in a row on.
     note_silent: Callable[[], None] = field(default=lambda: None)
     # Called with its models, whenever it has answered.
     note_models: Callable[[ModelList], None] = field(default=lambda _: None)

@@ -50,7 +50,7 @@ _STATEFUL: Final = (  # of one server
     "/v1/stream",
     "/v1/unload_lora_adapter",
 )
-_LONGEST: Final = 128  # characters of a path that an error shows
+_MAX_PATH_CHARS: Final = 128  # of a path in an error
 _MADE: Final = re.compile(r"/v1/(?:responses|requests)/([^/]+)(?:/.*)?")
 
 
@@ -93,7 +93,6 @@ def target_of(method: str, path: str, raw_path: bytes) -> Target:
 
 
 def _not_passed_on(path: str) -> ApiError:
-    why = (
-        f"the router does not pass on {path[:_LONGEST]}: ask one of the servers behind it"
-    )
-    return ApiError(why, None, "not_routed", NOT_FOUND)
+    shown = path[:_MAX_PATH_CHARS]
+    message = f"the router does not pass on {shown}: ask one of the servers behind it"
+    return ApiError(message, None, "not_routed", NOT_FOUND)

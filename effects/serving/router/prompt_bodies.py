@@ -1,4 +1,4 @@
-"""What a router reads in the body of a request: its prompt, its user, its session."""
+"""Reads the prompt, the user, the session and the model in the body of a request."""
 
 from typing import Final
 
@@ -34,7 +34,7 @@ def prompt_body(scope: Scope, data: bytes, most: int) -> PromptBody:
 
 @frozen(kw_only=True)
 class ReadPrompt:
-    """What a router must know of a body."""
+    """The fields of a body that a router uses."""
 
     keys: Keys  # of the prompt's blocks
     tokens: int  # an estimate, where the prompt is text
@@ -47,15 +47,15 @@ class ReadPrompt:
 
 @frozen(kw_only=True)
 class KeyFacts:
-    """What a worker needs to make keys."""
+    """The settings with which a worker computes keys."""
 
     model: str | None  # a folder with a tokenizer; None: keys are those of text
     block_size: int = 0  # tokens of a block, if there is a tokenizer
 
 
 def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:
-    """Read a body. What is no request has no keys: its backend refuses it. Raises
-    ApiError if it is too large once decoded.
+    """Read a body. An invalid request has no keys: its backend refuses it. Raises
+    ApiError if the body is too large once decoded.
     """
     data = decode(body)
     fields = read_fields(data)
@@ -79,15 +79,15 @@ def decode(body: PromptBody) -> bytes:
         return body.data
     data = bytearray()
     try:
-        for part in Decoder(body.coding).decode(body.data):
-            data += part
+        for chunk in Decoder(body.coding).decode(body.data):
+            data += chunk
             if len(data) > body.most:
                 break
     except ApiError:
         return b""
     if len(data) > body.most:
-        why = f"the body has more than {body.most} bytes once it is decoded"
-        raise ApiError(why, status=TOO_LARGE)
+        message = f"the body has more than {body.most} bytes once it is decoded"
+        raise ApiError(message, status=TOO_LARGE)
     return bytes(data)
 
 

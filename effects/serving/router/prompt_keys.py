@@ -8,9 +8,9 @@ as those of token ids are (`minfer.blocks.keys`). No engine knows these keys: th
 show which requests begin alike. A prompt of token ids is cut as it is.
 
 Marks that clients move from message to message (Anthropic's `cache_control`) are left
-out, and with them what changes from turn to turn and is not at the front of a prompt
-either: Claude Code's block about billing, tools that are deferred, and whether a text is
-alone or the only one in a list. Model and `cache_salt` are part of all keys: prefixes are
+out, and with them what else changes from turn to turn and is not at the front of a
+prompt: Claude Code's block about billing, and deferred tools. A content that is a list of
+one text is read as that text. Model and `cache_salt` are part of all keys: prefixes are
 not shared between these.
 """
 
@@ -176,7 +176,7 @@ def _tools(tools: Any) -> Any:
     """Tools that are at the front of the prompt."""
     if not isinstance(tools, list):
         return tools
-    return [one for one in tools if not _is_deferred(one)]
+    return [tool for tool in tools if not _is_deferred(tool)]
 
 
 def _is_deferred(tool: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Reads bodies for a router: one that comes compressed, or that is large, takes long, and
-a worker process reads it (`prompt_worker`).
+"""Reads bodies for a router: small ones in the event loop, compressed and large ones in a
+worker process (`prompt_worker`).
 """
 
 from functools import partial
@@ -20,10 +20,10 @@ from minfer.effects.serving.router.prompt_bodies import (
 from minfer.effects.serving.router.token_keys import TokenKeys
 
 MODULE: Final = "minfer.effects.serving.router.prompt_worker"
-# Bytes of a body that is read in the event loop, as that is cheaper than handing it over:
-# of text, as many as take no longer than 4 KB do where they are tokenized, too.
-SHORT_TEXT: Final = 2**14
-SHORT_PROMPT: Final = 2**12
+# Bytes of a body that is read in the event loop, as a worker would cost more: with a
+# tokenizer, which takes longer, and without.
+MAX_LOOP_TOKENIZED_BYTES: Final = 2**12
+MAX_LOOP_TEXT_BYTES: Final = 2**14
 
 
 @frozen
@@ -35,7 +35,7 @@ class PromptReader:
 
     @classmethod
     def start(cls, tokens: TokenKeys | None, workers: int) -> "PromptReader":
-        """A reader with so many worker processes; 0: with threads."""
+        """A reader with this number of worker processes; 0: with threads."""
         facts = KeyFacts(model=None)
         if tokens is not None:
             facts = KeyFacts(model=tokens.folder, block_size=tokens.block_size)
@@ -46,8 +46,10 @@ class PromptReader:
         """Read a body, at its client's turn. Raises as `read_prompt` and
         `BodyPool.run` do.
         """
-        short = SHORT_TEXT if self.tokens is None else SHORT_PROMPT
-        if not body.coding and len(body.data) <= short:
+        max_bytes = MAX_LOOP_TEXT_BYTES
+        if self.tokens is not None:
+            max_bytes = MAX_LOOP_TOKENIZED_BYTES
+        if not body.coding and len(body.data) <= max_bytes:
             return read_prompt(body, self.tokens)
         data = msgspec.msgpack.encode(body)
         in_thread = partial(read_record, data, self.tokens)

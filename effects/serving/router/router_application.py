@@ -32,6 +32,7 @@ from minfer.effects.serving.router.backend_models import (
     list_models,
 )
 from minfer.effects.serving.router.body import Bodies
+from minfer.effects.serving.router.denied_bodies import DeniedBodies
 from minfer.effects.serving.router.disconnects import until_disconnect
 from minfer.effects.serving.router.dispatcher import Dispatcher, no_backend
 from minfer.effects.serving.router.forwarding import (
@@ -50,7 +51,6 @@ from minfer.effects.serving.router.head import (
 )
 from minfer.effects.serving.router.health import HealthWatch
 from minfer.effects.serving.router.homes import Homes
-from minfer.effects.serving.router.killer_bodies import KillerBodies
 from minfer.effects.serving.router.kv_events import ReportedCache
 from minfer.effects.serving.router.paths import METHODS, Target, Way, target_of
 from minfer.effects.serving.router.prompt_keys import BLOCK_TOKENS
@@ -101,7 +101,7 @@ class Router:
         self._tokens = tokens
         self._bodies = Bodies(options.max_body or largest_body(0))
         self._homes = Homes()
-        self._killers = KillerBodies(self._bodies)
+        self._denied_bodies = DeniedBodies(self._bodies)
         self._models = BackendModels(options.backends)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
@@ -141,9 +141,7 @@ class Router:
             self._tasks.append(task)
 
     def _give_up(self, name: str) -> None:
-        """Move the requests that wait for a backend which does not answer, as far as
-        others take them.
-        """
+        """Move the requests that wait for a silent backend, if others take them."""
         for exchange in tuple(self._exchanges[name]):
             exchange.give_up()
 
@@ -151,8 +149,8 @@ class Router:
         """Note a backend's models, and accept bodies that the longest context accepts."""
         self._models.note(name, models)
         if self._options.max_body is None:
-            most = largest_body(self._models.longest_context)
-            self._bodies.most = self._reader.most = most
+            max_bytes = largest_body(self._models.longest_context)
+            self._bodies.most = self._reader.most = max_bytes
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""
@@ -244,7 +242,10 @@ class Router:
                 self._bodies.release(body)
         except ClientDisconnect:
             return
-        except (ApiError, EngineDeadError) as error:  # the latter of readers that end
+        except (
+            ApiError,
+            EngineDeadError,
+        ) as error:  # the latter as a reader's worker ended
             failure = error_format(scope)(to_api_error(error))
             await failure_response(failure)(scope, receive, send)
         finally:
@@ -281,7 +282,7 @@ class Router:
                 return
         attempts = Attempts(await self._allowed(request))
         while others := self._others(attempts):
-            name = min(others, key=lambda one: one.requests).name
+            name = min(others, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
             outcome = await self._attempt(request, name, attempts=attempts)
             if not isinstance(outcome, Failed):
@@ -315,9 +316,10 @@ class Router:
         """The backends that take requests, have the model, and were not tried."""
         allowed = attempts.allowed
         return [
-            one
-            for one in self.dispatcher.available()
-            if one.name not in attempts.tried and (allowed is None or one.name in allowed)
+            backend
+            for backend in self.dispatcher.available()
+            if backend.name not in attempts.tried
+            and (allowed is None or backend.name in allowed)
         ]
 
     def _may_move(self, attempts: Attempts) -> bool:
@@ -329,8 +331,8 @@ class Router:
         read = await self._reader.read(request.scope, request.body)
         allowed = self._models.backends_of(read.model)
         routed = evolve(read.routed, allowed=allowed) if allowed else read.routed
-        await self._killers.check(routed.tenant, request)
-        request = self._killers.watch(routed.tenant, request)
+        await self._denied_bodies.check(routed.tenant, request)
+        request = self._denied_bodies.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)
         try:
             if home is None:
@@ -375,8 +377,9 @@ class Router:
         routed: str | None = None,
         attempts: Attempts | None = None,
     ) -> Outcome:
-        """Try one backend; what is `routed` starts with its first part, and may be
-        refused. With `attempts`, another one may be tried after it.
+        """Forward a request to a backend. With `routed`, its id in the dispatcher, it
+        starts with the first part of the answer, and the backend may refuse it. With
+        `attempts`, another backend may be tried after this one.
         """
         if self._http is None:
             raise no_backend()
@@ -406,7 +409,7 @@ class Router:
 
 
 async def _no_message() -> Message:
-    """Returns no message: a response of its own reads none."""
+    """The `receive` of the router's own responses, which read no message."""
     raise AssertionError("a response reads nothing")
 
 
@@ -417,7 +420,7 @@ def _log_failure(task: "asyncio.Task[None]") -> None:
 
 
 class _CheckMethod:
-    """Middleware: methods that are never passed on are refused with 405."""
+    """Middleware that refuses methods which are never forwarded with 405."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

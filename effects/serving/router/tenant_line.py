@@ -36,8 +36,8 @@ class TenantLine:
         return next(iter(self._users.values()))[0]
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a request, if it waits; its user goes behind all others if it was the
-        turn of this one.
+        """Remove a request, if it waits. If it was the first, its user's next turn comes
+        after all other users'.
         """
         queue = self._users.get(waiter.user)
         if queue is None or waiter not in queue:

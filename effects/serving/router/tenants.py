@@ -1,9 +1,9 @@
-"""Whose share of the backends a request takes: that of its API key, or, without keys, of
-its client's address. Nothing that a client may choose freely makes another tenant.
+"""The tenant of a request, whose share of the backends it takes: its API key, or, without
+keys, its client's address. Fields that a client chooses freely do not change the tenant.
 
-A proxy before the router has one address for all clients. Where its operator trusts it,
-the address that it appended to X-Forwarded-For counts, and so on to the left while that
-is a trusted proxy's, too: what stands further left, anybody may have written.
+Behind a proxy, all clients have the proxy's address. If the proxy is trusted
+(`--forwarded-allow-ips`), the client is the last address of X-Forwarded-For that is not a
+trusted proxy's. Addresses to the left of that are ignored: a client can write them.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ def read_proxies(text: str) -> TrustedProxies:
     try:
         return TrustedProxies(tuple([ip_network(word) for word in words]))
     except ValueError as error:
-        why = f"must be addresses or networks, as 10.0.0.0/8: {error}"
-        raise ConfigError(f"--forwarded-allow-ips {why}") from None
+        message = f"must be addresses or networks, as 10.0.0.0/8: {error}"
+        raise ConfigError(f"--forwarded-allow-ips {message}") from None
 
 
 def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
@@ -67,7 +67,7 @@ def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
 
 
 def _read_address(text: str) -> Address | None:
-    """An address, which may have a port behind it; None, if it is none."""
+    """An address from a text, in which a port may follow it; None, if it is invalid."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

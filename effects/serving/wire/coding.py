@@ -41,21 +41,21 @@ class Decoder:
         for begin in range(0, len(part), _GIVEN):
             yield from self._decode_piece(part[begin : begin + _GIVEN])
 
-    def _decode_piece(self, part: bytes) -> Iterator[bytes]:
-        part = self._head + part
+    def _decode_piece(self, chunk: bytes) -> Iterator[bytes]:
+        chunk = self._head + chunk
         self._head = b""
-        while part:
-            if self._inner is None and len(part) < _HEAD:
-                self._head = part
+        while chunk:
+            if self._inner is None and len(chunk) < _HEAD:
+                self._head = chunk
                 return
-            inner = self._inner = self._inner or self._begin(part)
+            inner = self._inner = self._inner or self._begin(chunk)
             try:
-                decoded = inner.decompress(part, PIECE)
+                decoded = inner.decompress(chunk, PIECE)
             except zlib.error:
                 raise self._wrong_coding() from None
-            part = inner.unconsumed_tail
+            chunk = inner.unconsumed_tail
             if inner.eof and inner.unused_data:  # one more follows
-                part, self._inner = inner.unused_data, None
+                chunk, self._inner = inner.unused_data, None
             if decoded:
                 yield decoded
 

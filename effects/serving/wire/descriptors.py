@@ -86,7 +86,7 @@ class Listener(socket.socket):
         return made
 
     def limit_connections(self, count: int) -> None:
-        """Take connections beyond so many, from now on, one in each round."""
+        """From now on, accept connections beyond `count` one in each round."""
         free = os.open(os.devnull, os.O_RDONLY)  # the lowest number
         os.close(free)
         self._beyond = free + count

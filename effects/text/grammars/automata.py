@@ -1,7 +1,7 @@
-"""From languages to patterns without intersections and complements.
+"""Translates languages to patterns without intersections and complements.
 
-The derivatives of a language are the states of an automaton for it. Eliminating the
-states one by one leaves a pattern.
+The derivatives of a language are the states of its automaton. State elimination turns the
+automaton into a pattern.
 """
 
 from collections import defaultdict
@@ -44,8 +44,8 @@ def pattern_of(languages: Languages, language: Language) -> str:
         case "repeat" if language is languages.everything:
             return "(?s:.*)"
         case "repeat":
-            most = "" if language.most is None else language.most
-            return f"(?:{within[0]}){{{language.least},{most}}}"
+            upper = "" if language.most is None else language.most
+            return f"(?:{within[0]}){{{language.least},{upper}}}"
     return Automaton.of(languages, language).pattern()
 
 
@@ -57,12 +57,13 @@ def _plain_parts(language: Language) -> tuple[Language, ...]:
 def _blocks(language: Language) -> list[int]:
     """The sets of characters that a language distinguishes from each other."""
     blocks = [EVERY]
-    for part in sets_of(language):
-        if part.text:
+    for part_set in sets_of(language):
+        if part_set.text:
+            shown = part_set.text[:16]
             raise GrammarError(
-                f"a look-ahead beside {part.text[:16]!r} in a pattern cannot be enforced"
+                f"a look-ahead beside {shown!r} in a pattern cannot be enforced"
             )
-        split = [(entry & part.chars, entry & ~part.chars) for entry in blocks]
+        split = [(entry & part_set.chars, entry & ~part_set.chars) for entry in blocks]
         blocks = [entry for pair in split for entry in pair if entry]
         if len(blocks) > MAX_BLOCKS:
             raise too_large()
@@ -71,9 +72,9 @@ def _blocks(language: Language) -> list[int]:
 
 @define
 class Automaton:
-    """States, and the ways between them: each the patterns of which one leads there."""
+    """The states of an automaton, and the transitions between them."""
 
-    # From a state, to a state.
+    # By source and target state: alternative patterns of the transition.
     ways: dict[int, dict[int, list[str]]] = field(factory=dict)
     back: dict[int, set[int]] = field(factory=lambda: defaultdict(set))
 
@@ -110,8 +111,8 @@ class Automaton:
         self.back[after].add(before)
 
     def pattern(self) -> str:
-        """What leads from the start to an end. Raises GrammarError if it is too long, or
-        nothing does.
+        """The pattern of all texts that lead from the start to the end. Raises
+        GrammarError if it is too long, or if there is no such text.
         """
         inner = self.ways.keys() - {_START}
         while inner:
@@ -123,7 +124,7 @@ class Automaton:
         return _one_of(self.ways[_START][_END])
 
     def _cost(self, state: int) -> tuple[int, int]:
-        """How many ways its elimination makes, and the length of what it repeats."""
+        """The transitions that eliminating a state adds, and the length they repeat."""
         ways = self.ways[state]
         before = len(self.back[state] - {state})
         after = len(ways.keys() - {state})
@@ -131,7 +132,7 @@ class Automaton:
         return before * after, before * length
 
     def _eliminate(self, state: int) -> None:
-        """Replace ways through a state by ways past it."""
+        """Replace the transitions through a state by direct ones."""
         ways = self.ways.pop(state)
         loop = ways.pop(state, None)
         repeated = "" if loop is None else f"(?:{_one_of(loop)})*"
@@ -147,7 +148,7 @@ class Automaton:
 
 
 def _one_of(patterns: list[str]) -> str:
-    """One of these patterns, as a pattern that others may follow."""
+    """The alternation of patterns, which can be part of a longer pattern."""
     several = [entry for entry in patterns if entry]
     if not several:
         return ""

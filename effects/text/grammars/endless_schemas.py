@@ -1,9 +1,9 @@
 """Schemas that no value can match, as a value would have to contain itself.
 
-A schema needs another one if each of its values is one of the other's, or has one within
-it: by `$ref` and `allOf`, and as a required property. One that needs itself has no
-values. The compiler finds that for a whole schema, but not for a part of a grammar that
-has other texts, too: an answer that comes to that part could not go on.
+Schema A needs schema B if each value of A is or contains a value of B: by `$ref`, by
+`allOf`, or as a required property. A schema that needs itself has no values. The compiler
+detects this for a whole schema, but not for a part of a larger grammar: there, an answer
+that reaches the part could not continue.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,19 @@ from typing import Any
 def find_endless(
     schemas: Sequence[dict[str, Any]], target: Callable[[str], Any]
 ) -> dict[str, Any] | None:
-    """One of the schemas that needs itself, if there is one; `target` is what a reference
-    leads to.
+    """Returns one of the schemas that needs itself, or None; `target` resolves a
+    reference.
     """
     open_ones, done = set[int](), set[int]()
     for schema in schemas:
         due = [(schema, _needed(schema, target))]
         open_ones.add(id(schema))
         while due and id(schema) not in done:
-            part, needed = due[-1]
+            current, needed = due[-1]
             following = next((entry for entry in needed if id(entry) not in done), None)
             if following is None:
-                done.add(id(part))
-                open_ones.discard(id(part))
+                done.add(id(current))
+                open_ones.discard(id(current))
                 due.pop()
             elif id(following) in open_ones:
                 return following
@@ -39,7 +39,7 @@ def find_endless(
 def _needed(
     schema: dict[str, Any], target: Callable[[str], Any]
 ) -> Iterator[dict[str, Any]]:
-    """The schemas that one needs."""
+    """The schemas that a schema needs."""
     result: list[Any] = []
     if isinstance(reference := schema.get("$ref"), str):
         result.append(target(reference))

@@ -1,12 +1,12 @@
 """The formats of texts that are enforced, beside the compiler's own.
 
 JSON Schema says that a format is a comment unless a reader asserts it. Those that the
-compiler knows are asserted, and those here; others have no effect.
+compiler supports are asserted, and those here; others have no effect.
 
 `PATTERNS` narrows formats of the standard to what parsers take: dates are in the
 calendar, from the year 1 on; a minute has 60 seconds; a URI has a host that can be one.
-`LIBRARIES` has formats of pydantic's, and means something only where no pattern is beside
-it: zod has some of the same names, with patterns.
+`LIBRARIES` has pydantic's formats. They apply only if the schema has no pattern: zod uses
+some of the same names, with patterns of its own.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _CLOCK: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME: Final = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_CLOCK})"
 
 
-# Numbers are small enough for Python's `timedelta`, and for others.
+# The numbers of digits keep durations within the range of Python's `timedelta`.
 def _units(digits: str, large: str, middle: str, small: str) -> str:
     """Numbers of units, of which none is left out between two others."""
     ends = f"{digits}{small}"
@@ -79,7 +79,7 @@ _AUTHORITY: Final = rf"{_USER}(?:{_NAME}|{_IPV4}|\[{_IPV6}\]){_PORT}"
 
 
 def _other_schemes() -> str:
-    """The schemes of which parsers know nothing, in either case."""
+    """The schemes other than `_SPECIAL`, in upper and lower case."""
     special = "|".join(
         "".join(f"[{letter.upper()}{letter}]" for letter in scheme) for scheme in _SPECIAL
     )
@@ -96,7 +96,7 @@ _URI: Final = (
 
 
 def _networks() -> Iterator[str]:
-    """IPv4 networks: behind a prefix, all bits are zero."""
+    """IPv4 networks: all bits after the prefix are zero."""
     for prefix in range(33):
         octets, bits = divmod(prefix, 8)
         parts = [_OCTET] * octets

@@ -1,4 +1,4 @@
-"""Changes of a schema that say a keyword's value in other words."""
+"""Helpers that add keywords to a schema, or replace a keyword by an equal one."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -18,8 +18,8 @@ COMMENTS: Final = frozenset(
 
 
 def require(schema: dict[str, Any], word: str, value: Any) -> None:
-    """Add a keyword to what a schema says, beside its own of that name. Raises
-    GrammarError for an `allOf` that is no list.
+    """Add a keyword to a schema; if the schema has it already, both values must hold.
+    Raises GrammarError for an `allOf` that is no list.
     """
     if word in schema:
         require_all(schema, {word: value})
@@ -27,12 +27,12 @@ def require(schema: dict[str, Any], word: str, value: Any) -> None:
         schema[word] = value
 
 
-def require_all(schema: dict[str, Any], part: Any) -> None:
-    """Add another schema, which has to hold as well. Raises GrammarError likewise."""
+def require_all(schema: dict[str, Any], other: Any) -> None:
+    """Add another schema, which must hold as well. Raises GrammarError likewise."""
     parts = schema.get("allOf", [])
     if not isinstance(parts, list):
         raise GrammarError("allOf must be a list of schemas")
-    schema["allOf"] = [*parts, part]
+    schema["allOf"] = [*parts, other]
 
 
 def read_format(schema: dict[str, Any]) -> None:
@@ -48,7 +48,9 @@ def read_format(schema: dict[str, Any]) -> None:
 
 
 def translated(translate: Callable[..., Made], word: str, *patterns: str) -> Made:
-    """Patterns in other words. Raises KeywordError, which names their keyword."""
+    """Returns the result of `translate` for patterns. Raises KeywordError, which names
+    their keyword.
+    """
     try:
         return translate(*patterns)
     except GrammarError as error:
@@ -56,6 +58,6 @@ def translated(translate: Callable[..., Made], word: str, *patterns: str) -> Mad
 
 
 def steps_of(reference: str) -> list[str]:
-    """The keys on the way of a reference by position."""
+    """The keys of a reference's path (a JSON pointer)."""
     steps = unquote(reference).split("/")[1:]
     return [step.replace("~1", "/").replace("~0", "~") for step in steps]

@@ -1,11 +1,10 @@
 """Regular languages, with intersections and complements.
 
-A language is a tree of records, each of which exists once in its `Languages`. For the
-texts that begin with a character, its derivative by that character is the language of
-what may follow (Brzozowski).
+A language is a tree of records, each of which exists once in its `Languages`. The
+(Brzozowski) derivative of a language by a character is the language of the texts that may
+follow that character.
 
-Characters are ASCII, and one more that stands for all others. A set of them is a number,
-a bit for each.
+The characters are ASCII, and one more for all others. A set of characters is a bit mask.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 
 OTHERS: Final = 1 << 128  # the characters beyond ASCII
 EVERY: Final = (OTHERS << 1) - 1
-MAX_WORK: Final = 300_000  # parts of languages that are made, some tenths of a second
+MAX_WORK: Final = 300_000  # parts of all languages: they take some tenths of a second
 
 
 def too_large() -> GrammarError:
@@ -42,9 +41,7 @@ class Language:
 
 @define
 class Languages:
-    """The languages of one pattern. What makes one raises GrammarError once they take
-    too much work.
-    """
+    """Makes the languages of one pattern. Methods raise GrammarError after `MAX_WORK`."""
 
     _made: dict[object, Language] = field(factory=dict)
     _work: int = 0  # parts of all languages
@@ -53,7 +50,7 @@ class Languages:
     # --- how languages are made ---------------------------------------------------------
 
     def chars(self, chars: int, text: str = "") -> Language:
-        """One of these characters; `text` is the set where no number can be it."""
+        """One of these characters; `text` is a set that a bit mask cannot hold."""
         if not chars and not text:
             return self.nothing
         return self._make("set", chars=chars, text=text)
@@ -75,7 +72,7 @@ class Languages:
 
     def cat(self, *parts: Language) -> Language:
         """Texts of these, one after the other."""
-        flat = [entry for part in parts for entry in _flat("cat", part)]
+        flat = [entry for language in parts for entry in _flat("cat", language)]
         if self.nothing in flat:
             return self.nothing
         if len(flat) == 1:
@@ -86,7 +83,9 @@ class Languages:
 
     def either(self, parts: Iterable[Language]) -> Language:
         """Texts of any of these."""
-        flat = dict.fromkeys(entry for part in parts for entry in _flat("or", part))
+        flat = dict.fromkeys(
+            entry for language in parts for entry in _flat("or", language)
+        )
         if self.everything in flat:
             return self.everything
         sets = [entry for entry in flat if entry.kind == "set" and not entry.text]
@@ -103,7 +102,9 @@ class Languages:
 
     def both(self, parts: Iterable[Language]) -> Language:
         """Texts that are in all of these."""
-        flat = dict.fromkeys(entry for part in parts for entry in _flat("and", part))
+        flat = dict.fromkeys(
+            entry for language in parts for entry in _flat("and", language)
+        )
         flat.pop(self.everything, None)
         if self.nothing in flat:
             return self.nothing
@@ -116,44 +117,46 @@ class Languages:
         nullable = all(entry.nullable for entry in flat)
         return self._make("and", _ordered(flat), nullable=nullable)
 
-    def other_than(self, part: Language) -> Language:
+    def other_than(self, language: Language) -> Language:
         """Texts that are not in this one."""
-        if part is self.nothing:
+        if language is self.nothing:
             return self.everything
-        if part is self.everything:
+        if language is self.everything:
             return self.nothing
-        if part.kind == "not":
-            return part.parts[0]
-        return self._make("not", (part,), nullable=not part.nullable)
+        if language.kind == "not":
+            return language.parts[0]
+        return self._make("not", (language,), nullable=not language.nullable)
 
-    def repeat(self, part: Language, least: int, most: int | None) -> Language:
-        """As many texts of this one, one after the other."""
-        if most == 0 or part is self.empty:
+    def repeat(self, language: Language, least: int, most: int | None) -> Language:
+        """`least` to `most` texts of this language, one after the other."""
+        if most == 0 or language is self.empty:
             return self.empty
-        if part is self.nothing:
+        if language is self.nothing:
             return self.nothing if least else self.empty
         if (least, most) == (1, 1):
-            return part
-        nullable = least == 0 or part.nullable
-        return self._make("repeat", (part,), nullable=nullable, least=least, most=most)
+            return language
+        nullable = least == 0 or language.nullable
+        return self._make(
+            "repeat", (language,), nullable=nullable, least=least, most=most
+        )
 
     def _make(
-        self, kind: str, parts: tuple[Language, ...] = (), **said: object
+        self, kind: str, parts: tuple[Language, ...] = (), **fields: object
     ) -> Language:
-        key = (kind, tuple(map(id, parts)), *said.items())
+        key = (kind, tuple(map(id, parts)), *fields.items())
         self._work += 1 + len(parts)
         if self._work > MAX_WORK:
             raise too_large()
         if (known := self._made.get(key)) is None:
-            known = Language(len(self._made), kind, parts, **said)  # type: ignore[arg-type]  # by name
+            known = Language(len(self._made), kind, parts, **fields)  # type: ignore[arg-type]  # by name
             self._made[key] = known
         return known
 
     # --- what follows a character -------------------------------------------------------
 
     def derivative(self, language: Language, chars: int) -> Language:
-        """What follows in its texts that begin with one of these characters, which it
-        does not distinguish.
+        """The texts that follow one of these characters, which the language does not
+        distinguish.
         """
         key = (language, chars)
         if (known := self._derived.get(key)) is None:
@@ -172,13 +175,13 @@ class Languages:
             case "not":
                 return self.other_than(self.derivative(parts[0], chars))
             case "repeat":
-                most = None if language.most is None else language.most - 1
-                rest = self.repeat(parts[0], max(language.least - 1, 0), most)
+                upper = None if language.most is None else language.most - 1
+                rest = self.repeat(parts[0], max(language.least - 1, 0), upper)
                 return self.cat(self.derivative(parts[0], chars), rest)
         begun = []
-        for index, part in enumerate(parts):
-            begun.append(self.cat(self.derivative(part, chars), *parts[index + 1 :]))
-            if not part.nullable:
+        for index, factor in enumerate(parts):
+            begun.append(self.cat(self.derivative(factor, chars), *parts[index + 1 :]))
+            if not factor.nullable:
                 break
         return self.either(begun)
 
@@ -196,10 +199,10 @@ def sets_of(language: Language) -> Iterator[Language]:
     """All sets in a language."""
     due, result = [language], set[Language]()
     while due:
-        part = due.pop()
-        if part in result:
+        current = due.pop()
+        if current in result:
             continue
-        result.add(part)
-        due += part.parts
-        if part.kind == "set":
-            yield part
+        result.add(current)
+        due += current.parts
+        if current.kind == "set":
+            yield current

@@ -1,11 +1,12 @@
-"""Patterns with look-aheads, as patterns without them.
+"""Translates patterns with look-aheads to patterns without them.
 
-The compiler knows no look-aheads. What one says holds of all that follows it, up to the
-end of the text: so each becomes an intersection, or one with a complement, of the
-language of what follows (`languages.py`). At the top, an intersection is several
-patterns, all of which must match; within a pattern it is computed.
+The compiler does not support look-aheads. A look-ahead restricts the rest of the text: it
+becomes an intersection of the language of the rest with that of the look-ahead, or with
+its complement (`languages.py`). At the top level, an intersection becomes several
+patterns, all of which must match. Within a pattern it is computed.
 
-What a pattern requires holds for `re` and for ECMA 262; what it forbids, for either.
+A character class that is required has only the characters of both `re` and ECMA 262; one
+that is forbidden has those of either.
 """
 
 import re
@@ -40,8 +41,8 @@ _AHEAD: Final = re.compile(r"\(\?[=!]")
 
 @lru_cache(maxsize=256)
 def without_lookaheads(pattern: str) -> tuple[str, ...]:
-    """Patterns of which all must match, where the given one had to. Raises GrammarError
-    for look-aheads that cannot be expressed otherwise.
+    """Returns patterns that together match the same texts as `pattern`. Raises
+    GrammarError for look-aheads that cannot be translated.
     """
     if _AHEAD.search(pattern) is None:
         return (pattern,)
@@ -62,8 +63,8 @@ def as_one_pattern(*patterns: str) -> str:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a pattern matches anywhere in a text, in time that the text's length
-    bounds. Raises GrammarError if that cannot be known.
+    """Whether a pattern matches anywhere in a text, in time linear in the text's length.
+    Raises GrammarError if that cannot be decided.
     """
     languages, language = _translate(pattern)
     if any(entry.text for entry in sets_of(language)):
@@ -95,8 +96,8 @@ class _Translation:
         result = []
         for items in group.alternatives:
             begins = bool(items) and items[0] == Assertion("^")
-            said = _at_beginning(items) if begins else items
-            made = self._sequence(said, every, forbidden=False)
+            matched = _at_beginning(items) if begins else items
+            made = self._sequence(matched, every, forbidden=False)
             result.append(made if begins else self.languages.cat(every, made))
         return self.languages.either(result)
 
@@ -146,8 +147,8 @@ class _Translation:
                     return made.chars(0, item.text)
                 return made.chars(item.most if forbidden else item.least)
             case Repeated():
-                part = self._plain(item.item, forbidden=forbidden)
-                return made.repeat(part, item.least, item.most)
+                language = self._plain(item.item, forbidden=forbidden)
+                return made.repeat(language, item.least, item.most)
             case Group():
                 return self._alternatives(item, made.empty, forbidden=forbidden)
         raise AssertionError("assertions are handled before")

@@ -1,7 +1,7 @@
-"""Patterns as trees: groups of alternatives, of which each is a sequence.
+"""Parses patterns to trees: groups of alternatives, each a sequence of items.
 
-What `\\d`, `\\w` and `\\s` mean beyond ASCII differs between `re` and ECMA 262: a set of
-characters is known by those that it holds for both, and those that it holds for either.
+Beyond ASCII, `\\d`, `\\w` and `\\s` differ between `re` and ECMA 262. So a character set
+has two bit masks: the characters that both include, and those that either includes.
 """
 
 import re
@@ -45,8 +45,8 @@ _LINE_ENDS: Final = _bits([10, 13])
 
 @frozen
 class Chars:
-    """A set of characters: what all readers of a pattern take it for, and what any may.
-    None: what its `text` says, which is not about ASCII alone.
+    """A set of characters: `least` has those of both dialects, `most` those of either.
+    If `least` is None, the set is given by `text` only, as it is not of ASCII alone.
     """
 
     text: str

@@ -1,9 +1,8 @@
-"""JSON schemas in fewer keywords: those that the compiler enforces.
+"""Rewrites JSON schemas to the keywords that the compiler enforces.
 
-Each rewriting changes one schema in place, not those within it, and keeps its meaning; or
-it allows less, where parsers take less of a format or a bound. What is rewritten once is
-not changed again. Comments are dropped: they have no effect, and a schema without them is
-smaller, and equal to others.
+A rewriting changes one schema in place, but not its subschemas. It keeps the meaning, or
+allows less where parsers accept less of a format or a bound. Rewriting is idempotent.
+Comments are dropped: they have no effect, and schemas without them are equal more often.
 
     nullable                  null among the types, as OpenAPI 3.0 says
     not: {}                   allOf: [false]
@@ -11,7 +10,7 @@ smaller, and equal to others.
     pattern with look-aheads  patterns without
     propertyNames             properties, or patternProperties
     oneOf                     anyOf, if its parts exclude each other
-    uniqueItems               nothing, where there is one item at most
+    uniqueItems               dropped, where there is one item at most
     bounds beyond 2^62        bounds below
 """
 
@@ -34,7 +33,7 @@ from minfer.effects.text.grammars.keyword_values import (
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, without_lookaheads
 from minfer.effects.text.grammars.property_names import PropertyNames
 
-# Of these a value without an effect is dropped.
+# By keyword: the value that has no effect, and is dropped.
 _IDLE: Final = {
     "uniqueItems": False,
     "unevaluatedProperties": True,
@@ -53,15 +52,15 @@ _UPPER: Final = ("maximum", "exclusiveMaximum")
 
 
 def referred_names(schema: Any) -> frozenset[str]:
-    """All keys and positions on the ways of a schema's references."""
+    """All keys in the paths of a schema's references."""
     result, due = set[str](), [schema]
     while due:
-        part = due.pop()
-        if isinstance(part, list):
-            due += part
-        elif isinstance(part, dict):
-            due += part.values()
-            if isinstance(refers := part.get("$ref"), str):
+        value = due.pop()
+        if isinstance(value, list):
+            due += value
+        elif isinstance(value, dict):
+            due += value.values()
+            if isinstance(refers := value.get("$ref"), str):
                 result.update(steps_of(refers))
     return frozenset(result)
 
@@ -79,8 +78,8 @@ class Rewriting:
         return Rewriting(root, referred_names(root))
 
     def rewrite(self, schema: dict[str, Any]) -> None:
-        """Rewrite one schema, in place. Raises GrammarError for a value that cannot be
-        one of its keyword's.
+        """Rewrite one schema in place. Raises GrammarError for an invalid value of a
+        keyword.
         """
         for word in [*schema]:
             comment = word in COMMENTS or (word.startswith("x-") and word != "x-guidance")
@@ -107,15 +106,15 @@ class Rewriting:
             require(schema, "anyOf", parts)
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
-        """Say of which names a property may be as `properties`, or as one pattern of
+        """Replace `propertyNames` by `properties`, or by one pattern of
         `patternProperties`.
         """
-        said = schema.get("propertyNames", ...)
-        if not isinstance(said, dict | bool) or "patternProperties" in schema:
+        schema_of_names = schema.get("propertyNames", ...)
+        if not isinstance(schema_of_names, dict | bool) or "patternProperties" in schema:
             return
         if "additionalProperties" in self._referred:
             return
-        names = PropertyNames.of(said, self.root)
+        names = PropertyNames.of(schema_of_names, self.root)
         if names is None:
             return
         del schema["propertyNames"]
@@ -138,7 +137,7 @@ class Rewriting:
         schema["additionalProperties"] = False
 
     def _shared(self, schema: Any) -> Any:
-        """A schema for several places: if it is not small, a reference to it."""
+        """A schema to be used in several places: a reference, unless it is small."""
         if not isinstance(schema, dict) or schema.keys() <= {"type", "$ref"}:
             return schema
         definitions = self.root.setdefault("$defs", {})
@@ -161,8 +160,8 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def _forbid(schema: dict[str, Any]) -> None:
-    said = schema.get("not")
-    if said is True or said == {}:
+    forbidden = schema.get("not")
+    if forbidden is True or forbidden == {}:
         del schema["not"]
         require_all(schema, False)
 
@@ -198,17 +197,17 @@ def _split_pattern(schema: dict[str, Any]) -> None:
 
 
 def _same(value: Any, idle: Any) -> bool:
-    """Whether two values are the same, of which true is not 1."""
+    """Whether two values are equal and of one type: true is not 1."""
     return type(value) is type(idle) and value == idle
 
 
 def every_part(schemas: Sequence[Any]) -> Iterator[Any]:
-    """Values, and all that is in them."""
+    """Values, and all nested values."""
     due = [*schemas]
     while due:
-        part = due.pop()
-        yield part
-        if isinstance(part, list):
-            due += part
-        elif isinstance(part, dict):
-            due += part.values()
+        value = due.pop()
+        yield value
+        if isinstance(value, list):
+            due += value
+        elif isinstance(value, dict):
+            due += value.values()

@@ -2,11 +2,11 @@
 
 By the standard, an unknown keyword means nothing. Here it is refused: its author expects
 an effect. So are known keywords that no mask could enforce; keywords that only comment
-are accepted, without an effect. A `lenient` check drops what it would refuse, so that
-more values are allowed: of a schema that need not be enforced.
+are accepted, without an effect. A `lenient` check, of a schema that need not be enforced,
+drops the keywords that it would refuse, and so allows more values.
 
-This looks at keywords alone, after they were rewritten (`rewriting.py`). What a keyword's
-value must be, and whether anything can satisfy the schema, is for the compiler to decide.
+The check reads only keywords, after they were rewritten (`rewriting.py`). The compiler
+decides which values a keyword may have, and whether a value can satisfy the schema.
 """
 
 import json
@@ -74,8 +74,8 @@ class _SchemaPart:
 def check_schema(
     text: str, param: str, *, compiled: bool = False, lenient: bool = False
 ) -> str:
-    """A schema as text, all of which can be enforced. Raises GrammarError; if it is
-    `lenient`, only for what is no schema.
+    """Returns a schema as text, all of which can be enforced. Raises GrammarError; with
+    `lenient`, only for a text that is no schema.
 
     With `compiled`, it is for the compiler alone: its patterns are in the compiler's
     words, and cannot be checked again.
@@ -121,7 +121,7 @@ class _Check:
                 continue
             found[id(place.part)] = place
             due += self._try(place, self._parts)
-        parts = [one for one in found.values() if isinstance(one.part, dict)]
+        parts = [place for place in found.values() if isinstance(place.part, dict)]
         self._check_endless(parts)
         decides = _decides(parts)
         for place in parts:
@@ -139,8 +139,8 @@ class _Check:
             self.root[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
 
     def _try(self, place: _SchemaPart, step: Callable[[_SchemaPart], Any]) -> Any:
-        """Do a step; of a lenient check, without the keywords that it refuses. Raises
-        GrammarError.
+        """Call a step. A lenient check drops the keywords that the step refuses; else
+        GrammarError is raised.
         """
         while True:
             try:
@@ -168,8 +168,12 @@ class _Check:
                 check_numbers(word, value)
         check_counts(schema)
         self.multiples.add(schema.get("multipleOf"))
-        within = [(f"{place.path}{path}", one) for path, one in _within(schema)]
-        parts = [_SchemaPart(one, path, place.depth + 1) for path, one in within]
+        within = [
+            (f"{place.path}{path}", subschema) for path, subschema in _within(schema)
+        ]
+        parts = [
+            _SchemaPart(subschema, path, place.depth + 1) for path, subschema in within
+        ]
         return [*parts, *self._target(place)]
 
     def _target(self, place: _SchemaPart) -> list[_SchemaPart]:
@@ -198,12 +202,12 @@ class _Check:
 
     def _check_endless(self, parts: list[_SchemaPart]) -> None:
         """Raise GrammarError for a schema whose values would contain themselves."""
-        endless = find_endless([one.part for one in parts], self._part_at)
+        endless = find_endless([entry.part for entry in parts], self._part_at)
         if endless is not None:
-            place = next(one for one in parts if one.part is endless)
-            why = "has no value, as each would have to be within itself; let it end"
+            place = next(entry for entry in parts if entry.part is endless)
+            message = "has no value, as each would have to be within itself; let it end"
             where = f" (at {place.path})" if place.path else ""
-            raise GrammarError(f"{self.param}: {why}{where}", self.param)
+            raise GrammarError(f"{self.param}: {message}{where}", self.param)
 
 
 def _drop(schema: dict[str, Any], word: str) -> None:
@@ -216,7 +220,7 @@ def _drop(schema: dict[str, Any], word: str) -> None:
 
 
 def _decides(parts: list[_SchemaPart]) -> bool:
-    return any(_decides_by_patterns(one.part) for one in parts)
+    return any(_decides_by_patterns(place.part) for place in parts)
 
 
 def _decides_by_patterns(schema: dict[str, Any]) -> bool:
@@ -241,8 +245,10 @@ def _check_named(place: _SchemaPart) -> None:
 def _check_word(word: str) -> None:
     extension = word.startswith("x-") and word != OPTIONS
     if word == "oneOf":
-        why = "the keyword 'oneOf' cannot be enforced, as its parts do not exclude each"
-        raise KeywordError(f"{why} other; say anyOf instead", word)
+        message = (
+            "the keyword 'oneOf' cannot be enforced, as its parts do not exclude each"
+        )
+        raise KeywordError(f"{message} other; say anyOf instead", word)
     if word not in _KNOWN and not extension:
         remedy = _REMEDIES.get(word, "leave it out, or say it otherwise")
         raise KeywordError(

@@ -47,7 +47,7 @@ class Callee:
 
     name: str
     schema: str
-    lenient: bool = False  # what of the schema a format cannot enforce is left free
+    lenient: bool = False  # parts of the schema that cannot be enforced are left free
 
 
 @frozen(kw_only=True)
@@ -82,8 +82,8 @@ def arguments_schema(
     parameters: Mapping[str, Any] | None, where: str, *, lenient: bool = False
 ) -> str:
     """The schema of a call's arguments, all of which can be enforced. Raises
-    GrammarError, which names `where`; if it is `lenient`, only for what is no schema of
-    an object.
+    GrammarError, which names `where`; with `lenient`, only for a value that is no schema
+    of an object.
     """
     if parameters is None:
         return _NO_ARGUMENTS
@@ -91,8 +91,8 @@ def arguments_schema(
     if kind != "object" and "object" not in (kind if isinstance(kind, list) else ()):
         raise GrammarError(f'{where}: must be a schema of the type "object"', where)
     # Arguments are never null, whatever the schema says.
-    given = {**parameters, "type": "object", "nullable": False}
-    return check_schema(json.dumps(given), where, lenient=lenient)
+    schema = {**parameters, "type": "object", "nullable": False}
+    return check_schema(json.dumps(schema), where, lenient=lenient)
 
 
 def grammar(calling: Calling) -> str:
@@ -234,15 +234,15 @@ def _bare(calling: Calling) -> _Form:
 
 
 def _qwen_coder(calling: Calling) -> _Form:
-    each = [
-        tag_form(one.name, i, one.schema, lenient=one.lenient)
-        for i, one in enumerate(calling.callees)
+    forms = [
+        tag_form(callee.name, i, callee.schema, lenient=callee.lenient)
+        for i, callee in enumerate(calling.callees)
     ]
     ways = [
-        f'{quote(f"<function={callee.name}>{_BREAK}")} {one.body} "</function>"'
-        for callee, one in zip(calling.callees, each, strict=True)
+        f'{quote(f"<function={callee.name}>{_BREAK}")} {form.body} "</function>"'
+        for callee, form in zip(calling.callees, forms, strict=True)
     ]
-    rules = [rule for one in each for rule in one.rules]
+    rules = [rule for form in forms for rule in form.rules]
     closes = _marker(calling, qwen_coder.CLOSES)
     return _Form(
         rf'"\n" call "\n" {closes}',

@@ -41,8 +41,8 @@ class Tagged:
 
 
 def tag_form(name: str, number: int, schema: str, *, lenient: bool = False) -> Tagged:
-    """The arguments of the tool of this number. Raises GrammarError for what cannot be
-    enforced; if it is `lenient`, leaves that free.
+    """The arguments of the tool of this number. Raises GrammarError for a schema that
+    cannot be enforced; with `lenient`, that part is left free.
     """
     try:
         return _tag_form(name, number, json.loads(schema), lenient=lenient)

@@ -11,7 +11,7 @@ import pytest
 
 from minfer.effects.execution.secret_variables import (
     SECRETS,
-    inherited,
+    environment_without_secrets,
     remove_secrets,
 )
 from tests.circles import claimed, long
@@ -37,10 +37,10 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_secrets_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(os.environ) - set(inherited()) == set(SECRETS)
+    assert set(os.environ) - set(environment_without_secrets()) == set(SECRETS)
     monkeypatch.delenv(SECRETS[0])
     remove_secrets()
-    assert set(os.environ) == set(inherited())
+    assert set(os.environ) == set(environment_without_secrets())
 
 
 @pytest.mark.long

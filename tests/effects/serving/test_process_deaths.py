@@ -197,7 +197,7 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
 KILLED = 4  # engines at most of a request that has them killed: two beside others
 CRASHED = 3  # likewise, if they crash
 COMPLETIONS = "completions"
-KILLERS: dict[str, tuple[str, dict[str, Any], int]] = {
+CRASHING_REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "prefill, killed": (COMPLETIONS, {"prompt": [7, 7, 0]}, KILLED),
     "prefill": (COMPLETIONS, {"prompt": [7, 8, 0]}, CRASHED),
     "position 20": (COMPLETIONS, {"prompt": [7, 10, 20]}, CRASHED),
@@ -212,12 +212,12 @@ WHY_DIED = r"engine(?: \d)? ended (?:by signal (?:9|11)|with 70); it is started 
 
 @pytest.mark.claimed  # test_remote and test_placement ask it of links in one process
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("kind", KILLERS)
+@pytest.mark.parametrize("kind", CRASHING_REQUESTS)
 def test_a_request_that_kills_engines_fails_after_few_deaths(
     kind: str, replicas: int
 ) -> None:
     """It is refused then, by all fronts; of two replicas, one serves all the time."""
-    path, body, most = KILLERS[kind]
+    path, body, most = CRASHING_REQUESTS[kind]
     module = "tests.effects.serving.dying_engine"
     options = (FLOAT, "--num-gpu-blocks-override=128", f"--replicas={replicas}")
     body = body if path == "embeddings" else {**body, **LIMITED}

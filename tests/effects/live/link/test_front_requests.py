@@ -4,7 +4,7 @@ from attrs import evolve
 
 from minfer.effects.live.link import link_messages as wire
 from minfer.effects.live.link.front_requests import FrontRequests
-from minfer.effects.live.link.quarantine import CLEARING_TOKENS, GUILTY_DEATHS
+from minfer.effects.live.link.quarantine import CLEARING_TOKENS, MAX_SOLO_DEATHS
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
@@ -83,7 +83,7 @@ def test_who_is_blamed() -> None:
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
     requests.lose(0)
     assert [one.deaths for one in resumed(requests)] == [1, 1, 0], "c only waited"
-    for _ in range(GUILTY_DEATHS - 1):
+    for _ in range(MAX_SOLO_DEATHS - 1):
         assert not requests.lose(0, _name_of(requests, "a"))
         resumed(requests)
     (kept,) = requests.lose(0, _name_of(requests, "a"))
@@ -93,14 +93,14 @@ def test_who_is_blamed() -> None:
 def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
     requests = begun(*map(request, "ab"))
     assert not requests.lose(0, _name_of(requests, "a"))
-    assert not requests.convict(1, crashed=True), "another replica"
-    assert not requests.convict(0, crashed=False)
-    assert not requests.convict(0, crashed=True), "that was the last one's end"
+    assert not requests.crash_causes(1, crashed=True), "another replica"
+    assert not requests.crash_causes(0, crashed=False)
+    assert not requests.crash_causes(0, crashed=True), "that was the last one's end"
     resumed(requests)
     assert not requests.lose(0)
     resumed(requests)
     assert not requests.lose(0, _name_of(requests, "a")), "the one before served others"
-    (kept,) = requests.convict(0, crashed=True)
+    (kept,) = requests.crash_causes(0, crashed=True)
     assert kept.request.id == "a"
 
 
@@ -130,7 +130,7 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
     assert [one.deaths for one in resumed(requests)] == [1, 0, 0], "it was not ready"
     requests.lose(0)
     assert [one.deaths for one in resumed(requests)] == [2, 1, 0]
-    for _ in range(GUILTY_DEATHS - 1):
+    for _ in range(MAX_SOLO_DEATHS - 1):
         assert not requests.lose(0, _name_of(requests, "compiles"))
         resumed(requests)
     (kept,) = requests.lose(0, _name_of(requests, "compiles"))

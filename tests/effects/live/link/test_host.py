@@ -8,10 +8,14 @@ from attrs import evolve
 
 from minfer.blocks.keys import DIGEST, block_keys, tail_keys
 from minfer.effects.live.client import EngineDied, TurnOutputs
-from minfer.effects.live.errors import KilledEngineError
+from minfer.effects.live.errors import CrashingRequestError
 from minfer.effects.live.link import link_messages as wire
+from minfer.effects.live.link.crash_denylist import (
+    REFUSED,
+    CrashingRequest,
+    request_digest,
+)
 from minfer.effects.live.link.host import PATIENCE, STAGE, Host
-from minfer.effects.live.link.killers import REFUSED, Killer, request_digest
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.quarantine import CLEARING_TOKENS
 from minfer.effects.live.link.remote import Remote
@@ -289,8 +293,8 @@ def alone(emitted: list[bytes]) -> list[tuple[str, bool]]:
     return [(one.id, one.alone) for one in each]
 
 
-def evolve_hello(message: wire.Hello, *killers: Killer) -> wire.Hello:
-    return msgspec.structs.replace(message, killers=killers)
+def evolve_hello(message: wire.Hello, *crashing: CrashingRequest) -> wire.Hello:
+    return msgspec.structs.replace(message, crashing=crashing)
 
 
 def finished(ends: Ends, front: int) -> list[Finished]:
@@ -359,13 +363,13 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
     ends = linked(2)
     first, second = ends.remotes
     bad = evolve(request("a"), client="x")
-    killer = Killer("x", request_digest(bad), 3)
+    crashing = CrashingRequest("x", request_digest(bad), 3)
     first.submit([evolve(bad, id="like it", seed=7), evolve(bad, id="b", client="y")])
     session, emitted = joined(ends)
-    ends.host.receive(session, evolve_hello(hello(0, 1), killer))
+    ends.host.receive(session, evolve_hello(hello(0, 1), crashing))
     ends.carry()
     for remote in ends.remotes:
-        with pytest.raises(KilledEngineError, match="refused for 10 minutes"):
+        with pytest.raises(CrashingRequestError, match="refused for 10 minutes"):
             remote.check(evolve(bad, id="c", seed=1))
         remote.check(evolve(bad, id="c", client="y"))
         remote.check(evolve(bad, id="c", max_tokens=7))
@@ -386,14 +390,14 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
     second = ends.remotes[0] = Remote(0, clock=ends.engine.clock)
     ends.link(0)
     ends.carry()
-    with pytest.raises(KilledEngineError):
+    with pytest.raises(CrashingRequestError):
         second.check(bad)
 
 
 def test_requests_of_a_client_whose_requests_ended_many_engines_run_alone() -> None:
     ends = linked(2)
     digests = [request_digest(request("a", n=n)) for n in (1, 2)]
-    ends.remotes[0]._note_killers([Killer("x", one, 3) for one in digests])
+    ends.remotes[0]._deny([CrashingRequest("x", one, 3) for one in digests])
     ends.remotes[1].submit([request("b")])
     ends.remotes[0].submit([evolve(request("a", seed=1, n=3), client="x")])
     ends.remotes[0].submit([evolve(request("c", n=3), client="x")])

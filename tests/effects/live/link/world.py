@@ -23,7 +23,7 @@ from minfer.effects.live.link.front_router import FrontRouter
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.output_routing import Session
 from minfer.effects.live.link.prefill_first import PrefillFirst
-from minfer.effects.live.link.quarantine import GUILTY_DEATHS
+from minfer.effects.live.link.quarantine import MAX_SOLO_DEATHS
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.replica_news import ReplicaNews
 from minfer.effects.live.request_names import request_of
@@ -430,7 +430,7 @@ class World:
             assert got == right[: len(got)]
             return
         if done.reason == "error":  # it may have been killed from outside just then
-            assert self.solo[request.id] >= GUILTY_DEATHS, done
+            assert self.solo[request.id] >= MAX_SOLO_DEATHS, done
             return
         assert done.length <= len(got), (name, done, got)
         assert got[: done.length] == right[: done.length], (name, got, right)

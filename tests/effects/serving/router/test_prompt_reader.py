@@ -21,7 +21,7 @@ from minfer.effects.serving.router.prompt_bodies import (
     ReadPrompt,
     read_prompt,
 )
-from minfer.effects.serving.router.prompt_reader import SHORT_TEXT
+from minfer.effects.serving.router.prompt_reader import MAX_LOOP_TEXT_BYTES
 from minfer.effects.serving.router.prompt_worker import PromptWorker
 from minfer.effects.serving.router.token_keys import TokenKeys
 from minfer.effects.setup.folders import bundled_folder
@@ -83,10 +83,10 @@ def test_only_short_bodies_are_read_in_the_event_loop(
     async def _() -> None:
         async with routing(1, workers=1) as made:
             assert len(made.router._reader.prompts.pool.pids) == 1
-            for size in (500, SHORT_TEXT, SHORT_TEXT + 1):
+            for size in (500, MAX_LOOP_TEXT_BYTES, MAX_LOOP_TEXT_BYTES + 1):
                 assert (await post(made, text_of(size))).status_code == 200
             assert (await post(made, gzip.compress(b"{}"), "gzip")).status_code == 200
-            assert here == [500, SHORT_TEXT]
+            assert here == [500, MAX_LOOP_TEXT_BYTES]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

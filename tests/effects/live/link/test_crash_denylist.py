@@ -5,12 +5,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.live.link import killers
-from minfer.effects.live.link.killers import (
-    MAX_ENGINES,
+from minfer.effects.live.link import crash_denylist
+from minfer.effects.live.link.crash_denylist import (
+    MAX_CLIENT_DEATHS,
     REFUSED_SECONDS,
-    Killer,
-    Killers,
+    CrashDenylist,
+    CrashingRequest,
     request_digest,
 )
 from minfer.records.request import SamplingParams
@@ -49,32 +49,38 @@ def test_they_are_known_for_ten_minutes(
 ) -> None:
     """As in a list of all of them, with the times at which engines died."""
     now = 0.0
-    known = Killers(lambda: now)
+    known = CrashDenylist(lambda: now)
     every: list[tuple[float, str, bytes, int]] = []
     for client, number, engines, pause in deaths:
         now += pause
         digest = bytes([number])
         every = [one for one in every if one[0] > now - REFUSED_SECONDS]
         new = (client, digest) not in [one[1:3] for one in every]
-        assert bool(known.add([Killer(client, digest, engines)])) == new
+        assert bool(known.add([CrashingRequest(client, digest, engines)])) == new
         if new:
             every.append((now, client, digest, engines))
-        ages = [Killer(name, key, ended, now - at) for at, name, key, ended in every]
+        ages = [
+            CrashingRequest(name, key, ended, now - at) for at, name, key, ended in every
+        ]
         assert list(known.all()) == ages
         for name in "xyz":
             own = [one for one in every if one[1] == name]
-            assert known.isolates(name) == (sum(one[3] for one in own) > MAX_ENGINES)
+            assert known.isolates(name) == (
+                sum(one[3] for one in own) > MAX_CLIENT_DEATHS
+            )
             for other in range(6):
                 right = bytes([other]) in [one[2] for one in own]
-                assert known.knows(name, bytes([other])) == right
+                assert known.contains(name, bytes([other])) == right
 
 
 def test_what_another_process_knew_has_its_age() -> None:
     now = 1000.0
-    known = Killers(lambda: now)
+    known = CrashDenylist(lambda: now)
     old, new = request("a", n=1), request("a", n=2)
     ages = {old: REFUSED_SECONDS - 1, new: 0.0}
-    known.add([Killer("", request_digest(one), 1, age) for one, age in ages.items()])
+    known.add(
+        [CrashingRequest("", request_digest(one), 1, age) for one, age in ages.items()]
+    )
     assert known.refuses(evolve(old, seed=5))
     now += 2.0
     assert not known.refuses(old)
@@ -82,9 +88,11 @@ def test_what_another_process_knew_has_its_age() -> None:
 
 
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(killers, "MAX_KILLERS", 3)
-    known = Killers(lambda: 0.0)
-    known.add([Killer(f"{number}", b"", 9) for number in range(5)])
-    assert [known.has(f"{number}") for number in range(5)] == [False] * 2 + [True] * 3
+    monkeypatch.setattr(crash_denylist, "MAX_CRASHING_REQUESTS", 3)
+    known = CrashDenylist(lambda: 0.0)
+    known.add([CrashingRequest(f"{number}", b"", 9) for number in range(5)])
+    assert [known.has_client(f"{number}") for number in range(5)] == [False] * 2 + [
+        True
+    ] * 3
     assert not known.isolates("0")
     assert known.isolates("4")

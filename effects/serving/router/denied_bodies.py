@@ -1,8 +1,8 @@
-"""Requests that killed engines of a backend, which a router forwards to no backend for a
-while: they would kill the engines of the next one.
+"""The denylist of a router: requests that crashed engines of a backend are forwarded to
+no backend for a while, as they would crash the engines of the next one, too.
 
-The router has no token ids, so it knows a request by its tenant and the digest of its
-body, but for the fields that change nothing of its work.
+The router has no token ids. An entry is a tenant and the digest of a body without the
+fields that do not change a request's work.
 """
 
 import asyncio
@@ -15,23 +15,27 @@ import msgspec
 from attrs import evolve
 from starlette.types import Message
 
-from minfer.effects.live.link.killers import WHY_REFUSED, Killer, Killers
+from minfer.effects.live.link.crash_denylist import (
+    REFUSAL_MESSAGE,
+    CrashDenylist,
+    CrashingRequest,
+)
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
 from minfer.effects.serving.router.body import Bodies
 from minfer.effects.serving.router.forwarding import ClientRequest
 from minfer.effects.serving.router.prompt_bodies import decode, prompt_body
 
-# A backend's error, whole or as an event. No text of a model can be this: there, quotes
-# have a backslash before them. An answer may repeat fields of its request with such a
-# code (`metadata`, `tools`), but has no status of an error, and no event that begins so.
+# A backend's error, as a whole body or as an event. A model's text cannot match: in JSON,
+# its quotes have a backslash before them. An answer may repeat fields of its request with
+# such a code (`metadata`, `tools`), but its status is no error, and no event begins so.
 _CODE: Final = KILLED_ENGINE.encode()
-_KILLED: Final = re.compile(rb'"code": ?"%b"' % _CODE)
-_EVENT: Final = re.compile(
+_ERROR_BODY: Final = re.compile(rb'"code": ?"%b"' % _CODE)
+_ERROR_EVENT: Final = re.compile(
     rb'data: ?\{(?:"type": ?"error", ?)?"error": ?\{[^{}]*"code": ?"%b"' % _CODE
 )
-_TAIL: Final = 1024  # bytes of a part that may be the beginning of an error
+_TAIL_BYTES: Final = 1024  # of a part: they may be the beginning of an error
 _ERRORS: Final = 400  # statuses from here on
-_LEFT_OUT: Final = (
+_FIELDS_WITHOUT_WORK: Final = (  # which the digest leaves out
     "cache_salt",
     "deadline",
     "metadata",
@@ -47,36 +51,36 @@ _LEFT_OUT: Final = (
 )
 
 
-class KillerBodies:
-    """The bodies that killed engines; the limit of `bodies` holds once decompressed."""
+class DeniedBodies:
+    """The bodies that crashed engines; `bodies` bounds their decompressed size."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
-        self._killers = Killers(time.monotonic)
+        self._denylist = CrashDenylist(time.monotonic)
 
     async def check(self, tenant: str, request: ClientRequest) -> None:
-        """Raise ApiError for a request that killed engines a while ago."""
-        if not self._killers.has(tenant):  # nearly always: nothing is parsed
+        """Raise ApiError for a request that crashed engines a while ago."""
+        if not self._denylist.has_client(tenant):  # nearly always: nothing is parsed
             return
         digest = await asyncio.to_thread(self._digest, request)
-        if self._killers.knows(tenant, digest):
-            raise ApiError(WHY_REFUSED, None, KILLED_ENGINE)
+        if self._denylist.contains(tenant, digest):
+            raise ApiError(REFUSAL_MESSAGE, None, KILLED_ENGINE)
 
     def watch(self, tenant: str, request: ClientRequest) -> ClientRequest:
-        """Returns a request whose answer is searched for the error of one that killed
-        engines.
+        """Returns the request with a `send` that searches the answer for the error of a
+        request that crashed engines, and then adds it to the denylist.
         """
-        tail, killed = b"", _EVENT
+        tail, pattern = b"", _ERROR_EVENT
 
         async def send(message: Message) -> None:
-            nonlocal tail, killed
+            nonlocal tail, pattern
             if message.get("status", 0) >= _ERRORS:
-                killed = _KILLED
+                pattern = _ERROR_BODY
             data: bytes = tail + message.get("body", b"")
-            tail = data[-_TAIL:]
-            if _CODE in data and killed.search(data):
+            tail = data[-_TAIL_BYTES:]
+            if _CODE in data and pattern.search(data):
                 digest = await asyncio.to_thread(self._digest, request)
-                self._killers.add([Killer(tenant, digest, 1)])
+                self._denylist.add([CrashingRequest(tenant, digest, 1)])
             await request.send(message)
 
         return evolve(request, send=send)
@@ -85,7 +89,7 @@ class KillerBodies:
         body = decode(prompt_body(request.scope, request.body, self._bodies.most))
         fields = _read(body)
         if fields is not None:
-            for name in _LEFT_OUT:
+            for name in _FIELDS_WITHOUT_WORK:
                 fields.pop(name, None)
             body = msgspec.json.encode(fields, order="deterministic")
         return sha256(request.scope["path"].encode() + b"\0" + body).digest()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.live.link.killers import REFUSED_SECONDS, Killers
+from minfer.effects.live.link.crash_denylist import REFUSED_SECONDS, CrashDenylist
 from minfer.effects.serving.access.api_keys import Key, Keys, digest
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
@@ -87,7 +87,7 @@ def test_a_body_that_killed_an_engine_is_not_forwarded_again(
     async def _() -> None:
         nonlocal now
         async with routing(2, keys=TEAMS) as made:
-            made.router._killers._killers = Killers(lambda: now)
+            made.router._denied_bodies._denylist = CrashDenylist(lambda: now)
             for one in made.backends:
                 one.answer = killed_at(url, stream=stream)
 

@@ -1,0 +1,120 @@
+"""The denylist of requests that crashed an engine while they ran alone. Fronts and
+engines refuse them for `REFUSED_SECONDS`.
+
+    a front ends a request --> its denylist --> engines --> all other fronts' denylists
+                                                  |
+                                                  +--> refused, from any front
+
+Every front and every engine has the whole list. A front or an engine that starts again
+gets it from the others. An entry is a client and the digest of a prompt and its
+parameters. A client whose requests crashed many engines may have changed the request each
+time: all its requests run alone (`quarantine`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from minfer.records.request import Request
+
+REFUSED_SECONDS: Final = 600.0  # after the crash
+MAX_CRASHING_REQUESTS: Final = 10_000  # entries of a list; the oldest are removed
+MAX_CLIENT_DEATHS: Final = 4  # engines that a client may crash before it is isolated
+# Prefix of the error of a request that is refused.
+REFUSED: Final = "an engine died while it served this same request alone"
+REFUSAL_MESSAGE: Final = (
+    f"{REFUSED}; the request is refused for {REFUSED_SECONDS / 60:g} minutes after that"
+)
+
+
+class CrashingRequest(Struct, frozen=True):
+    """A request that crashed an engine while it ran alone."""
+
+    client: str
+    digest: bytes  # of its prompt and parameters
+    engines: int  # that died while they served it
+    age: float = 0.0  # seconds since the last of them died
+
+
+def request_digest(request: Request) -> bytes:
+    """Returns the digest of what determines a request's work: not its id and seed."""
+    content = (
+        request.prompt,
+        request.max_tokens,
+        request.n,
+        request.stop_ids,
+        request.bad_words,
+        request.sampling,
+        request.pooling,
+    )
+    return sha256(msgspec.msgpack.encode(content, order="deterministic")).digest()
+
+
+class CrashDenylist:
+    """The crashing requests of the last `REFUSED_SECONDS`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # The time of the last crash and the number of crashes, in the order of arrival.
+        self._known: dict[tuple[str, bytes], tuple[float, int]] = {}
+        self._engines = Counter[str]()  # that died, by client
+
+    def add(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
+        """Add requests; returns the new entries."""
+        self._forget_old()
+        new = []
+        for request in crashing:
+            key = (request.client, request.digest)
+            if key in self._known or request.age >= REFUSED_SECONDS:
+                continue
+            self._known[key] = (self._clock() - request.age, request.engines)
+            self._engines[request.client] += request.engines
+            new.append(request)
+        while len(self._known) > MAX_CRASHING_REQUESTS:
+            self._forget_first()
+        return tuple(new)
+
+    def all(self) -> tuple[CrashingRequest, ...]:
+        """Returns all entries."""
+        self._forget_old()
+        now = self._clock()
+        return tuple(
+            CrashingRequest(*key, engines, now - time)
+            for key, (time, engines) in self._known.items()
+        )
+
+    def refuses(self, request: Request) -> bool:
+        """Returns whether a request is on the list."""
+        # Nearly always the list is empty, and no digest is computed.
+        client = request.client
+        return self.has_client(client) and self.contains(client, request_digest(request))
+
+    def has_client(self, client: str) -> bool:
+        """Returns whether the list may have requests of a client."""
+        return client in self._engines
+
+    def contains(self, client: str, digest: bytes) -> bool:
+        """Returns whether the list has a client's request with this digest."""
+        known = self._known.get((client, digest))
+        return known is not None and known[0] > self._clock() - REFUSED_SECONDS
+
+    def isolates(self, client: str) -> bool:
+        """Returns whether all requests of a client must run alone."""
+        self._forget_old()
+        return self._engines[client] > MAX_CLIENT_DEATHS
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - REFUSED_SECONDS
+        while self._known and next(iter(self._known.values()))[0] <= oldest:
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        key = next(iter(self._known))
+        _, engines = self._known.pop(key)
+        self._engines[key[0]] -= engines
+        if not self._engines[key[0]]:
+            del self._engines[key[0]]
