@@ -42,8 +42,9 @@ from minfer.sampling.structured import StructuredOutputs
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 # Others are, too, where their schemas may take tens of milliseconds to translate: with
-# look-aheads, or patterns of names, whether these are written with escapes or not.
-SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|\\u00(?:2[18]|3[dDfF]|[467])")
+# look-aheads, patterns of names, or parts that must exclude each other, whether these are
+# written with escapes or not.
+SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])")
 Result = TypeVar("Result")
 
 

@@ -154,24 +154,41 @@ def _with_objects(message: Message) -> Message:
 
 
 def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
-    """With one call in each message, and its result after it: some templates refuse
+    """With one call in each message, and its results after it: some templates refuse
     several.
     """
-    results = {one.get("tool_call_id"): one for one in chat if one.get("role") == "tool"}
-    moved: set[Any] = set()
-    for message in chat:
+    moved: set[int] = set()  # positions of results
+    for position, message in enumerate(chat):
         calls = message.get("tool_calls")
         if not isinstance(calls, list | tuple) or len(calls) < 2:
-            if message.get("role") != "tool" or message.get("tool_call_id") not in moved:
+            if position not in moved:
                 yield message
             continue
+        results = _results_behind(chat, position)
         rest = {"role": message.get("role"), "content": ""}
-        for at, call in enumerate(calls):
-            yield {**(message if at == 0 else rest), "tool_calls": [call]}
-            name = call.get("id") if isinstance(call, Mapping) else None
-            if name in results:
-                moved.add(name)
-                yield results[name]
+        ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+        for index, call in enumerate(calls):
+            yield {**(message if index == 0 else rest), "tool_calls": [call]}
+            answers = results.get(ids[index], [])
+            # Of calls with one id, each has one result, and the last one the others.
+            number = 1 if ids[index] in ids[index + 1 :] else len(answers)
+            for answer in answers[:number]:
+                moved.add(answer)
+                yield chat[answer]
+            del answers[:number]
+
+
+def _results_behind(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
+    """The positions of the results of a message's calls, by the id of the call: those up
+    to the next answer, as clients may use an id again.
+    """
+    results: dict[Any, list[int]] = {}
+    for index in range(position + 1, len(chat)):
+        if chat[index].get("role") == "assistant":
+            break
+        if chat[index].get("role") == "tool":
+            results.setdefault(chat[index].get("tool_call_id"), []).append(index)
+    return results
 
 
 # --- arguments --------------------------------------------------------------------------

@@ -95,13 +95,20 @@ class ClearToolUses(TypedObject):
         """The edited turns of a prompt of `tokens` tokens."""
         uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
         size = len(uses) if self.trigger.type == "tool_uses" else tokens
-        old = uses[: max(0, len(uses) - self.keep.value)]
-        names = {use.id: use.name for use in old if use.name not in self.exclude_tools}
+        first_kept = max(0, len(uses) - self.keep.value)
+        excluded = frozenset(self.exclude_tools)
+        # Some clients give several tool uses one id: it is kept with any of them.
+        kept_ids = {
+            use.id
+            for index, use in enumerate(uses)
+            if index >= first_kept or use.name in excluded
+        }
+        old_ids = {use.id for use in uses} - kept_ids
         cleared = {
             block.tool_use_id
             for block in _blocks(turns)
             if isinstance(block, ToolResultBlock)
-            and block.tool_use_id in names
+            and block.tool_use_id in old_ids
             and block.content != CLEARED
         }
         if size <= self.trigger.value or not cleared:

@@ -21,7 +21,7 @@ from minfer.effects.serving.openai.response_tools import (
     custom_arguments,
     flat_name,
 )
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import ANYTHING, HINT, shown, wrong
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     template_content,
@@ -150,7 +150,7 @@ class ReasoningInput(TypedObject):
     kinds = ("reasoning",)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_NEUTRAL_IN_ITEMS,
-        "summary": (ANYTHING,),
+        "summary": ([], HINT),  # of reasoning by another server, which is left out
     }
     content: Annotated[list[ReasoningText], Few] | None = None
     encrypted_content: Annotated[str, Field(max_length=MAX_ENCRYPTED_CHARS)] | None = None

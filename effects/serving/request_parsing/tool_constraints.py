@@ -74,9 +74,12 @@ class OfferedTool:
 
 def check_names(names: Sequence[str], field: str = "tools") -> None:
     """Raise the error in the tools at `field` with these names, if any."""
-    if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise wrong(f"must differ in their names; there are two {shown(twice)}", field)
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            why = f"must differ in their names; there are two {shown(name)}"
+            raise wrong(why, field)
+        seen.add(name)
 
 
 @frozen(kw_only=True)

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 MAX_DEPTH: Final = 8  # schemas within each other that are looked into
 MAX_COMPARISONS: Final = 4096
+MAX_PAIRS: Final = 32_768  # of alternatives that are compared
 _TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
 
@@ -27,10 +28,28 @@ def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     )
 
 
+@frozen
+class _Alternative:
+    """One alternative of a schema: the schemas that hold together, the types that these
+    allow, and the only values, if they are listed.
+    """
+
+    schemas: Schemas
+    types: frozenset[str]
+    values: frozenset[str] | None
+
+    @classmethod
+    def of(cls, schemas: Schemas) -> "_Alternative":
+        return cls(schemas, _types(schemas), _values(schemas))
+
+
 @define
 class _Comparison:
     root: Any
     _left: int = field(default=MAX_COMPARISONS)
+    _pairs_left: int = field(default=MAX_PAIRS)
+    # By the id of a schema, each of which is within the root or the compared ones.
+    _known: dict[int, list[_Alternative]] = field(factory=dict)
 
     def discriminated(self, schemas: Sequence[Any]) -> bool:
         """Whether a required property has other values in each of these objects."""
@@ -62,7 +81,14 @@ class _Comparison:
             self._parts_differ(left, right, depth) for left in first for right in second
         )
 
-    def _alternatives(self, schema: Any) -> list[Schemas]:
+    def _alternatives(self, schema: Any) -> list[_Alternative]:
+        """The alternatives of a schema, which are computed once."""
+        if (known := self._known.get(id(schema))) is None:
+            made = self._list_alternatives(schema)
+            known = self._known[id(schema)] = list(map(_Alternative.of, made))
+        return known
+
+    def _list_alternatives(self, schema: Any) -> list[Schemas]:
         """What a schema says, and the schemas that it refers to or joins: once for each
         of its alternatives.
         """
@@ -94,17 +120,21 @@ class _Comparison:
             part = part.get(step) if isinstance(part, Mapping) else None
         return part if reference.startswith("#/") else None
 
-    def _parts_differ(self, entry: Schemas, other: Schemas, depth: int) -> bool:
-        if not _types(entry) & _types(other):
+    def _parts_differ(self, entry: _Alternative, other: _Alternative, depth: int) -> bool:
+        self._pairs_left -= 1
+        if self._pairs_left < 0:
+            return False
+        types = entry.types & other.types
+        if not types:
             return True
-        left, right = _values(entry), _values(other)
-        if left is not None and right is not None and not left & right:
+        left, right = entry.values, other.values
+        if left is not None and right is not None and left.isdisjoint(right):
             return True
-        return _types(entry) & _types(other) == {"object"} and any(
+        return types == {"object"} and any(
             self.differ(first, second, depth + 1)
-            for name in _required(entry) | _required(other)
-            for first in _property(entry, name)
-            for second in _property(other, name)
+            for name in _required(entry.schemas) | _required(other.schemas)
+            for first in _property(entry.schemas, name)
+            for second in _property(other.schemas, name)
         )
 
 

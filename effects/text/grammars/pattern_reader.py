@@ -14,6 +14,7 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.languages import EVERY, OTHERS, too_large
 
 MAX_DEPTH: Final = 20  # groups within each other
+_MOST_DIGITS: Final = 9  # of a number of repetitions
 _TOKEN: Final = re.compile(
     r"""
     (?P<times>[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??
@@ -110,7 +111,7 @@ class PatternReader:
                 alternatives.append(tuple(items))
                 items = []
             elif match.lastgroup == "times":
-                if not items or isinstance(items[-1], Assertion):
+                if not items or isinstance(items[-1], Assertion | Repeated):
                     raise refused(match[0], "repetition")
                 items.append(Repeated(items.pop(), *_times(match["times"])))
             else:
@@ -148,6 +149,8 @@ def _times(text: str) -> tuple[int, int | None]:
     if text in "*+?":
         return int(text == "+"), 1 if text == "?" else None
     least, comma, most = text[1:-1].partition(",")
+    if max(len(least), len(most)) > _MOST_DIGITS:
+        raise too_large()
     return int(least), (int(most) if most else None) if comma else int(least)
 
 

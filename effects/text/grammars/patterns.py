@@ -19,6 +19,7 @@ enforce.
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 from attrs import evolve, frozen
@@ -259,9 +260,14 @@ def _repetition(token: str, *, negated: bool, decides: bool) -> _Set | None:
     text = (_AS_RE if decides else table)[letter]
     # Of ASCII, `re` has more spaces than ECMA 262.
     more = decides or negated != letter.isupper()
-    flags = re.NOFLAG if more else re.ASCII
-    matches = re.compile(token, flags).match
-    return _Set(text, frozenset(at for at in _ASCII if matches(chr(at))))
+    return _Set(text, _ascii_of(token, re.NOFLAG if more else re.ASCII))
+
+
+@cache
+def _ascii_of(escape: str, flags: re.RegexFlag) -> frozenset[int]:
+    """The ASCII characters that one of the escapes in `_BOTH` stands for."""
+    matches = re.compile(escape, flags).match
+    return frozenset(number for number in _ASCII if matches(chr(number)))
 
 
 def _number(token: str, *, within: bool) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import define
+from attrs import define, field
 
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
@@ -40,24 +40,38 @@ class PropertyNames:
         )
 
     @staticmethod
-    def of(
-        schema: Any, root: Any, seen: frozenset[int] = frozenset()
-    ) -> "PropertyNames | None":
-        """The names that a schema allows, if there is one pattern of them. What is `seen`
-        already refers to itself.
-        """
+    def of(schema: Any, root: Any) -> "PropertyNames | None":
+        """The names that a schema allows, if there is one pattern of them."""
+        return _Reading(root).names(schema)
+
+
+@define
+class _Reading:
+    """Reads which names schemas within one root allow, of each schema once."""
+
+    root: Any
+    # By the id of a schema; None, too, while that is read: then it refers to itself.
+    _known: dict[int, PropertyNames | None] = field(factory=dict)
+
+    def names(self, schema: Any, depth: int = 0) -> PropertyNames | None:
+        """The names that a schema allows, if there is one pattern of them."""
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
-        result = _resolved(schema, root)
-        if result is None or id(result) in seen or len(seen) > MAX_DEPTH:
+        result = _resolved(schema, self.root)
+        if result is None or depth > MAX_DEPTH:
             return None
-        said = {word: entry for word, entry in result.items() if word not in COMMENTS}
+        if id(result) not in self._known:
+            self._known[id(result)] = None
+            self._known[id(result)] = self._read(result, depth)
+        return self._known[id(result)]
+
+    def _read(self, schema: Mapping[str, Any], depth: int) -> PropertyNames | None:
+        said = {word: entry for word, entry in schema.items() if word not in COMMENTS}
         several = said.pop("anyOf", None) or said.pop("oneOf", None)
         if isinstance(several, list):
             if said not in _ANY_NAME:
                 return None
-            seen |= {id(result)}
-            return _any_of([PropertyNames.of(entry, root, seen) for entry in several])
+            return _any_of([self.names(entry, depth + 1) for entry in several])
         kinds = said.pop("type", "string")
         if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             return PropertyNames([])

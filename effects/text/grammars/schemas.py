@@ -46,6 +46,7 @@ OPTIONS: Final = "x-guidance"
 # "\u0061", too, would not be taken for one that a pattern matches.
 _ONE_SPELLING: Final = 'nrbtf\\"'
 _DEEPEST: Final = 100  # objects and lists within each other
+_MOST_DIGITS: Final = 9  # of a position in a list
 _SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
 # What to do about a keyword that cannot be enforced, where it is not obvious.
 _REMEDIES: Final = {
@@ -190,11 +191,13 @@ class _Check:
 
     def _part_at(self, reference: str) -> Any:
         """What a reference by position leads to; an ellipsis for nothing."""
+        if reference != "#" and not reference.startswith("#/"):
+            return ...
         part = self.root
-        for name in steps_of(reference) if reference != "#" else ():
+        for name in steps_of(reference):
             if isinstance(part, dict):
                 part = part.get(name, ...)
-            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            elif isinstance(part, list) and _is_position(name, part):
                 part = part[int(name)]
             else:
                 part = ...
@@ -208,6 +211,11 @@ class _Check:
             message = "has no value, as each would have to be within itself; let it end"
             where = f" (at {place.path})" if place.path else ""
             raise GrammarError(f"{self.param}: {message}{where}", self.param)
+
+
+def _is_position(name: str, items: list[Any]) -> bool:
+    short = name.isdecimal() and len(name) <= _MOST_DIGITS
+    return short and int(name) < len(items)
 
 
 def _drop(schema: dict[str, Any], word: str) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from minfer.effects.serving.request_parsing import tool_constraints as calling
 from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.effects.text.tools.forms import FORMS
 from minfer.sampling import structured
 from tests.effects.served import Serving, events, serving
+from tests.quick import at_most
 
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -401,3 +403,9 @@ def test_formats_of_which_there_is_no_grammar(
         assert chat(bundled, tools=tools(NOW), max_tokens=1)
     finally:
         bundled.llm.set_parsers(Parsers("hermes"))
+
+
+def test_a_name_of_many_that_comes_twice_is_refused_soon() -> None:
+    names = [f"a_name_{number}" for number in range(50_000)]
+    with at_most(1), pytest.raises(PydanticCustomError, match='two "a_name_49999"'):
+        calling.check_names([*names, names[-1]])

@@ -179,3 +179,17 @@ def test_what_makes_no_sense(edit: Any, param: str) -> None:
 def test_two_edits_of_a_type_are_refused() -> None:
     error = refused(context_management={"edits": [CLEAR, FORGET, CLEAR]})
     assert error.param == "context_management.edits[2].type"
+
+
+def test_results_of_tool_uses_with_one_id_are_kept_together(talker: Serving) -> None:
+    messages = conversation(3)
+    for message in messages[3:]:  # the second and the third
+        block = message["content"][-1]
+        block |= {name: "t1" for name in ("id", "tool_use_id") if name in block}
+    edit = {**CLEAR, **above(1), "keep": {"type": "tool_uses", "value": 1}}
+    request = body(messages=messages, tools=TOOLS, context_management={"edits": [edit]})
+    found = request.edited(talker.llm)
+    assert talker.llm.tokenizer is not None
+    text = talker.llm.tokenizer.decode(found.ids, skip_special_tokens=False)
+    assert [f"result {number}" in text for number in range(3)] == [False, True, True]
+    assert found.applied[0]["cleared_tool_uses"] == 1

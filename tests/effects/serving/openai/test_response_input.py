@@ -8,6 +8,7 @@ import pytest
 from minfer.effects.serving.openai.response_input import turns_of
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
+from minfer.effects.serving.request_parsing.ignored_hints import collect_ignored
 from tests.effects.serving.openai.helpers import refused
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -116,3 +117,11 @@ def test_tools_as_templates_take_them() -> None:
     assert tool.to_json() == {"type": "function", "function": function}
     assert tool.tool.to_json()["name"] == "f"
     assert body(tools=[TOOL], tool_choice="none").offered == []
+
+
+def test_a_summary_of_reasoning_is_named_as_ignored() -> None:
+    summary = [{"type": "summary_text", "text": "hm"}]
+    for item, names in ((THOUGHT, ()), ({**THOUGHT, "summary": summary}, ("summary",))):
+        with collect_ignored() as hints:
+            turns(item, EMITTED)
+        assert hints.names == names

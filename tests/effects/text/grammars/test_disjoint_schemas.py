@@ -61,3 +61,18 @@ def test_many_are_compared_soon() -> None:
     with at_most(2):
         assert all_disjoint(many, {})
         assert not all_disjoint([*many, kind("7")], {})
+
+
+def test_many_alternatives_are_compared_soon() -> None:
+    first = {"anyOf": [{"const": number} for number in range(100)]}
+    second = {"anyOf": [{"const": number} for number in range(100, 200)]}
+    third = {"anyOf": [{"const": number} for number in range(200, 900)]}
+    with at_most(0.5):
+        assert all_disjoint([first, second], {})
+        assert not all_disjoint([first, third], {})  # as far as can be known soon
+
+
+def test_many_values_are_compared_soon() -> None:
+    lists = [{"enum": [*range(at, at + 100)]} for at in range(0, 6000, 100)]
+    with at_most(0.5):
+        assert all_disjoint(lists, {})

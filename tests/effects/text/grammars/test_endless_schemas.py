@@ -53,6 +53,12 @@ def test_one_that_can_end_is_taken(definition: dict[str, Any], value: Any) -> No
     assert takes_value({"$defs": {"a": definition}, **SELF}, value)
 
 
+def test_a_reference_by_name_is_none() -> None:
+    named = {"$defs": {"a": {"$anchor": "name", "type": "string"}}}
+    schema = {**named, **node({"$ref": "#name"}, "n")}
+    assert takes_value(schema, {"n": "x"})
+
+
 def test_a_long_chain_is_none() -> None:
     chain = {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(2000)}
     schema = {"$defs": {**chain, "2000": {"const": 1}}, "$ref": "#/$defs/0"}

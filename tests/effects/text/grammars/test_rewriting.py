@@ -8,6 +8,7 @@ import pytest
 
 from minfer.effects.text.grammars.schemas import check_schema
 from tests.effects.text.grammars.bundled import refusal, takes_value
+from tests.quick import at_most
 
 
 def checked(schema: Any, *, lenient: bool = False) -> Any:
@@ -193,3 +194,18 @@ def test_a_lenient_check_refuses_what_is_no_schema() -> None:
     for schema in ({"items": 3}, {"$ref": "#/$defs/none"}, {"nullable": 1}):
         with pytest.raises(ValueError, match="json: "):
             checked(schema, lenient=True)
+
+
+def test_names_behind_many_references_are_read_soon() -> None:
+    levels = {
+        f"level{number}": {"anyOf": [{"$ref": f"#/$defs/level{number + 1}"}] * 20}
+        for number in range(4)
+    }
+    schema = {
+        "type": "object",
+        "$defs": {**levels, "level4": {"enum": ["a"]}},
+        "propertyNames": {"$ref": "#/$defs/level0"},
+    }
+    with at_most(0.5):
+        made = json.loads(check_schema(json.dumps(schema), "json"))
+    assert made["properties"] == {"a": True}

@@ -147,6 +147,11 @@ def test_what_is_no_schema_is_refused(text: str) -> None:
     assert refused(text)
 
 
+def test_a_reference_to_a_position_of_many_digits_is_refused() -> None:
+    schema = {"anyOf": [{"$ref": f"#/anyOf/{'9' * 5000}"}]}
+    assert "does not exist" in refused(schema)
+
+
 def test_a_schema_that_is_too_deep_is_refused() -> None:
     schema: Any = {"type": "string"}
     for _ in range(200):
