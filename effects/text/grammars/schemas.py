@@ -18,6 +18,7 @@ from attrs import define, field, frozen
 
 from minfer.effects.text.grammars.endless_schemas import find_endless
 from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
+from minfer.effects.text.grammars.joint_patterns import JointPatterns
 from minfer.effects.text.grammars.keyword_values import COMMENTS, require, steps_of
 from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
 from minfer.effects.text.grammars.rewriting import Rewriting, every_part
@@ -124,6 +125,9 @@ class _Check:
             due += self._try(place, self._parts)
         parts = [place for place in found.values() if isinstance(place.part, dict)]
         self._check_endless(parts)
+        joint = JointPatterns(self._part_at)
+        for place in parts:
+            self._try(place, lambda place: joint.check(place.part))
         decides = _decides(parts)
         for place in parts:
             self._try(place, partial(_compiled_patterns, decides=decides))
