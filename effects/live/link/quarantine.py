@@ -14,8 +14,8 @@ died before it was cleared. A suspect waits until no other request runs, and the
 alone until it is cleared or ends. If its engine crashes while it runs alone, the suspect
 is the cause, and its front ends it. An engine that is killed (SIGKILL) may be killed from
 outside: the front ends the suspect only after `MAX_SOLO_DEATHS` of these. So kills from
-outside end only a request that runs in four engines in a row which are killed before it
-is cleared, alone in the last two. The suspect with most engine deaths runs first.
+outside end only a request that runs in five engines in a row which are killed before it
+is cleared, alone in the last three. The suspect with most engine deaths runs first.
 
 All requests of some clients run alone (`crash_denylist`): from their start to their end,
 but for `SOLO_SECONDS` at most. Between two of them, other requests run for as much time,
@@ -34,7 +34,7 @@ from minfer.records.request import Request
 SUSPECT_DEATHS: Final = 2  # engines in a row that died
 # Engines that were killed while they served a request alone, after which the request is
 # the cause; after a crash, it is the cause at once.
-MAX_SOLO_DEATHS: Final = 2
+MAX_SOLO_DEATHS: Final = 3
 CLEARING_TOKENS: Final = 8  # tokens that an engine may give a sample before it dies of it
 TOKEN_TOLERANCE: Final = (
     2  # by how many tokens these numbers may differ, as some are lost
