@@ -194,7 +194,7 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     asyncio.run(run())
 
 
-KILLED = 4  # engines at most of a request that has them killed: two beside others
+KILLED = 5  # engines at most of a request that has them killed: two beside others
 CRASHED = 3  # likewise, if they crash
 COMPLETIONS = "completions"
 CRASHING_REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
