@@ -6,6 +6,7 @@ conversation. The answer says what each edit has removed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from attrs import evolve, frozen
@@ -20,7 +21,10 @@ from minfer.effects.serving.anthropic.blocks import (
 )
 from minfer.effects.serving.anthropic.documents import Few
 from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
-from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+from minfer.effects.serving.request_parsing.typed_objects import (
+    TypedObject,
+    read_by_type,
+)
 
 CLEARED: Final = "[The result of this call was cleared to save context.]"
 # Anthropic's defaults.
@@ -180,19 +184,9 @@ _EDITS: Final[Mapping[str, type[Edit]]] = {
     kind: edit for edit in (ClearToolUses, ClearThinking) for kind in edit.kinds
 }
 
-
-def _edit(value: object) -> object:
-    """An edit of the type that it names."""
-    if not isinstance(value, dict):
-        raise wrong("must be an object")
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind not in _EDITS:
-        supported = " or ".join(map(shown, _EDITS))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
-    return _EDITS[kind].model_validate(value)
-
-
-AnyEdit = Annotated[Edit, BeforeValidator(_edit, json_schema_input_type=Edit)]
+AnyEdit = Annotated[
+    Edit, BeforeValidator(partial(read_by_type, _EDITS), json_schema_input_type=Edit)
+]
 
 
 class ContextManagement(StrictObject):

@@ -3,13 +3,15 @@ texts. A document that is a file or an address is refused.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    read_by_type,
     text_or_parts,
 )
 
@@ -63,21 +65,11 @@ _SOURCES: Final[Mapping[str, type[TextSource | ContentSource]]] = {
     "content": ContentSource,
 }
 
-
-def _source(value: object) -> object:
-    """A source of the type that it names."""
-    if not isinstance(value, dict):
-        raise wrong("must be an object")
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind not in _SOURCES:
-        supported = " or ".join(map(shown, _SOURCES))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
-    return _SOURCES[kind].model_validate(value)
-
-
 Source = Annotated[
     TextSource | ContentSource,
-    BeforeValidator(_source, json_schema_input_type=TextSource | ContentSource),
+    BeforeValidator(
+        partial(read_by_type, _SOURCES), json_schema_input_type=TextSource | ContentSource
+    ),
 ]
 
 

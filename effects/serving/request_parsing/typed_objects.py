@@ -4,7 +4,7 @@ A few kinds are supported. Others are refused by their type, before their fields
 checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import PlainValidator, TypeAdapter, model_validator
@@ -36,6 +36,17 @@ class TypedObject(StrictObject):
             message = f"{shown(given['type'])} is not supported; there is {there}"
             raise wrong(message, "type")
         return given
+
+
+def read_by_type(classes: Mapping[str, type[StrictObject]], value: object) -> object:
+    """An object of the class for its `type`. Raises PydanticCustomError."""
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in classes:
+        supported = " or ".join(map(shown, classes))
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return classes[kind].model_validate(value)
 
 
 def text_or_parts(kind: Any, most: Any) -> PlainValidator:
