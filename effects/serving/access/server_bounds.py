@@ -11,8 +11,8 @@ from attrs import Factory, field, frozen
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Keys, read_keys
+from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.access.tenants import Tenants
-from minfer.effects.serving.openai.reasoning_cipher import reasoning_key
 from minfer.effects.serving.wire.connections import Patience
 from minfer.values.checks import ConfigError
 

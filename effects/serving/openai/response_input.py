@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai import reasoning_cipher
-from minfer.effects.serving.openai.fields import Few
-from minfer.effects.serving.openai.reasoning_cipher import (
+from minfer.effects.serving.access import reasoning_cipher
+from minfer.effects.serving.access.reasoning_cipher import (
     MAX_ENCRYPTED_CHARS,
     DecryptionError,
 )
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.response_tools import (
     ResponseTools,
     custom_arguments,

@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, frozen
 from pydantic_core import from_json
 
-from minfer.effects.serving.openai import reasoning_cipher
+from minfer.effects.serving.access import reasoning_cipher
 from minfer.effects.serving.openai.response_tools import INPUT
 from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.text.tools.deltas import (

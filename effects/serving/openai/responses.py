@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
+from minfer.effects.serving.access.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.fields import CacheKey, Client, Few, ServiceTier
-from minfer.effects.serving.openai.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.openai.response_input import (
     AdditionalToolsInput,
     AnyItem,
@@ -274,7 +274,7 @@ class ResponsesBody(SampledBody):
         verbosity = self._verbosity
         choice: object = self.tool_choice
         if isinstance(choice, NamedFunction | AllowedFunctions):
-            choice = choice.model_dump()
+            choice = choice.model_dump(exclude_none=True)
         return {
             "reasoning": {"effort": self._effort, "summary": None},
             "text": text if verbosity is None else {**text, "verbosity": verbosity},

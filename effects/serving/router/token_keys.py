@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from minfer.blocks.keys import Key, block_keys, root_key
+from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.endpoints import ENDPOINTS
 from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
-from minfer.effects.serving.openai.reasoning_cipher import reasoning_key
 from minfer.effects.serving.router.prompt_keys import TOKEN_BYTES, PromptKeys
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.serving.openai.reasoning_cipher import (
+from minfer.effects.serving.access.reasoning_cipher import (
     KEY_BYTES,
     DecryptionError,
     decrypt,
