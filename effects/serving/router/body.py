@@ -18,9 +18,9 @@ _FULL: Final = 503
 
 @define(eq=False)
 class Bodies:
-    """The bodies that a router holds; each has at most `most` bytes."""
+    """The bodies that a router holds; each has at most `max_bytes`."""
 
-    most: int
+    max_bytes: int
     held: int = field(default=0, init=False)
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
@@ -53,8 +53,8 @@ class Bodies:
         self.held -= len(body)
 
     def _check(self, size: int, more: int = 0) -> None:
-        if size > self.most:  # uvicorn drops the rest
-            why = f"the body has more than {self.most} bytes"
+        if size > self.max_bytes:  # uvicorn drops the rest
+            why = f"the body has more than {self.max_bytes} bytes"
             raise ApiError(why, status=_TOO_LARGE)
         if self.held + more > HELD:
             why = "the router holds too many large requests"

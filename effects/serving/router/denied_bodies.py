@@ -22,7 +22,7 @@ from minfer.effects.live.link.crash_denylist import (
 )
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
 from minfer.effects.serving.router.body import Bodies
-from minfer.effects.serving.router.forwarding import ClientRequest
+from minfer.effects.serving.router.forwarding import FIRST_ERROR_STATUS, ClientRequest
 from minfer.effects.serving.router.prompt_bodies import decode, prompt_body
 
 # A backend's error, as a whole body or as an event. A model's text cannot match: in JSON,
@@ -34,7 +34,6 @@ _ERROR_EVENT: Final = re.compile(
     rb'data: ?\{(?:"type": ?"error", ?)?"error": ?\{[^{}]*"code": ?"%b"' % _CODE
 )
 _TAIL_BYTES: Final = 1024  # of a part: they may be the beginning of an error
-_ERRORS: Final = 400  # statuses from here on
 _FIELDS_WITHOUT_WORK: Final = (  # which the digest leaves out
     "cache_salt",
     "deadline",
@@ -74,7 +73,7 @@ class DeniedBodies:
 
         async def send(message: Message) -> None:
             nonlocal tail, pattern
-            if message.get("status", 0) >= _ERRORS:
+            if message.get("status", 0) >= FIRST_ERROR_STATUS:
                 pattern = _ERROR_BODY
             data: bytes = tail + message.get("body", b"")
             tail = data[-_TAIL_BYTES:]
@@ -86,7 +85,7 @@ class DeniedBodies:
         return evolve(request, send=send)
 
     def _digest(self, request: ClientRequest) -> bytes:
-        body = decode(prompt_body(request.scope, request.body, self._bodies.most))
+        body = decode(prompt_body(request.scope, request.body, self._bodies.max_bytes))
         fields = _read(body)
         if fields is not None:
             for name in _FIELDS_WITHOUT_WORK:

@@ -56,7 +56,7 @@ REFUSAL_BYTES: Final = 2**16  # of a refusal's body
 REFUSAL_SECONDS: Final = 5.0
 ERROR_BYTES: Final = 2**20  # of the body of another error
 ERROR_SECONDS: Final = 60.0
-_ERRORS: Final = 400  # statuses from here on
+FIRST_ERROR_STATUS: Final = 400
 _EVENTS: Final = b"text/event-stream"
 # aiohttp writes these by itself, where a client has none.
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -176,7 +176,7 @@ class Exchange:
             if may_refuse and _is_refusal(response.status, headers):
                 self._end_at(math.inf)
                 return await self._read_refusal(response, headers)
-            if response.status >= _ERRORS:
+            if response.status >= FIRST_ERROR_STATUS:
                 self._due = loop.time() + ERROR_SECONDS
             first_chunk = await self._next_part(response.content)
             self._events = _takes_another_event(headers)
@@ -196,7 +196,7 @@ class Exchange:
     async def _pass_on_body(self, response: aiohttp.ClientResponse, chunk: bytes) -> None:
         """Send the client a body that begins with `chunk`, as it comes."""
         content, send = response.content, self.request.send
-        bytes_left = ERROR_BYTES if response.status >= _ERRORS else None
+        bytes_left = ERROR_BYTES if response.status >= FIRST_ERROR_STATUS else None
         more_body = True
         while chunk and more_body:
             if bytes_left is not None:

@@ -18,18 +18,20 @@ TOO_LARGE: Final = 413
 
 @frozen(kw_only=True)
 class PromptBody:
-    """A body that was posted to `path`; it may have `most` bytes once it is decoded."""
+    """A body that was posted to `path`; it may have `max_bytes` once it is decoded."""
 
     path: str
     coding: str  # its Content-Encoding, or nothing
-    most: int
+    max_bytes: int
     data: bytes
 
 
-def prompt_body(scope: Scope, data: bytes, most: int) -> PromptBody:
+def prompt_body(scope: Scope, data: bytes, max_bytes: int) -> PromptBody:
     """The body of a request, as it came."""
     codings = Headers(scope=scope).getlist("content-encoding")
-    return PromptBody(path=scope["path"], coding=", ".join(codings), most=most, data=data)
+    return PromptBody(
+        path=scope["path"], coding=", ".join(codings), max_bytes=max_bytes, data=data
+    )
 
 
 @frozen(kw_only=True)
@@ -81,12 +83,12 @@ def decode(body: PromptBody) -> bytes:
     try:
         for chunk in Decoder(body.coding).decode(body.data):
             data += chunk
-            if len(data) > body.most:
+            if len(data) > body.max_bytes:
                 break
     except ApiError:
         return b""
-    if len(data) > body.most:
-        message = f"the body has more than {body.most} bytes once it is decoded"
+    if len(data) > body.max_bytes:
+        message = f"the body has more than {body.max_bytes} bytes once it is decoded"
         raise ApiError(message, status=TOO_LARGE)
     return bytes(data)
 

@@ -53,7 +53,7 @@ class PromptReader:
             return read_prompt(body, self.tokens)
         data = msgspec.msgpack.encode(body)
         in_thread = partial(read_record, data, self.tokens)
-        size = body.most if body.coding else len(body.data)
+        size = body.max_bytes if body.coding else len(body.data)
         result = await self.pool.run(body.path, data, client, in_thread, size)
         if not isinstance(result, bytes):
             raise TypeError(f"{body.path} was not read for a router")

@@ -29,9 +29,9 @@ class ReadRequest:
 
 @define(eq=False)
 class RequestReader:
-    """Reads bodies of up to `most` bytes, once decompressed."""
+    """Reads bodies of up to `max_bytes`, once decompressed."""
 
-    most: int
+    max_bytes: int
     prompts: PromptReader
     proxies: TrustedProxies = field(factory=TrustedProxies)
     _numbers: "count[int]" = field(factory=count, init=False)
@@ -40,7 +40,7 @@ class RequestReader:
         """Read a request. Raises ApiError."""
         path = scope["path"]
         tenant = tenant_of(scope, self.proxies)
-        prompt = await self.prompts.read(prompt_body(scope, body, self.most), tenant)
+        prompt = await self.prompts.read(prompt_body(scope, body, self.max_bytes), tenant)
         routed = RoutingRequest(
             id=str(next(self._numbers)),
             keys=prompt.keys,

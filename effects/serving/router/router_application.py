@@ -118,8 +118,8 @@ class Router:
         """Ask all backends how they are, and go on asking them."""
         http = self._http = open_session()
         prompts = PromptReader.start(self._tokens, self._options.workers)
-        most, proxies = self._bodies.most, self._options.proxies
-        self._reader = RequestReader(most, prompts, proxies)
+        proxies = self._options.proxies
+        self._reader = RequestReader(self._bodies.max_bytes, prompts, proxies)
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
@@ -150,7 +150,7 @@ class Router:
         self._models.note(name, models)
         if self._options.max_body is None:
             max_bytes = largest_body(self._models.longest_context)
-            self._bodies.most = self._reader.most = max_bytes
+            self._bodies.max_bytes = self._reader.max_bytes = max_bytes
 
     def _subscribers(self) -> dict[str, "KvSubscriber"]:
         """What follows the events of backends, by their names."""

@@ -155,7 +155,7 @@ def test_a_worker_reads_as_the_router_does(*, has_tokenizer: bool) -> None:
     tokens = None if folder is None else TokenKeys(folder, 16)
     data = b'{"messages":[{"role":"user","content":"%s"}],"user":"u"}' % (b"a b " * 200)
     path = "/v1/chat/completions"
-    body = PromptBody(path=path, coding="gzip", most=2**20, data=gzip.compress(data))
+    body = PromptBody(path=path, coding="gzip", max_bytes=2**20, data=gzip.compress(data))
     worker = PromptWorker(KeyFacts(model=folder, block_size=16))
     reply = worker.reply(WorkerRequest(path=path, data=msgspec.msgpack.encode(body)))
     assert reply.record is not None
@@ -189,7 +189,7 @@ def test_bodies_are_as_large_as_the_longest_context_allows(
     @run
     async def _() -> None:
         async with routing(1, max_body=None, models=models) as made:
-            assert made.router._bodies.most == made.router._reader.most == most
+            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == most
 
 
 def test_the_longest_context_of_all_backends_counts() -> None:
@@ -197,13 +197,13 @@ def test_the_longest_context_of_all_backends_counts() -> None:
     async def _() -> None:
         async with routing(2, max_body=None, models=cards(2048)) as made:
             one, other = made.backends
-            assert made.router._bodies.most == LEAST_BODY
+            assert made.router._bodies.max_bytes == LEAST_BODY
             for context, most in ((2**20, 2**23), (2**21, 2**24), (2048, LEAST_BODY)):
                 other.models, other.health = cards(context), 503
                 await made.health(other.url)
                 other.health = 200
                 await made.health(other.url)  # as after a restart
-                assert made.router._bodies.most == most
+                assert made.router._bodies.max_bytes == most
             del one
             body = b" " * (LEAST_BODY + 1)
             answer = await post(made, body)
@@ -217,4 +217,4 @@ def test_a_given_size_stays() -> None:
     @run
     async def _() -> None:
         async with routing(1, max_body=1000, models=cards(2**20)) as made:
-            assert made.router._bodies.most == made.router._reader.most == 1000
+            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == 1000
