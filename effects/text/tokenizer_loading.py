@@ -25,6 +25,11 @@ from minfer.effects.text.side_files import (
     text_of,
 )
 from minfer.effects.text.tokenizer_classes import CLASSES, TokenizerClass, class_name
+from minfer.effects.text.tokenizer_conversion import (
+    ConversionError,
+    converted_folder,
+    sources,
+)
 
 
 class TokenizerError(CheckpointError):
@@ -35,11 +40,16 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     """The tokenizer of a folder or GGUF file, the special tokens it names, and its chat
     templates.
 
-    Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError`
-    for the small files beside it.
+    Raises `TokenizerError` if tokenizer.json is corrupt, or missing and cannot be made of
+    other files, `CorruptFileError` for the small files beside it.
     """
     if is_gguf(folder):
         return gguf_backend(folder)
+    if not (folder / "tokenizer.json").exists() and sources(folder):
+        try:
+            folder = converted_folder(folder)
+        except ConversionError as error:
+            raise TokenizerError(str(error)) from error
     path = folder / "tokenizer.json"
     config = read_optional(folder / "tokenizer_config.json")
     backend, data = _read(path)
