@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
+from tests.circles import claimed, long
 from tests.effects.text.grammars.bundled import refusal
 from tests.effects.text.grammars.libraries.pydantic_types import TYPES, model_of
 from tests.effects.text.grammars.random_texts import Sampler, matcher
@@ -98,7 +99,7 @@ def test_a_type_is_refused_by_name_or_its_values_hold(name: str) -> None:
     check(name, 3)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("count", [*long([20]), *claimed([200])])
 @pytest.mark.parametrize("name", TYPES)
-def test_values_of_a_type_hold(name: str) -> None:
-    check(name, 200)
+def test_values_of_a_type_hold(name: str, count: int) -> None:
+    check(name, count)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import jsonschema
 import pytest
 
+from tests.circles import claimed, long
 from tests.effects.text.grammars.bundled import refusal
 from tests.effects.text.grammars.random_texts import Sampler, matcher
 
@@ -122,10 +123,12 @@ def test_a_type_is_refused_by_name_or_its_values_hold(target: str, name: str) ->
     values_of(target, name, 3)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("count", [*long([20]), *claimed([200])])
 @pytest.mark.parametrize(("target", "name"), TYPES)
-def test_values_of_a_type_hold(target: str, name: str, tmp_path: Path) -> None:
-    values = values_of(target, name, 200)
+def test_values_of_a_type_hold(
+    target: str, name: str, count: int, tmp_path: Path
+) -> None:
+    values = values_of(target, name, count)
     folder = zod()
     less = name.startswith(LESS_SAID.get(target, ()) or ("-",))
     if folder is not None and name not in STRICTER_PARSER and not less:
