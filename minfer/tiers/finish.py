@@ -7,7 +7,7 @@ from minfer.blocks.prefix import ROOT, flattened
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, LostBlocks, Moved, clip
 from minfer.records.sequence import SampleId
-from minfer.records.state import EngineState, Transition, ignore
+from minfer.records.state import EngineState, Transition, ignore, waiting_sample
 from minfer.records.tiers import KnownKeys, Tiers, Transfer
 from minfer.records.waiting import WaitingQueue
 from minfer.values.record import evolve
@@ -103,9 +103,7 @@ def _stop_choosing(state: EngineState, sample: SampleId | None) -> WaitingQueue:
     again where its blocks come from.
     """
     waiting = state.waiting
-    if sample is None:
-        return waiting
-    seq = waiting.find(state.requests[sample[0]].place_of(sample[1]))
-    if seq is None or seq.id != sample:
+    seq = None if sample is None else waiting_sample(state, sample)
+    if seq is None:
         return waiting
     return waiting.remove(seq.place).insert(evolve(seq, chosen=True))
