@@ -136,7 +136,8 @@ class Transfer:
     loads: bool  # to the device; else to the tier
     paths: tuple[ChainRun, ...]
     # Held until its end: in the index that it reads, the last block of each run; in the
-    # index that it writes to, the blocks before the runs. The keyed tier has no index.
+    # index that it writes to, the blocks before the runs, and of a load all others of its
+    # hit, the last ones first. The keyed tier has no index.
     held_leaves: Keys
     held_parents: Keys
     sample: SampleId | None = None  # the waiting one that the blocks are for

@@ -149,7 +149,9 @@ def test_an_event_of_one_never_reaches_the_other_at_a_place_next_to_it(
 ) -> None:
     """Two beams wait where samples 1 and 2 of `a` would."""
     bench = Bench(ONE)
-    bench.give(Submit(ask("first")), Submit(ask("other")), Submit(ask("a", lockstep=True)))
+    bench.give(
+        Submit(ask("first")), Submit(ask("other")), Submit(ask("a", lockstep=True))
+    )
     near = [placed(bench, "a", f"beam {at}", at, lockstep=True) for at in (1, 2)]
     bench.give(*map(Submit, near))
     if not isinstance(event, Cancel):

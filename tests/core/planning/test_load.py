@@ -7,9 +7,10 @@ from attrs import evolve
 
 from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Loading, Recomputing, Submit
+from minfer.records.messages import Admitted, Loading, Recomputing, Submit
 from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
 from tests.core.test_engine import ask
+from tests.core.tiers.hosted import HOST, TIGHT, Hosted
 from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
@@ -91,3 +92,22 @@ def test_a_resumed_request_pushes_the_blocks_of_its_prompt() -> None:
     output = bench.right(evolve(LONG, max_tokens=8))[:7]
     bench.serve(evolve(LONG, output=output, max_tokens=8, push_to="x"))
     assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("window", [5, 8, 9])
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("first", "other"), [(13, 17), (13, 15), (17, 17), (9, 19)])
+def test_a_load_evicts_nothing_that_its_own_hit_needs(
+    first: int, other: int, order: int, window: int, keyed: bool
+) -> None:
+    """The device has a part of the window, as of what was used last before the others."""
+    groups = (CacheGroup(), CacheGroup(window=window))[::order]
+    config = evolve(BOTH if keyed else TIGHT, num_blocks=12, groups=groups)
+    bench = (Keyed if keyed else Hosted)(evolve(config, host=None if keyed else HOST))
+    begin = ask("a", prompt=tuple(range(first)), max_tokens=1)
+    bench.serve(begin)
+    bench.serve(ask("b", prompt=tuple(range(20, 20 + other)), max_tokens=1))
+    assert bench.serve(evolve(begin, id="again")) == bench.right(begin)
+    loads, hit = bench.reasons_of(Loading), bench.reasons_of(Admitted)[-1].hit
+    assert hit == 4 * loads[-1].blocks if loads else hit == (first - 1) // 4 * 4
