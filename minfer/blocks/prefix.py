@@ -12,6 +12,11 @@ Only idle blocks without cached children can be evicted, the least recently used
 an ancestor is never evicted before its descendants. Hence the cached part of any chain of
 keys is a prefix of that chain, and a lookup is a binary search.
 
+In host memory only transfers hold blocks, and mostly at the end of a long chain that
+nothing else holds. There they are held *alone*: a block before a held one has a cached
+child, so it is not evicted either, though nobody counts it as held. Then holding takes
+one step whatever the length of the chain, and `idlers` has some that cannot be evicted.
+
 In a group of layers with a sliding window a sequence releases ancestors while it runs:
 blocks are published alone, each a root, and it holds those in its window one by one. A
 cached chain may then have gaps, and a hit needs only the blocks of the last window. The
@@ -19,7 +24,7 @@ blocks of all groups are in one index: their keys differ (`keys.group_key`).
 """
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final, Protocol, TypeAlias
 
@@ -67,10 +72,13 @@ class PrefixIndex:
     # Keys published since they were last taken, parents first, to be stored in another
     # tier; None: they are not noted.
     unstored: Keys | None = None
+    alone: bool = False  # whether `users` of a block are its holders alone
 
     @property
     def idlers(self) -> int:
-        """How many pages are cached and not held."""
+        """How many pages are cached and not held. Those before blocks that are held alone
+        cannot be evicted, as long as these are.
+        """
         return self.cached - self.live
 
 
@@ -139,6 +147,28 @@ def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0)
     )
 
 
+def evictable(nodes: Mapping[Key, Packed], leaves: Collection[Key], most: int) -> int:
+    """How many pages could be evicted, from these idle leaves on and as far as blocks are
+    not held, counted up to `most`.
+    """
+    if len(leaves) >= most:  # each has a page
+        return most
+    found, left = 0, dict[Key, int]()  # children that stay, by parent
+    for leaf in leaves:
+        key = leaf
+        while key:
+            pages, parent, users, children, _ = nodes[key]
+            if users or left.get(key, children):
+                break
+            found += len(pages)
+            if found >= most:
+                return most
+            if parent:
+                left[parent] = left.get(parent, nodes[parent][3]) - 1
+            key = parent
+    return found
+
+
 def live(prefix: Index, key: Key) -> bool:
     """Whether this content is cached and some running sequence holds its block."""
     node = node_of(prefix, key)
@@ -148,7 +178,16 @@ def live(prefix: Index, key: Key) -> bool:
 class PrefixChange:
     """A change of an index being built: open, change, `done`. Never kept or shared."""
 
-    __slots__ = ("cached", "idle", "live", "next_use", "nodes", "unstored", "words")
+    __slots__ = (
+        "alone",
+        "cached",
+        "idle",
+        "live",
+        "next_use",
+        "nodes",
+        "unstored",
+        "words",
+    )
 
     def __init__(self, prefix: PrefixIndex) -> None:
         self.nodes = prefix.nodes.mutate()
@@ -158,6 +197,7 @@ class PrefixChange:
         self.words = prefix.words.mutate()
         self.cached = prefix.cached
         self.unstored = prefix.unstored
+        self.alone = prefix.alone
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -169,6 +209,7 @@ class PrefixChange:
             self.words.finish(),
             self.cached,
             self.unstored,
+            self.alone,
         )
 
     @property
@@ -187,6 +228,8 @@ class PrefixChange:
             self.live += len(pages)
             if not children:
                 self._unlisted(last_use)
+            if self.alone:
+                return
             leaf = parent
 
     def release(self, leaf: Key) -> None:
@@ -206,6 +249,8 @@ class PrefixChange:
                 if not children:
                     self._listed(leaf, last_use)
                 last_use = NONE  # for the ancestors, it is only known that it was before
+            if self.alone:
+                return
             key = parent
 
     def publish(
@@ -241,6 +286,25 @@ class PrefixChange:
         self.cached += count
         return leaf, private[:twins]
 
+    def add_idle(self, leaf: Key, keys: Keys, blocks: Sequence[Pages]) -> None:
+        """Publish blocks that follow `leaf`, none of which is cached, and that nothing
+        holds; of an index whose blocks are held alone.
+        """
+        nodes, last_use = self.nodes, self.next_use
+        if leaf != ROOT:
+            pages, parent, users, children, listed = nodes[leaf]
+            nodes[leaf] = (pages, parent, users, children + 1, NONE)
+            if not (users or children):
+                self._unlisted(listed)
+        last = keys[-1]
+        for key, pages in zip(keys, blocks, strict=True):
+            is_last = key == last
+            nodes[key] = (pages, leaf, 0, int(not is_last), last_use if is_last else NONE)
+            self.cached += len(pages)
+            leaf = key
+        self._listed(last, last_use)
+        self.next_use += 1
+
     def publish_alone(self, key: Key, pages: Pages) -> bool:
         """Publish one private block, which its owner then holds; False if its content is
         cached.
@@ -253,6 +317,14 @@ class PrefixChange:
         self.live += len(pages)
         self.cached += len(pages)
         return True
+
+    def can_evict(self, count: int) -> bool:
+        """Whether so many pages can be evicted."""
+        if not self.alone or count > self.idlers:
+            return count <= self.idlers
+        idle = self.idle.finish()
+        self.idle = idle.mutate()
+        return evictable(self.nodes, idle.values(), count) == count
 
     def evict(self, count: int) -> Evicted:
         """Evict the least recently used idle blocks, of at least `count` pages; there

@@ -153,12 +153,12 @@ class _Arrivals:
         for g in range(len(self.config.groups)):
             if request.push_to:
                 own = group_keys(prompt[first:], g)
-                known, unsaved = known.discard(own), unsaved + own
+                known = known.discard(own)
+                unsaved = unsaved.extended(own, self.config.num_blocks)
                 wanted = wanted.add(own, tier.known) if tier.sends else wanted
             else:
                 own = group_keys(prompt[first : request.stored], g)
                 known = known.add(own, tier.known)
-        unsaved = unsaved[-self.config.num_blocks :]
         self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
 
     def _kept(self, request: Request) -> Place | None:

@@ -200,8 +200,8 @@ def _missing(
 
 
 def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) -> Keys:
-    """What the device has for a hit of so many blocks, the last ones first: of a chain the
-    deepest block, which keeps those before it; in a window each block.
+    """What the device has for a hit of so many blocks, the last ones first: of a chain
+    the deepest block, which keeps those before it; in a window each block.
     """
     device, size = state.blocks.prefix, config.block_size
     found = list[Key]()
@@ -237,9 +237,9 @@ def _join_load_in_flight(
 def _begin(
     config: EngineConfig, state: EngineState, seq: Sequence, source: _Source
 ) -> tuple[EngineState, TransferCommand] | None:
-    """Begin a transfer of a source's blocks to the device, where the others of the hit are
-    held. None if there are no pages for them, or if a plan in flight still copies from
-    one of these pages: plans are executed in order, but a transfer does not wait for
+    """Begin a transfer of a source's blocks to the device, where the others of the hit
+    are held. None if there are no pages for them, or if a plan in flight still copies
+    from one of these pages: plans are executed in order, but a transfer does not wait for
     them.
     """
     device, host = Transaction(state.blocks), state.tiers.host

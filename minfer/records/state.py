@@ -109,8 +109,8 @@ def head_of_queue(state: EngineState) -> Sequence:
 
 
 def waiting_sample(state: EngineState, name: SampleId) -> Sequence | None:
-    """The sequence of a sample, if it waits. Its place alone does not tell: a request that
-    goes on with an earlier one may have the place next to it.
+    """The sequence of a sample, if it waits. Its place alone does not tell: a request
+    that goes on with an earlier one may have the place next to it.
     """
     request, sample = name
     live = state.requests.get(request)

@@ -31,6 +31,7 @@ from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
 from minfer.values.checks import MOST, ConfigError, flag, is_number, number
 from minfer.values.pmap import Map
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 BY_COST: Final = "cost"  # load a prefix where that is expected to be faster,
@@ -167,13 +168,15 @@ class Tiers:
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
     # Published blocks that are to be stored, in order, parents before their children.
-    unstored: Keys = ()  # in host memory
-    unsaved: Keys = ()  # in the keyed tier
+    unstored: Queue[Key] = Queue()  # in host memory
+    unsaved: Queue[Key] = Queue()  # in the keyed tier
 
     @classmethod
     def under(cls, tier: HostTier | None) -> "Tiers":
         """No blocks yet, in a tier of this size."""
-        return cls() if tier is None else cls(Blocks(Pool(tier.pages), PrefixIndex()))
+        if tier is None:
+            return cls()
+        return cls(Blocks(Pool(tier.pages), PrefixIndex(alone=True)))
 
     def stores(self, *, keyed: bool) -> list[Transfer]:
         """The transfers in flight to a tier."""

@@ -130,7 +130,7 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
         while key != ROOT:
             require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
             users[key] += 1
-            if users[key] > 1:
+            if users[key] > 1 or prefix.alone:
                 break
             key = nodes[key].parent
     for key, node in nodes.items():
@@ -175,6 +175,9 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "blocks for a request that has ended",
     )
     require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
+    for queue in (tiers.unstored, tiers.unsaved):
+        counted = len([*queue]) == len(queue) <= config.num_blocks
+        require(counted, "tiers", f"{len(queue)} blocks wait to be stored")
     for tier, stores in (
         (config.host, tiers.stores(keyed=False)),
         (config.keyed, tiers.stores(keyed=True)),

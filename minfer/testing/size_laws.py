@@ -50,8 +50,8 @@ def bounds(
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
         "tiers.transfers": 2 * config.num_blocks + host,
-        "tiers.unstored": config.num_blocks,
-        "tiers.unsaved": config.num_blocks,
+        "tiers.unstored.runs": len(after.tiers.unstored),  # none is empty
+        "tiers.unsaved.runs": len(after.tiers.unsaved),
         "tiers.known.young": known // 2,
         "tiers.known.old": known // 2,
         "tiers.wanted.young": known // 2,

@@ -163,7 +163,7 @@ def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
 def _keeps_hits(
     config: EngineConfig, turn: Transition, loads: Sequence[Transfer]
 ) -> None:
-    """Check that all blocks of the hit that each load is for are held, or on their way."""
+    """Check that all blocks of the hit that a load is for are held, or on their way."""
     reasons = [one for one in turn.reasons if isinstance(one, Loading)]
     waiting, size = {seq.id: seq for seq in turn.state.waiting}, config.block_size
     for reason, transfer in zip(reasons, loads, strict=True):

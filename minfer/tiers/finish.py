@@ -10,6 +10,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition, ignore, waiting_sample
 from minfer.records.tiers import KnownKeys, Tiers, Transfer
 from minfer.records.waiting import WaitingQueue
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 
@@ -32,30 +33,40 @@ def finish_transfer(
             host = _release(host, transfer)
         else:
             host = _write(host, transfer, lost=lost)
-    state = evolve(
-        state,
-        blocks=device,
-        waiting=_stop_choosing(state, transfer.sample),
-        tiers=evolve(
-            tiers,
-            host=host,
-            known=_known(config, tiers.known, transfer, lost=lost),
-            transfers=tuple([one for one in tiers.transfers if one is not transfer]),
-        ),
+    tiers = evolve(
+        tiers,
+        host=host,
+        known=_known(config, tiers.known, transfer, lost=lost),
+        transfers=tuple([one for one in tiers.transfers if one is not transfer]),
     )
-    if lost and not transfer.loads:
-        state = evolve(state, tiers=_without_queue(state.tiers, transfer))
+    if not transfer.loads:
+        after = _without_queue if lost else _with_wanted_again
+        tiers = after(config, tiers, transfer)
+    waiting = _stop_choosing(state, transfer.sample)
+    state = evolve(state, blocks=device, waiting=waiting, tiers=tiers)
     if isinstance(event, Moved):
         return Transition(state)
     lost_blocks = LostBlocks(len(transfer.keys), clip(event.error), transfer.keyed)
     return Transition(state, (), (lost_blocks,))
 
 
-def _without_queue(tiers: Tiers, transfer: Transfer) -> Tiers:
+def _with_wanted_again(config: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
+    """These tiers after a store that has ended: what a request wanted sent to another
+    engine, while it was on its way to one, is to be sent again.
+    """
+    if not (transfer.keyed and tiers.wanted):
+        return tiers
+    again = tuple([key for key in transfer.keys if key in tiers.wanted])
+    return evolve(tiers, unsaved=tiers.unsaved.extended(again, config.num_blocks))
+
+
+def _without_queue(_: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
     """These tiers after a store that failed: what waits for it would fail, too, or have
     the lost blocks stored again and again. What is published from now on is stored.
     """
-    return evolve(tiers, unsaved=()) if transfer.keyed else evolve(tiers, unstored=())
+    if transfer.keyed:
+        return evolve(tiers, unsaved=Queue())
+    return evolve(tiers, unstored=Queue())
 
 
 def _known(
@@ -78,6 +89,9 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         broken = path.parent != ROOT and path.parent not in change.prefix.nodes
         if lost or broken:
             change.pool.give(flattened(path.pages))
+            continue
+        if change.prefix.alone:  # blocks are stored only if it lacks them
+            change.prefix.add_idle(path.parent, path.keys, path.pages)
             continue
         # Held for its children, which are held until they are idle.
         if path.parent != ROOT:

@@ -17,40 +17,31 @@ from minfer.blocks.prefix import (
     Pages,
     PrefixIndex,
     bundles,
+    evictable,
     flattened,
-    node_of,
     pages_of,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move, StoreBlocks
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Transfer
+from minfer.records.tiers import ChainRun, Tiers, Transfer
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 
 def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
     """Begin to store published blocks, as many as may be on their way at once."""
-    state = _queue(config, state)
-    in_host = _store_in_host(config, state)
-    by_key = _store_by_key(config, in_host.state)
-    return Transition(by_key.state, in_host.commands + by_key.commands)
-
-
-def _queue(config: EngineConfig, state: EngineState) -> EngineState:
-    """Add newly published blocks to the queue of each tier."""
     tiers, prefix = state.tiers, state.blocks.prefix
-    if not prefix.unstored:
-        return state
-    # Earlier ones than that were evicted since, or are stored with their children.
-    most, new = config.num_blocks, prefix.unstored
-    if config.host is not None:
-        tiers = evolve(tiers, unstored=(tiers.unstored + new)[-most:])
-    if config.keyed is not None:
-        if config.keyed.sends:
-            new = tuple([key for key in new if key in tiers.wanted])
-        tiers = evolve(tiers, unsaved=(tiers.unsaved + new)[-most:])
-    blocks = evolve(state.blocks, prefix=evolve(prefix, unstored=()))
-    return evolve(state, blocks=blocks, tiers=tiers)
+    new = prefix.unstored or ()
+    if not (new or tiers.unstored or tiers.unsaved):
+        return Transition(state)
+    device = Transaction(state.blocks)
+    if new:
+        device.prefix.unstored = ()
+    tiers, move = _store_in_host(config, prefix, device, tiers, new)
+    tiers, store = _store_by_key(config, prefix, device, tiers, new)
+    commands = tuple([one for one in (move, store) if one is not None])
+    return Transition(evolve(state, blocks=device.done(), tiers=tiers), commands)
 
 
 @define
@@ -74,7 +65,7 @@ class _Batch:
         """An empty batch for a tier, to which these transfers are in flight."""
         return cls(prefix, there, room, {key for one in stores for key in one.keys})
 
-    def collect(self, queue: Keys) -> Keys:
+    def collect(self, queue: Queue[Key]) -> Queue[Key]:
         """Collect blocks as far as there is room; returns those of the queue that are
         left.
         """
@@ -85,8 +76,8 @@ class _Batch:
             self._append(some)
             self.room -= len(some) * size
             if len(some) < len(chain):
-                return queue[at:]
-        return ()
+                return queue.without_first(at)
+        return Queue()
 
     def _missing(self, key: Key) -> list[Key]:
         """The block and those before it that the tier lacks, also after the transfers in
@@ -95,11 +86,11 @@ class _Batch:
         """
         found = list[Key]()
         while key != ROOT and key not in self.taken and key not in self.there:
-            node = node_of(self.prefix, key)
-            if node is None or _is_partial(key):
+            packed = self.prefix.nodes.get(key)
+            if packed is None or _is_partial(key):
                 return []
             found.append(key)
-            key = node.parent
+            key = packed[1]
         return found[::-1]
 
     def _append(self, chain: list[Key]) -> None:
@@ -124,48 +115,68 @@ def _is_partial(key: Key) -> bool:
 # --- host memory ------------------------------------------------------------------------
 
 
-def _store_in_host(config: EngineConfig, state: EngineState) -> Transition:
-    tiers, host = state.tiers, state.tiers.host
-    if config.host is None or host is None or not tiers.unstored:
-        return Transition(state)
-    stores = tiers.stores(keyed=False)
-    moving = sum(len(one.targets) for one in stores)
-    room = min(config.host.storing - moving, host.available)
-    batch = _Batch.of(state.blocks.prefix, host.prefix.nodes, room, stores)
-    rest = batch.collect(tiers.unstored)
-    state = evolve(state, tiers=evolve(tiers, unstored=rest))
-    return _begin(state, host, batch.paths) if batch.paths else Transition(state)
+def _store_in_host(
+    config: EngineConfig,
+    prefix: PrefixIndex,
+    device: Transaction,
+    tiers: Tiers,
+    new: Keys,
+) -> tuple[Tiers, Move | None]:
+    """Begin to store the first blocks of the queue, to which `new` ones are added."""
+    host = tiers.host
+    if config.host is None or host is None:
+        return tiers, None
+    # Earlier ones than that were evicted since, or are stored with their children.
+    queue = tiers.unstored.extended(new, config.num_blocks)
+    if not queue:
+        return tiers, None
+    stores, there = tiers.stores(keyed=False), host.prefix.nodes
+    room = config.host.storing - sum(len(one.targets) for one in stores)
+    batch = _Batch.of(prefix, there, room, stores)
+    rest, wanted = batch.collect(queue), room - batch.room
+    if host.free < wanted:
+        leaves = host.prefix.idle.values()
+        available = host.free + evictable(there, leaves, wanted - host.free)
+        if available < wanted:
+            batch = _Batch.of(prefix, there, available, stores)
+            rest = batch.collect(queue)
+    tiers = evolve(tiers, unstored=rest)
+    return _begin(prefix, device, tiers, host, batch.paths)
 
 
-def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transition:
+def _begin(
+    prefix: PrefixIndex,
+    device: Transaction,
+    tiers: Tiers,
+    host: Blocks,
+    chains: list[list[Key]],
+) -> tuple[Tiers, Move | None]:
     """Begin a transfer of these runs to host memory, which has room for nearly all."""
-    device, tier = Transaction(state.blocks), Transaction(host)
-    prefix = state.blocks.prefix
-    parents = [prefix.nodes[chain[0]][1] for chain in chains]
-    held_parents = tuple([key for key in parents if key in host.prefix.nodes])
+    nodes, there = prefix.nodes, host.prefix.nodes
+    tier = Transaction(host)
+    parents = [nodes[chain[0]][1] for chain in chains]
+    held_parents = tuple([key for key in parents if key in there])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
     sources, paths = list[Pages](), list[ChainRun]()
     for parent, chain in zip(parents, chains, strict=True):
         device.prefix.hold(chain[-1])
-        own = [prefix.nodes[key][0] for key in chain]
-        taken = tier.take(sum(map(len, own)))
+        own = [nodes[key][0] for key in chain]
+        size = len(own[0])
+        taken = tier.take(len(own) * size)
         if taken is None:  # the parent is held, and no longer makes room
             device.prefix.release(chain[-1])
             continue
         sources += own
-        paths.append(
-            ChainRun(parent, tuple(chain), (*bundles(taken.pages, len(own[0])),))
-        )
+        paths.append(ChainRun(parent, tuple(chain), (*bundles(taken.pages, size),)))
     if not paths:
-        return Transition(state)
-    tiers = state.tiers.with_transfer(
+        return tiers, None
+    tiers = tiers.with_transfer(
         tier.done(), paths, held_parents, loads=False, keyed=False
     )
     transfer = tiers.transfers[-1]
-    state = evolve(state, blocks=device.done(), tiers=tiers)
     move = Move(transfer.number, False, flattened(sources), transfer.targets)
-    return Transition(state, (move,))
+    return tiers, move
 
 
 # --- the keyed tier ---------------------------------------------------------------------
@@ -181,26 +192,36 @@ class _Except(Container[Key]):
         return key not in self.some
 
 
-def _store_by_key(config: EngineConfig, state: EngineState) -> Transition:
-    tiers, prefix = state.tiers, state.blocks.prefix
-    if config.keyed is None or not tiers.unsaved:
-        return Transition(state)
+def _store_by_key(
+    config: EngineConfig,
+    prefix: PrefixIndex,
+    device: Transaction,
+    tiers: Tiers,
+    new: Keys,
+) -> tuple[Tiers, StoreBlocks | None]:
+    """Begin to store the first blocks of the queue, to which `new` ones are added."""
+    if config.keyed is None:
+        return tiers, None
+    sends = config.keyed.sends
+    if sends:
+        new = tuple([key for key in new if key in tiers.wanted])
+    queue = tiers.unsaved.extended(new, config.num_blocks)
+    if not queue:
+        return tiers, None
     stores = tiers.stores(keyed=True)
     moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    there = _Except(tiers.wanted) if config.keyed.sends else tiers.known
+    there = _Except(tiers.wanted) if sends else tiers.known
     batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
-    rest = batch.collect(tiers.unsaved)
-    tiers = evolve(tiers, unsaved=rest)
+    tiers = evolve(tiers, unsaved=batch.collect(queue))
     if not batch.paths:
-        return Transition(evolve(state, tiers=tiers))
-    device, paths = Transaction(state.blocks), list[ChainRun]()
+        return tiers, None
+    paths = list[ChainRun]()
     for chain in batch.paths:
         device.prefix.hold(chain[-1])
         paths.append(ChainRun(prefix.nodes[chain[0]][1], tuple(chain), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
-    if config.keyed.sends:
-        tiers = evolve(tiers, wanted=tiers.wanted.discard(tiers.transfers[-1].keys))
     transfer = tiers.transfers[-1]
+    if sends:
+        tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))
     pages = tuple([prefix.nodes[key][0] for key in transfer.keys])
-    store = StoreBlocks(transfer.number, transfer.keys, pages)
-    return Transition(evolve(state, blocks=device.done(), tiers=tiers), (store,))
+    return tiers, StoreBlocks(transfer.number, transfer.keys, pages)
