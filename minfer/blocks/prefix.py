@@ -13,8 +13,8 @@ an ancestor is never evicted before its descendants. Hence the cached part of an
 keys is a prefix of that chain, and a lookup is a binary search.
 
 In host memory only transfers hold blocks, and mostly at the end of a long chain that
-nothing else holds. There they are held *alone*: a block before a held one has a cached
-child, so it is not evicted either, though nobody counts it as held. Then holding takes
+nothing else holds. There a map has the few that are `held`, and `users` are none: blocks
+before a held one have a cached child, so they are not evicted either. Then holding takes
 one step whatever the length of the chain, and `idlers` has some that cannot be evicted.
 
 In a group of layers with a sliding window a sequence releases ancestors while it runs:
@@ -72,13 +72,11 @@ class PrefixIndex:
     # Keys published since they were last taken, parents first, to be stored in another
     # tier; None: they are not noted.
     unstored: Keys | None = None
-    alone: bool = False  # whether `users` of a block are its holders alone
+    held: Map[Key, int] | None = None  # holders by block; None: `users` count them
 
     @property
     def idlers(self) -> int:
-        """How many pages are cached and not held. Those before blocks that are held alone
-        cannot be evicted, as long as these are.
-        """
+        """How many pages are cached and have no users."""
         return self.cached - self.live
 
 
@@ -147,18 +145,23 @@ def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0)
     )
 
 
-def evictable(nodes: Mapping[Key, Packed], leaves: Collection[Key], most: int) -> int:
+def evictable(
+    nodes: Mapping[Key, Packed],
+    leaves: Collection[Key],
+    held: Collection[Key],
+    most: int,
+) -> int:
     """How many pages could be evicted, from these idle leaves on and as far as blocks are
     not held, counted up to `most`.
     """
-    if len(leaves) >= most:  # each has a page
+    if len(leaves) - len(held) >= most:  # each has a page
         return most
     found, left = 0, dict[Key, int]()  # children that stay, by parent
     for leaf in leaves:
         key = leaf
         while key:
             pages, parent, users, children, _ = nodes[key]
-            if users or left.get(key, children):
+            if users or key in held or left.get(key, children):
                 break
             found += len(pages)
             if found >= most:
@@ -179,8 +182,8 @@ class PrefixChange:
     """A change of an index being built: open, change, `done`. Never kept or shared."""
 
     __slots__ = (
-        "alone",
         "cached",
+        "held",
         "idle",
         "live",
         "next_use",
@@ -197,7 +200,7 @@ class PrefixChange:
         self.words = prefix.words.mutate()
         self.cached = prefix.cached
         self.unstored = prefix.unstored
-        self.alone = prefix.alone
+        self.held = prefix.held
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -209,7 +212,7 @@ class PrefixChange:
             self.words.finish(),
             self.cached,
             self.unstored,
-            self.alone,
+            self.held,
         )
 
     @property
@@ -219,6 +222,9 @@ class PrefixChange:
 
     def hold(self, leaf: Key) -> None:
         """Count one more sequence that holds `leaf`."""
+        if self.held is not None:
+            self.held = self.held.set(leaf, self.held.get(leaf, 0) + 1)
+            return
         nodes = self.nodes
         while leaf:
             pages, parent, users, children, last_use = nodes[leaf]
@@ -228,14 +234,15 @@ class PrefixChange:
             self.live += len(pages)
             if not children:
                 self._unlisted(last_use)
-            if self.alone:
-                return
             leaf = parent
 
     def release(self, leaf: Key) -> None:
         """Count one sequence fewer that holds `leaf`; blocks that are not held any more
         become idle.
         """
+        if self.held is not None:
+            self.held = self._without_holder(self.held, leaf)
+            return
         nodes, key, last_use = self.nodes, leaf, self.next_use
         while key:
             pages, parent, users, children, _ = nodes[key]
@@ -249,9 +256,22 @@ class PrefixChange:
                 if not children:
                     self._listed(leaf, last_use)
                 last_use = NONE  # for the ancestors, it is only known that it was before
-            if self.alone:
-                return
             key = parent
+
+    def _without_holder(self, held: Map[Key, int], key: Key) -> Map[Key, int]:
+        """The held blocks with one holder of this one fewer; if it was the last one, the
+        block was used last now.
+        """
+        if held[key] > 1:
+            return held.set(key, held[key] - 1)
+        pages, parent, users, children, last_use = self.nodes[key]
+        if not children:
+            if self.idle.get(last_use) == key:
+                self._unlisted(last_use)
+            self._listed(key, self.next_use)
+        self.nodes[key] = (pages, parent, users, children, self.next_use)
+        self.next_use += 1
+        return held.delete(key)
 
     def publish(
         self, leaf: Key, keys: Keys, private: Sequence[Pages]
@@ -288,13 +308,13 @@ class PrefixChange:
 
     def add_idle(self, leaf: Key, keys: Keys, blocks: Sequence[Pages]) -> None:
         """Publish blocks that follow `leaf`, none of which is cached, and that nothing
-        holds; of an index whose blocks are held alone.
+        holds; of an index with a map of `held` ones.
         """
         nodes, last_use = self.nodes, self.next_use
         if leaf != ROOT:
             pages, parent, users, children, listed = nodes[leaf]
             nodes[leaf] = (pages, parent, users, children + 1, NONE)
-            if not (users or children):
+            if self.idle.get(listed) == leaf:
                 self._unlisted(listed)
         last = keys[-1]
         for key, pages in zip(keys, blocks, strict=True):
@@ -320,22 +340,24 @@ class PrefixChange:
 
     def can_evict(self, count: int) -> bool:
         """Whether so many pages can be evicted."""
-        if not self.alone or count > self.idlers:
+        if self.held is None or count > self.idlers:
             return count <= self.idlers
         idle = self.idle.finish()
         self.idle = idle.mutate()
-        return evictable(self.nodes, idle.values(), count) == count
+        return evictable(self.nodes, idle.values(), self.held, count) == count
 
     def evict(self, count: int) -> Evicted:
         """Evict the least recently used idle blocks, of at least `count` pages; there
         must be as many.
         """
-        nodes = self.nodes
+        nodes, held = self.nodes, self.held or {}
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:
             oldest = pop_least(self.words)
             key = self.idle.pop(oldest)
+            if key in held:
+                continue  # it is listed again when it is released
             pages, parent, _, _, _ = nodes.pop(key)
             while True:
                 gone += pages
@@ -344,7 +366,7 @@ class PrefixChange:
                     break
                 key = parent
                 pages, parent, users, children, last_use = nodes.pop(key)
-                if children > 1 or users:
+                if children > 1 or users or key in held:
                     nodes[key] = (pages, parent, users, children - 1, last_use)
                     break
                 # The last child is gone: the parent can be evicted, in the order of its

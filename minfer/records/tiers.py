@@ -176,7 +176,7 @@ class Tiers:
         """No blocks yet, in a tier of this size."""
         if tier is None:
             return cls()
-        return cls(Blocks(Pool(tier.pages), PrefixIndex(alone=True)))
+        return cls(Blocks(Pool(tier.pages), PrefixIndex(held=Map())))
 
     def stores(self, *, keyed: bool) -> list[Transfer]:
         """The transfers in flight to a tier."""

@@ -90,7 +90,7 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         if lost or broken:
             change.pool.give(flattened(path.pages))
             continue
-        if change.prefix.alone:  # blocks are stored only if it lacks them
+        if change.prefix.held is not None:  # blocks are stored only if it lacks them
             change.prefix.add_idle(path.parent, path.keys, path.pages)
             continue
         # Held for its children, which are held until they are idle.

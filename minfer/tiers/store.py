@@ -135,8 +135,8 @@ def _store_in_host(
     batch = _Batch.of(prefix, there, room, stores)
     rest, wanted = batch.collect(queue), room - batch.room
     if host.free < wanted:
-        leaves = host.prefix.idle.values()
-        available = host.free + evictable(there, leaves, wanted - host.free)
+        leaves, held = host.prefix.idle.values(), host.prefix.held or ()
+        available = host.free + evictable(there, leaves, held, wanted - host.free)
         if available < wanted:
             batch = _Batch.of(prefix, there, available, stores)
             rest = batch.collect(queue)
