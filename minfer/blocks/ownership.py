@@ -23,7 +23,7 @@ from minfer.blocks.prefix import Evicted, PrefixChange, PrefixIndex
 NOTHING_EVICTED: Final = Evicted()
 
 
-@frozen
+@frozen(slots=False)
 class Blocks:
     """Ownership of all pages."""
 

@@ -129,7 +129,7 @@ class ChainRun:
     pages: tuple[Pages, ...]
 
 
-@frozen
+@frozen(slots=False)
 class Transfer:
     """A transfer of blocks between the device and a tier, in flight."""
 
@@ -158,7 +158,7 @@ class Transfer:
         return flattened([pages for path in self.paths for pages in path.pages])
 
 
-@frozen
+@frozen(slots=False)  # changed a few times a turn, as the state is
 class Tiers:
     """What is in the tiers, and the transfers in flight."""
 

@@ -45,14 +45,23 @@ def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
 
 
 @define
+class _Run:
+    """Consecutive blocks of a chain, parents first. Never kept, never shared."""
+
+    parent: Key
+    keys: list[Key]
+    blocks: list[Pages]  # of the device
+
+
+@define
 class _Batch:
     """The next blocks to be stored in a tier. Never kept, never shared."""
 
     prefix: PrefixIndex  # of the device
     there: Container[Key]  # what the tier has
     room: int  # pages that may be moved
-    taken: set[Key]  # on their way there, or in `paths`
-    paths: list[list[Key]] = field(factory=list)  # each a run of a chain, parents first
+    taken: set[Key]  # on their way there, or in `runs`
+    runs: list[_Run] = field(factory=list)
 
     @classmethod
     def of(
@@ -70,46 +79,51 @@ class _Batch:
         left.
         """
         for at, key in enumerate(queue):
-            chain = self._missing(key)
-            size = len(self.prefix.nodes[key][0]) if chain else 0
-            some = chain[: self.room // size] if size else []
-            self._append(some)
-            self.room -= len(some) * size
-            if len(some) < len(chain):
+            run = self._missing(key)
+            if run is None:
+                continue
+            whole, size = len(run.keys), len(run.blocks[0])
+            fits = min(whole, self.room // size)
+            if fits < whole:
+                run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
+            if fits:
+                self._append(run)
+                self.room -= fits * size
+            if fits < whole:
                 return queue.without_first(at)
         return Queue()
 
-    def _missing(self, key: Key) -> list[Key]:
+    def _missing(self, key: Key) -> _Run | None:
         """The block and those before it that the tier lacks, also after the transfers in
-        flight; parents first. Empty if the device has evicted one of them, as the tier
-        would have no use for those after it.
+        flight. None if it lacks none, or if the device has evicted one of them, as the
+        tier would have no use for those after it.
         """
-        found = list[Key]()
+        keys, blocks = list[Key](), list[Pages]()
         while key != ROOT and key not in self.taken and key not in self.there:
             packed = self.prefix.nodes.get(key)
-            if packed is None or _is_partial(key):
-                return []
-            found.append(key)
+            if packed is None or (len(key) > DIGEST and _is_partial(key)):
+                return None
+            keys.append(key)
+            blocks.append(packed[0])
             key = packed[1]
-        return found[::-1]
+        return _Run(key, keys[::-1], blocks[::-1]) if keys else None
 
-    def _append(self, chain: list[Key]) -> None:
-        """Add consecutive blocks, to the last path if they go on there."""
-        if not chain:
-            return
-        parent = self.prefix.nodes[chain[0]][1]
-        if self.paths and self.paths[-1][-1] == parent:
-            self.paths[-1] += chain
+    def _append(self, run: _Run) -> None:
+        """Add blocks, to the last run if they go on there."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.keys[-1] == run.parent:
+            last.keys += run.keys
+            last.blocks += run.blocks
         else:
-            self.paths.append([*chain])
-        self.taken.update(chain)
+            self.runs.append(run)
+        self.taken.update(run.keys)
 
 
 def _is_partial(key: Key) -> bool:
-    """Whether a key, of any group, is of a partial block: numbers of groups are below the
-    mark of such a key.
+    """Whether a key that is longer than a digest is of a partial block: numbers of groups
+    are below the mark of such a key.
     """
-    return len(key) > DIGEST + 1 or (len(key) > DIGEST and key.startswith(TAIL))
+    return len(key) > DIGEST + 1 or key.startswith(TAIL)
 
 
 # --- host memory ------------------------------------------------------------------------
@@ -141,34 +155,27 @@ def _store_in_host(
             batch = _Batch.of(prefix, there, available, stores)
             rest = batch.collect(queue)
     tiers = evolve(tiers, unstored=rest)
-    return _begin(prefix, device, tiers, host, batch.paths)
+    return _begin(device, tiers, host, batch.runs)
 
 
 def _begin(
-    prefix: PrefixIndex,
-    device: Transaction,
-    tiers: Tiers,
-    host: Blocks,
-    chains: list[list[Key]],
+    device: Transaction, tiers: Tiers, host: Blocks, runs: list[_Run]
 ) -> tuple[Tiers, Move | None]:
     """Begin a transfer of these runs to host memory, which has room for nearly all."""
-    nodes, there = prefix.nodes, host.prefix.nodes
-    tier = Transaction(host)
-    parents = [nodes[chain[0]][1] for chain in chains]
-    held_parents = tuple([key for key in parents if key in there])
+    tier, there = Transaction(host), host.prefix.nodes
+    held_parents = tuple([run.parent for run in runs if run.parent in there])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
     sources, paths = list[Pages](), list[ChainRun]()
-    for parent, chain in zip(parents, chains, strict=True):
-        device.prefix.hold(chain[-1])
-        own = [nodes[key][0] for key in chain]
-        size = len(own[0])
-        taken = tier.take(len(own) * size)
+    for run in runs:
+        size = len(run.blocks[0])
+        taken = tier.take(len(run.blocks) * size)
         if taken is None:  # the parent is held, and no longer makes room
-            device.prefix.release(chain[-1])
             continue
-        sources += own
-        paths.append(ChainRun(parent, tuple(chain), (*bundles(taken.pages, size),)))
+        device.prefix.hold(run.keys[-1])
+        sources += run.blocks
+        pages = (*bundles(taken.pages, size),)
+        paths.append(ChainRun(run.parent, tuple(run.keys), pages))
     if not paths:
         return tiers, None
     tiers = tiers.with_transfer(
@@ -213,15 +220,15 @@ def _store_by_key(
     there = _Except(tiers.wanted) if sends else tiers.known
     batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
     tiers = evolve(tiers, unsaved=batch.collect(queue))
-    if not batch.paths:
+    if not batch.runs:
         return tiers, None
     paths = list[ChainRun]()
-    for chain in batch.paths:
-        device.prefix.hold(chain[-1])
-        paths.append(ChainRun(prefix.nodes[chain[0]][1], tuple(chain), ()))
+    for run in batch.runs:
+        device.prefix.hold(run.keys[-1])
+        paths.append(ChainRun(run.parent, tuple(run.keys), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
     transfer = tiers.transfers[-1]
     if sends:
         tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))
-    pages = tuple([prefix.nodes[key][0] for key in transfer.keys])
+    pages = tuple([block for run in batch.runs for block in run.blocks])
     return tiers, StoreBlocks(transfer.number, transfer.keys, pages)
