@@ -166,11 +166,12 @@ def _begin(
     held_parents = tuple([run.parent for run in runs if run.parent in there])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
-    sources, paths = list[Pages](), list[ChainRun]()
+    sources, paths, missed = list[Pages](), list[ChainRun](), list[Key]()
     for run in runs:
         size = len(run.blocks[0])
         taken = tier.take(len(run.blocks) * size)
         if taken is None:  # the parent is held, and no longer makes room
+            missed.append(run.keys[-1])
             continue
         device.prefix.hold(run.keys[-1])
         sources += run.blocks
@@ -178,6 +179,9 @@ def _begin(
         paths.append(ChainRun(run.parent, tuple(run.keys), pages))
     if not paths:
         return tiers, None
+    for key in missed:  # they were used now, as those that are stored
+        device.prefix.hold(key)
+        device.prefix.release(key)
     tiers = tiers.with_transfer(
         tier.done(), paths, held_parents, loads=False, keyed=False
     )
