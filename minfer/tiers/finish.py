@@ -18,9 +18,9 @@ def finish_transfer(
     config: EngineConfig, state: EngineState, event: Moved | Lost
 ) -> Transition:
     """Apply the report of a transfer; one that is not in flight is ignored."""
-    tiers = state.tiers
-    found = [one for one in tiers.transfers if one.number == event.number]
-    if not found or type(event.number) is not int:
+    tiers, number = state.tiers, event.number if type(event.number) is int else None
+    found = [one for one in tiers.transfers if one.number == number]
+    if not found:
         return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
     [transfer], lost = found, isinstance(event, Lost)
     device, host = state.blocks, tiers.host
