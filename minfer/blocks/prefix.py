@@ -24,7 +24,7 @@ blocks of all groups are in one index: their keys differ (`keys.group_key`).
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Final, Protocol, TypeAlias
 
@@ -36,6 +36,7 @@ from minfer.values.tickets import Words, add, drop, pop_least, words_of
 
 # the parent of a first block; the leaf of a sequence that has published nothing
 ROOT: Final = b""
+_NOTHING_HELD: Final = Map[Key, int]()
 NONE: Final = -1  # the last use of a block that is live, or was not used yet
 
 Pages: TypeAlias = tuple[int, ...]  # of one block
@@ -145,19 +146,15 @@ def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0)
     )
 
 
-def evictable(
-    nodes: Mapping[Key, Packed],
-    leaves: Collection[Key],
-    held: Collection[Key],
-    most: int,
-) -> int:
-    """How many pages could be evicted, from these idle leaves on and as far as blocks are
-    not held, counted up to `most`.
+def evictable(prefix: Index, idle: Map[int, Key], most: int) -> int:
+    """How many pages could be evicted, counted up to `most`: of the blocks `idle` and of
+    those before them, as far as nothing holds them.
     """
-    if len(leaves) - len(held) >= most:  # each has a page
+    nodes, held = prefix.nodes, prefix.held or _NOTHING_HELD
+    if len(idle) - len(held) >= most:  # each has a page
         return most
     found, left = 0, dict[Key, int]()  # children that stay, by parent
-    for leaf in leaves:
+    for leaf in idle.values():
         key = leaf
         while key:
             pages, parent, users, children, _ = nodes[key]
@@ -344,13 +341,13 @@ class PrefixChange:
             return count <= self.idlers
         idle = self.idle.finish()
         self.idle = idle.mutate()
-        return evictable(self.nodes, idle.values(), self.held, count) == count
+        return evictable(self, idle, count) == count
 
     def evict(self, count: int) -> Evicted:
         """Evict the least recently used idle blocks, of at least `count` pages; there
         must be as many.
         """
-        nodes, held = self.nodes, self.held or {}
+        nodes, held = self.nodes, self.held or _NOTHING_HELD
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:

@@ -149,8 +149,8 @@ def _store_in_host(
     batch = _Batch.of(prefix, there, room, stores)
     rest, wanted = batch.collect(queue), room - batch.room
     if host.free < wanted:
-        leaves, held = host.prefix.idle.values(), host.prefix.held or ()
-        available = host.free + evictable(there, leaves, held, wanted - host.free)
+        short = wanted - host.free
+        available = host.free + evictable(host.prefix, host.prefix.idle, short)
         if available < wanted:
             batch = _Batch.of(prefix, there, available, stores)
             rest = batch.collect(queue)

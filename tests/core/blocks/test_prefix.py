@@ -311,11 +311,11 @@ class TwoIndexes:
             assert (one.children, other.users) == (other.children, 0)
         assert not same
         assert second.prefix.live == 0
-        idle, held = [*second.prefix.idle.values()], second.prefix.held
+        held = second.prefix.held
         assert held is not None
         assert dict(held) == Counter(self.held)
         for most in (1, 2, 5, 100):
-            can = evictable(second.prefix.nodes, idle, held, most)
+            can = evictable(second.prefix, second.prefix.idle, most)
             assert can == min(most, first.idle), "as many as have no users"
         self.counted, self.mapped = Transaction(first), Transaction(second)
         return sorted(cached)

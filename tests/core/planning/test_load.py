@@ -7,11 +7,11 @@ from attrs import evolve
 
 from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Admitted, Loading, Recomputing, Submit
+from minfer.records.messages import Admitted, Loading, Preempted, Recomputing, Submit
 from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
-from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
+from tests.core.tiers.test_keyed import ALONE, BOTH, KEYED, Keyed, another
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
 
@@ -111,3 +111,53 @@ def test_a_load_evicts_nothing_that_its_own_hit_needs(
     assert bench.serve(evolve(begin, id="again")) == bench.right(begin)
     loads, hit = bench.reasons_of(Loading), bench.reasons_of(Admitted)[-1].hit
     assert hit == 4 * loads[-1].blocks if loads else hit == (first - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_where_no_cost_is_known_loading_counts_as_fast(keyed: bool) -> None:
+    bench = Keyed(choice=BY_COST) if keyed else Hosted(choice=BY_COST)
+    bench.serve(LONG)
+    bench.push_out()
+    bench.serve(AGAIN)
+    [reason] = bench.reasons_of(Loading)
+    assert (reason.seconds, reason.recompute, reason.keyed) == (0, 0, keyed)
+
+
+def test_a_load_waits_for_others_from_its_tier_alone() -> None:
+    """A page takes a second. Before the two loads from host memory begin, blocks of
+    others are on their way: to it, and from the keyed tier.
+    """
+    first = Keyed()
+    first.serve(LONG)
+    config = evolve(BOTH, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=64)
+    tiers = evolve(KEYED, page_seconds=1.0), evolve(HOST, page_seconds=1.0)
+    bench = another(first, evolve(config, keyed=tiers[0], host=tiers[1]))
+    inside = [ask(f"in {i}", prompt=(40 + i,) * 9, max_tokens=1) for i in range(2)]
+    for one in inside:
+        bench.serve(one)
+    known = evolve(bench.state.tiers, known=KnownKeys())
+    bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks, tiers=known)
+    bench.late = True
+    bench.turn(Submit(ask("new", prompt=(45,) * 9, max_tokens=1)))
+    while bench.state.requests:
+        bench.turn()
+    assert bench.state.tiers.stores(keyed=False)
+    bench.turn(Submit(evolve(AGAIN, stored=4)))
+    for one in inside:
+        bench.turn(Submit(evolve(one, id=f"again {one.id}")))
+    told = [(one.keyed, one.seconds) for one in bench.reasons_of(Loading)]
+    assert told == [(True, 4.0), (False, 2.0), (False, 4.0)]
+
+
+def test_a_preempted_sequence_chooses_again_where_its_blocks_come_from() -> None:
+    """They were loaded when it came, too."""
+    bench = Keyed(evolve(ALONE, num_blocks=9, max_model_len=40))
+    both = [ask("a", 8, max_tokens=20), ask("bb", 8, max_tokens=20)]
+    bench.serve(evolve(both[1], id="first", max_tokens=1))
+    bench.push_out()
+    bench.turn(*map(Submit, both))
+    bench.settle()
+    assert [one.id for one in bench.reasons_of(Preempted)] == ["bb"]
+    assert [one.id for one in bench.reasons_of(Loading)] == ["bb", "bb"]
+    for one in both:
+        assert bench.out[one.id, 0] == bench.right(one)

@@ -362,3 +362,13 @@ def test_blocks_that_were_lost_on_their_way_are_not_sent_to_another() -> None:
     bench.give(*bench.ends("unreachable"))
     assert not bench.state.tiers.unsaved
     assert len(bench.saves) == before
+
+
+def test_only_blocks_from_the_first_that_was_sent_are_believed_to_be_there() -> None:
+    for first, stored in ((0, 3), (2, 4), (3, 3), (4, 2)):
+        bench = Keyed()
+        bench.give(Submit(evolve(LONG, stored=stored, sent_from=first)))
+        known = bench.state.tiers.known
+        assert [at for at, key in enumerate(keys_of(LONG)) if key in known] == [
+            *range(first, stored)
+        ]

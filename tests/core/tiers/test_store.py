@@ -6,7 +6,16 @@ from minfer.blocks.keys import DIGEST, TAIL, group_key, tail_keys
 from minfer.blocks.ownership import Blocks
 from minfer.engine import step
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Event, Execute, Executed, Move, Moved, Submit, Tick
+from minfer.records.messages import (
+    Admitted,
+    Event,
+    Execute,
+    Executed,
+    Move,
+    Moved,
+    Submit,
+    Tick,
+)
 from minfer.records.state import EngineState, initial
 from tests.core.test_engine import ask
 from tests.core.tiers.hosted import HOST, TIGHT, Hosted
@@ -135,3 +144,16 @@ def changed(before: Blocks, after: Blocks) -> int:
 
 def test_a_block_is_stored_at_the_same_cost_behind_any_context() -> None:
     assert [changed_nodes(context) for context in (16, 160, 1600)] == [2, 2, 2]
+
+
+def test_a_model_of_windows_alone_has_its_blocks_stored_and_loaded() -> None:
+    bench = Keyed(evolve(BOTH, num_blocks=16, groups=(CacheGroup(window=9),)))
+    bench.serve(LONG)
+    host = bench.state.tiers.host
+    assert host is not None
+    assert {*host.prefix.nodes} == {*bench.oracle.outside} == {*keys_of(LONG)}
+    bench.state = evolve(bench.state, blocks=Keyed(bench.config).state.blocks)
+    assert bench.serve(evolve(LONG, id="again")) == bench.right(LONG)
+    [load] = bench.loads
+    assert len(load.targets) == 2  # what the next query reads
+    assert bench.reasons_of(Admitted)[-1].hit == 16
