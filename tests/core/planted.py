@@ -1213,7 +1213,7 @@ ESCAPED: Final = (
         "Journal._other",
         "kind == b'S' and about <= self.count",
         "kind == b'S'",
-        "runs/test_journal_reading.py",
+        "runs/test_replay.py",
     ),
     Bug(
         "sets are written in the order of their hashes",

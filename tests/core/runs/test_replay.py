@@ -126,3 +126,18 @@ def test_the_state_between_two_segments_is_compared() -> None:
             29,
             error,
         )
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_last_turn_that_is_missing_is_missed_by_what_follows_it(kept: int) -> None:
+    """The digest of the last state follows it, and then the end; or that alone."""
+    config, turns = recorded(4)
+    whole = encode_journal(config, turns)
+    ends = record_ends(whole)
+    *_, before_turn, turn, digest, end = ends
+    assert end == len(whole)
+    followers = whole[turn:digest] if kept == 1 else whole[turn:]
+    journal = opened(whole[:before_turn] + followers)
+    with pytest.raises(JournalError, match=rf"after turn {len(turns) - 2} .* missing"):
+        list(journal.turns())
+    assert not journal.closed
