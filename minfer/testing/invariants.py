@@ -137,7 +137,10 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     for key, node in nodes.items():
         right = node.children == parents[key]
         require(right, "cache truth", "children are miscounted")
-        require(node.users == users[key], "refcount", "users are miscounted")
+        counted = node.users + prefix.pinned.get(key, 0) == users[key]
+        require(counted, "refcount", "users are miscounted")
+        apart = key not in prefix.pinned or node.users > 0
+        require(apart, "refcount", "a pinned block without users")
         listed = prefix.idle.get(node.last_use) == key
         is_leaf = not node.users and not node.children
         right = listed == is_leaf or (key in held and is_leaf)

@@ -35,6 +35,9 @@ def bounds(
         "blocks.prefix.nodes": config.num_blocks,
         "blocks.prefix.idle": blocks.idle,
         "blocks.prefix.words": TICKET_LEVELS * len(blocks.prefix.idle),
+        "blocks.prefix.pinned": sum(
+            len(one.held_leaves) for one in after.tiers.transfers
+        ),
         "free_rows": rows,
         "waiting.buckets": waiting,
         "waiting.counts": waiting,

@@ -27,10 +27,16 @@ def finish_transfer(
     if transfer.loads:
         device = _write(device, transfer, lost=lost)
     else:
-        device = _release(device, transfer)
+        change = Transaction(device)
+        for key in transfer.held_leaves:
+            change.prefix.unpin(key)
+        device = change.done()
     if host is not None and not transfer.keyed:
         if transfer.loads:
-            host = _release(host, transfer)
+            tier = Transaction(host)
+            for key in transfer.held_leaves:
+                tier.prefix.release(key)
+            host = tier.done()
         else:
             host = _write(host, transfer, lost=lost)
     tiers = evolve(
@@ -100,14 +106,6 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         change.pool.give(flattened(twins))
         change.prefix.release(leaf)
     for key in transfer.held_parents:
-        change.prefix.release(key)
-    return change.done()
-
-
-def _release(source: Blocks, transfer: Transfer) -> Blocks:
-    """The index that a transfer read, without what it held."""
-    change = Transaction(source)
-    for key in transfer.held_leaves:
         change.prefix.release(key)
     return change.done()
 

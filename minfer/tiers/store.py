@@ -173,7 +173,7 @@ def _begin(
         if taken is None:  # the parent is held, and no longer makes room
             missed.append(run.keys[-1])
             continue
-        device.prefix.hold(run.keys[-1])
+        device.prefix.pin(run.keys[-1])
         sources += run.blocks
         pages = (*bundles(taken.pages, size),)
         paths.append(ChainRun(run.parent, tuple(run.keys), pages))
@@ -228,7 +228,7 @@ def _store_by_key(
         return tiers, None
     paths = list[ChainRun]()
     for run in batch.runs:
-        device.prefix.hold(run.keys[-1])
+        device.prefix.pin(run.keys[-1])
         paths.append(ChainRun(run.parent, tuple(run.keys), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
     transfer = tiers.transfers[-1]

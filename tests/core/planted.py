@@ -478,7 +478,7 @@ BUGS: Final = (
         "a block is evicted and overwritten while it is copied to host memory",
         "tiers/store.py",
         "_begin",
-        "device.prefix.hold(run.keys[-1])",
+        "device.prefix.pin(run.keys[-1])",
         "None",
     ),
     Bug(
@@ -526,7 +526,7 @@ BUGS: Final = (
         "a block is evicted while it is stored by its key: its file has another content",
         "tiers/store.py",
         "_store_by_key",
-        "device.prefix.hold(run.keys[-1])",
+        "device.prefix.pin(run.keys[-1])",
         "None",
     ),
     Bug(

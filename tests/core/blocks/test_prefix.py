@@ -364,3 +364,55 @@ def test_what_is_held_in_a_map_costs_one_step_at_any_depth() -> None:
         old = before.prefix.nodes
         touched.append(sum(after[key] is not old.get(key) for key in after))
     assert touched == [2, 2]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_pinned_block_is_a_held_one_that_counts_elsewhere(seed: int) -> None:
+    """Of two indexes one pins where the other one holds: the same is evicted, in the same
+    order, and users are the same with those that pin.
+    """
+    rng, fresh = Random(seed), iter(range(10**6))
+    size = rng.choice((6, 12, 30))
+    plain, pins = (Transaction(Blocks(Pool(size))) for _ in range(2))
+    held, pinned = list[bytes](), list[bytes]()
+    for _ in range(200):
+        first, second = plain.done(), pins.done()
+        assert first.available == second.available
+        apart = second.prefix.pinned
+        cached, same = every_node(first.prefix), every_node(second.prefix)
+        counted = {
+            key: evolve(one, users=one.users + apart.get(key, 0))
+            for key, one in same.items()
+        }
+        assert cached == counted
+        assert all(same[key].users for key in apart)
+        plain, pins = Transaction(first), Transaction(second)
+        match rng.randrange(6):
+            case 0 if cached:
+                held.append(rng.choice([*cached]))
+                plain.prefix.hold(held[-1])
+                pins.prefix.hold(held[-1])
+            case 1 | 2 if held:
+                key = held.pop(rng.randrange(len(held)))
+                plain.prefix.release(key)
+                pins.prefix.release(key)
+            case 3 if cached:
+                pinned.append(rng.choice([*cached]))
+                plain.prefix.hold(pinned[-1])
+                pins.prefix.pin(pinned[-1])
+            case 4 if pinned:
+                key = pinned.pop(rng.randrange(len(pinned)))
+                plain.prefix.release(key)
+                pins.prefix.unpin(key)
+            case _:
+                count = rng.randint(1, 3)
+                parent = rng.choice([ROOT, *held])
+                taken = plain.take(count)
+                assert pins.take(count) == taken
+                if taken is not None:
+                    keys = tuple([b"%d" % next(fresh) for _ in range(count)])
+                    for one in (plain, pins):
+                        one.prefix.publish(parent, keys, bundles(taken.pages, 1))
+                    held = [*held, keys[-1]]
+                    if parent:
+                        held.remove(parent)
