@@ -133,7 +133,8 @@ def _chained(digest: bytes, taken: dict[str, Any], decided: dict[str, Any]) -> b
 
 def _recorded_decisions(record: dict[str, Any]) -> dict[str, Any]:
     """The decisions of a line, which are taken out of it."""
-    found = {one: record.pop(one) for one in ("reasons", "decision") if one in record}
+    names = [name for name in ("reasons", "decision") if name in record]
+    found: dict[str, Any] = {name: record.pop(name) for name in names}
     if not is_shallow(found, LEVELS):
         raise ValueError("decisions that no router makes")
     return found

@@ -154,8 +154,8 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
         "evictable",
         "tickets are not those of idle blocks",
     )
-    listed = {key for key in nodes if prefix.idle.get(nodes[key].last_use) == key}
-    require(len(prefix.idle) == len(listed), "evictable", "more is listed than is idle")
+    known = sum(prefix.idle.get(node.last_use) == key for key, node in nodes.items())
+    require(len(prefix.idle) == known, "evictable", "more is listed than is idle")
     for last_use in prefix.idle:
         require(0 <= last_use < prefix.next_use, "evictable", "a ticket is out of range")
 
