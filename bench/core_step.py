@@ -5,7 +5,9 @@ decode and with churn (outputs of 250 tokens on average, who has ended is replac
 block ends spread over the steps and all at the same step; the same for 256 sequences of a
 model with two groups of layers, seven pages a block; and that neither context length nor
 a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
-the machine's noise hits both). Results are fed back as an executor would at depth 2;
+the machine's noise hits both). A steady decode with a host tier, in which all is stored,
+takes turns with one without, at several lengths of context: there a turn's cost is the
+mean, as few of them store. Results are fed back as an executor would at depth 2;
 making them up is not timed. Times are the processor's: the core waits for nothing, and
 what else the machine does is not its cost. `--before TREE` compares this tree's core with
 another's, in two processes that take turns.
@@ -18,8 +20,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice, product
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
+
+from attrs import evolve
 
 from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, EngineWorker, serve
@@ -31,6 +35,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Emit, Event, Executed
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
+from minfer.records.tiers import HostTier
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Coming, Simulation
 
@@ -65,7 +70,8 @@ class Load:
 
     `aligned`: block ends come at the same step. `shared`: prompts are one document, all
     but the last block. `idle_blocks` cached blocks of requests that have ended are there
-    from the start. `groups` are those of the model's layers.
+    from the start. `groups` are those of the model's layers. `host`: with host memory,
+    which has room for all blocks, and a transfer of one takes a twentieth of a step.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Load:
         shared: bool = False,
         block_size: int = BLOCK,
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
+        host: bool = False,
     ) -> None:
         per_seq = (context + (512 if churn else MOST)) // block_size + 2
         config = EngineConfig(
@@ -91,6 +98,9 @@ class Load:
             max_num_batched_tokens=max(8192, running + context),
             vocab_size=VOCAB,
         )
+        if host:
+            tier = HostTier(pages=config.num_blocks, page_seconds=COST.decode[0][1] / 20)
+            config = evolve(config, host=tier)
         self.block_size = block_size
         self.running, self.churn, self.rng, self.made = (
             running,
@@ -206,6 +216,27 @@ def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
     }
 
 
+def with_host_tier(running: int, context: int, turns: int) -> dict[str, Any]:
+    """The mean turn of a steady decode without a host tier and with one, in blocks that
+    take turns, and their ratio.
+    """
+    loads = [Load(running, context=context, host=host) for host in (False, True)]
+    for load in loads:
+        load.block(turns // 4)  # what the prompts left to be stored
+    pairs = list[tuple[float, float]]()
+    for part in range(PARTS):
+        order = (0, 1) if part % 2 else (1, 0)  # neither is always the second
+        took = {at: mean(loads[at].block(turns // PARTS)) for at in order}
+        pairs.append((took[0], took[1]))
+    return {
+        "running": running,
+        "context": context,
+        "without_ms": median([without for without, _ in pairs]),
+        "with_ms": median([tiered for _, tiered in pairs]),
+        "ratio": spread([tiered / without for without, tiered in pairs]),
+    }
+
+
 class Blocks:
     """A worker's workloads, a block of turns at a time."""
 
@@ -274,7 +305,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
             "against": against(args.before, args.turns),
         }
     table, pairs = list[dict[str, Any]](), list[dict[str, Any]]()
-    if args.part != "ratios":
+    if args.part in ("all", "table"):
         for running, churn, aligned in product(
             (1, 64, 256, 1024), (False, True), (False, True)
         ):
@@ -285,7 +316,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
             with paused_collector():
                 table.append(measure_solo(256, churn, False, args.turns, groups=GEMMA))
             show(table[-1])
-    if args.part != "table":
+    if args.part in ("all", "ratios"):
         for running, churn in product((64, 256), (False, True)):
             contexts = "context 1k -> 32k" + (" (one shared document)" if churn else "")
             cases: dict[str, list[dict[str, Any]]] = {
@@ -301,8 +332,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
                     loads = [Load(running, churn=churn, **kind) for kind in kinds]
                     pairs.append(paired(what, loads, args.turns))
                 show(pairs[-1])
-    found = {"turns": args.turns, "block_size": BLOCK, "table": table, "pairs": pairs}
-    return found if args.part == "all" else None
+    tiers = list[dict[str, Any]]()
+    if args.part in ("all", "tiers"):
+        for running, context in product((16, 256), (1024, 8192, 32768)):
+            with paused_collector():
+                tiers.append(with_host_tier(running, context, args.turns))
+            show(tiers[-1])
+    found = {"turns": args.turns, "block_size": BLOCK, "host_tier": tiers}
+    if args.part == "tiers":
+        return found
+    return found | {"table": table, "pairs": pairs} if args.part == "all" else None
 
 
 if __name__ == "__main__":
@@ -311,7 +350,7 @@ if __name__ == "__main__":
         measure,
         {
             "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
-            "--part": {"choices": ("all", "table", "ratios"), "default": "all"},
+            "--part": {"choices": ("all", "table", "ratios", "tiers"), "default": "all"},
             "--before": {
                 "type": Path,
                 "help": "another tree, compared with this one; use a --name",

@@ -23,7 +23,7 @@ from minfer.blocks.prefix import Evicted, PrefixChange, PrefixIndex
 NOTHING_EVICTED: Final = Evicted()
 
 
-@frozen
+@frozen(slots=False)
 class Blocks:
     """Ownership of all pages."""
 
@@ -107,7 +107,7 @@ class Transaction:
         pool = self.pool
         if count <= pool.free:
             return Taken(pool.take(count))
-        if count > self.available:
+        if not self.prefix.can_evict(count - pool.free):
             return None
         evicted = self.prefix.evict(count - pool.free)
         pool.give(evicted.pages)

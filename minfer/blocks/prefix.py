@@ -12,6 +12,14 @@ Only idle blocks without cached children can be evicted, the least recently used
 an ancestor is never evicted before its descendants. Hence the cached part of any chain of
 keys is a prefix of that chain, and a lookup is a binary search.
 
+In host memory only transfers hold blocks, and mostly at the end of a long chain that
+nothing else holds. There a map has the few that are `held`, and `users` are none: blocks
+before a held one have a cached child, so they are not evicted either. Then holding takes
+one step whatever the length of the chain, and `idlers` has some that cannot be evicted.
+
+Stores hold blocks of the device for a while, mostly such as sequences hold. These are
+`pinned`: a small map counts that, and the node changes only if its last user leaves.
+
 In a group of layers with a sliding window a sequence releases ancestors while it runs:
 blocks are published alone, each a root, and it holds those in its window one by one. A
 cached chain may then have gaps, and a hit needs only the blocks of the last window. The
@@ -31,6 +39,7 @@ from minfer.values.tickets import Words, add, drop, pop_least, words_of
 
 # the parent of a first block; the leaf of a sequence that has published nothing
 ROOT: Final = b""
+_NOTHING_HELD: Final = Map[Key, int]()
 NONE: Final = -1  # the last use of a block that is live, or was not used yet
 
 Pages: TypeAlias = tuple[int, ...]  # of one block
@@ -53,7 +62,7 @@ class Node:
 Packed: TypeAlias = tuple[Pages, Key, int, int, int]
 
 
-@frozen
+@frozen(slots=False)  # made in half of the time
 class PrefixIndex:
     """Published blocks, by their content. The module docstring explains the fields."""
 
@@ -67,10 +76,12 @@ class PrefixIndex:
     # Keys published since they were last taken, parents first, to be stored in another
     # tier; None: they are not noted.
     unstored: Keys | None = None
+    held: Map[Key, int] | None = None  # holders by block; None: `users` count them
+    pinned: Map[Key, int] = Map()  # of blocks with users: holders that do not count there
 
     @property
     def idlers(self) -> int:
-        """How many pages are cached and not held."""
+        """How many pages are cached and have no users."""
         return self.cached - self.live
 
 
@@ -139,6 +150,29 @@ def lookup(prefix: Contents, keys: Keys, end: int | None = None, group: int = 0)
     )
 
 
+def evictable(prefix: Index, idle: Map[int, Key], most: int) -> int:
+    """How many pages could be evicted, counted up to `most`: of the blocks `idle` and of
+    those before them, as far as nothing holds them.
+    """
+    nodes, held = prefix.nodes, prefix.held or _NOTHING_HELD
+    if len(idle) - len(held) >= most:  # each has a page
+        return most
+    found, left = 0, dict[Key, int]()  # children that stay, by parent
+    for leaf in idle.values():
+        key = leaf
+        while key:
+            pages, parent, users, children, _ = nodes[key]
+            if users or key in held or left.get(key, children):
+                break
+            found += len(pages)
+            if found >= most:
+                return most
+            if parent:
+                left[parent] = left.get(parent, nodes[parent][3]) - 1
+            key = parent
+    return found
+
+
 def live(prefix: Index, key: Key) -> bool:
     """Whether this content is cached and some running sequence holds its block."""
     node = node_of(prefix, key)
@@ -148,7 +182,17 @@ def live(prefix: Index, key: Key) -> bool:
 class PrefixChange:
     """A change of an index being built: open, change, `done`. Never kept or shared."""
 
-    __slots__ = ("cached", "idle", "live", "next_use", "nodes", "unstored", "words")
+    __slots__ = (
+        "cached",
+        "held",
+        "idle",
+        "live",
+        "next_use",
+        "nodes",
+        "pinned",
+        "unstored",
+        "words",
+    )
 
     def __init__(self, prefix: PrefixIndex) -> None:
         self.nodes = prefix.nodes.mutate()
@@ -158,6 +202,8 @@ class PrefixChange:
         self.words = prefix.words.mutate()
         self.cached = prefix.cached
         self.unstored = prefix.unstored
+        self.held = prefix.held
+        self.pinned = prefix.pinned
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -169,6 +215,8 @@ class PrefixChange:
             self.words.finish(),
             self.cached,
             self.unstored,
+            self.held,
+            self.pinned,
         )
 
     @property
@@ -178,6 +226,9 @@ class PrefixChange:
 
     def hold(self, leaf: Key) -> None:
         """Count one more sequence that holds `leaf`."""
+        if self.held is not None:
+            self.held = self.held.set(leaf, self.held.get(leaf, 0) + 1)
+            return
         nodes = self.nodes
         while leaf:
             pages, parent, users, children, last_use = nodes[leaf]
@@ -193,9 +244,15 @@ class PrefixChange:
         """Count one sequence fewer that holds `leaf`; blocks that are not held any more
         become idle.
         """
+        if self.held is not None:
+            self.held = self._without_holder(self.held, leaf)
+            return
         nodes, key, last_use = self.nodes, leaf, self.next_use
         while key:
             pages, parent, users, children, _ = nodes[key]
+            if users == 1 and key in self.pinned:
+                users += self.pinned[key]
+                self.pinned = self.pinned.delete(key)
             if users > 1:
                 nodes[key] = (pages, parent, users - 1, children, NONE)
                 return
@@ -207,6 +264,38 @@ class PrefixChange:
                     self._listed(leaf, last_use)
                 last_use = NONE  # for the ancestors, it is only known that it was before
             key = parent
+
+    def pin(self, key: Key) -> None:
+        """Hold a block as `hold` does, at less cost if it has users."""
+        if self.nodes[key][2]:
+            self.pinned = self.pinned.set(key, self.pinned.get(key, 0) + 1)
+        else:
+            self.hold(key)
+
+    def unpin(self, key: Key) -> None:
+        """Release a block that was held by `pin`."""
+        count = self.pinned.get(key, 0)
+        if not count:
+            self.release(key)
+        elif count == 1:
+            self.pinned = self.pinned.delete(key)
+        else:
+            self.pinned = self.pinned.set(key, count - 1)
+
+    def _without_holder(self, held: Map[Key, int], key: Key) -> Map[Key, int]:
+        """The held blocks with one holder of this one fewer; if it was the last one, the
+        block was used last now.
+        """
+        if held[key] > 1:
+            return held.set(key, held[key] - 1)
+        pages, parent, users, children, last_use = self.nodes[key]
+        if not children:
+            if self.idle.get(last_use) == key:
+                self._unlisted(last_use)
+            self._listed(key, self.next_use)
+        self.nodes[key] = (pages, parent, users, children, self.next_use)
+        self.next_use += 1
+        return held.delete(key)
 
     def publish(
         self, leaf: Key, keys: Keys, private: Sequence[Pages]
@@ -241,6 +330,25 @@ class PrefixChange:
         self.cached += count
         return leaf, private[:twins]
 
+    def add_idle(self, leaf: Key, keys: Keys, blocks: Sequence[Pages]) -> None:
+        """Publish blocks that follow `leaf`, none of which is cached, and that nothing
+        holds; of an index with a map of `held` ones.
+        """
+        nodes, last_use = self.nodes, self.next_use
+        if leaf != ROOT:
+            pages, parent, users, children, listed = nodes[leaf]
+            nodes[leaf] = (pages, parent, users, children + 1, NONE)
+            if self.idle.get(listed) == leaf:
+                self._unlisted(listed)
+        last = keys[-1]
+        for key, pages in zip(keys, blocks, strict=True):
+            is_last = key == last
+            nodes[key] = (pages, leaf, 0, int(not is_last), last_use if is_last else NONE)
+            self.cached += len(pages)
+            leaf = key
+        self._listed(last, last_use)
+        self.next_use += 1
+
     def publish_alone(self, key: Key, pages: Pages) -> bool:
         """Publish one private block, which its owner then holds; False if its content is
         cached.
@@ -254,16 +362,26 @@ class PrefixChange:
         self.cached += len(pages)
         return True
 
+    def can_evict(self, count: int) -> bool:
+        """Whether so many pages can be evicted."""
+        if self.held is None or count > self.idlers:
+            return count <= self.idlers
+        idle = self.idle.finish()
+        self.idle = idle.mutate()
+        return evictable(self, idle, count) == count
+
     def evict(self, count: int) -> Evicted:
         """Evict the least recently used idle blocks, of at least `count` pages; there
         must be as many.
         """
-        nodes = self.nodes
+        nodes, held = self.nodes, self.held or _NOTHING_HELD
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:
             oldest = pop_least(self.words)
             key = self.idle.pop(oldest)
+            if key in held:
+                continue  # it is listed again when it is released
             pages, parent, _, _, _ = nodes.pop(key)
             while True:
                 gone += pages
@@ -272,7 +390,7 @@ class PrefixChange:
                     break
                 key = parent
                 pages, parent, users, children, last_use = nodes.pop(key)
-                if children > 1 or users:
+                if children > 1 or users or key in held:
                     nodes[key] = (pages, parent, users, children - 1, last_use)
                     break
                 # The last child is gone: the parent can be evicted, in the order of its

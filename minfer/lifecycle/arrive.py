@@ -5,9 +5,7 @@ Consecutive requests enter at once: each is checked and ranked in turn, but the 
 which is persistent, is rebuilt once.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable
-from operator import attrgetter
 
 from minfer.blocks.keys import Keys, extend_keys, group_keys
 from minfer.blocks.ownership import blocks_for
@@ -16,7 +14,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Ended, Finished, Ignored, Reason, clip
 from minfer.records.request import Request
 from minfer.records.sequence import Place, Sequence
-from minfer.records.state import EngineState, LiveRequest, Transition
+from minfer.records.state import EngineState, LiveRequest, Transition, place_is_taken
 from minfer.records.tiers import KeyedTier
 from minfer.sampling.params import MAX_SAMPLES
 from minfer.values.record import evolve
@@ -155,12 +153,12 @@ class _Arrivals:
         for g in range(len(self.config.groups)):
             if request.push_to:
                 own = group_keys(prompt[first:], g)
-                known, unsaved = known.discard(own), unsaved + own
+                known = known.discard(own)
+                unsaved = unsaved.extended(own, self.config.num_blocks)
                 wanted = wanted.add(own, tier.known) if tier.sends else wanted
             else:
                 own = group_keys(prompt[first : request.stored], g)
                 known = known.add(own, tier.known)
-        unsaved = unsaved[-self.config.num_blocks :]
         self.tiers = evolve(self.tiers, known=known, wanted=wanted, unsaved=unsaved)
 
     def _kept(self, request: Request) -> Place | None:
@@ -170,11 +168,8 @@ class _Arrivals:
         place = request.place
         if place is None or place[1] >= self.arrivals or request.n > 1:
             return None
-        seqs = self.state.running.seqs
-        at = bisect_left(seqs, place, key=attrgetter("place"))
-        if place in self.places or any(seq.place == place for seq in seqs[at : at + 1]):
-            return None
-        return None if self.state.waiting.find(place) else place
+        taken = place in self.places or place_is_taken(self.state, place)
+        return None if taken else place
 
     def done(self) -> Transition:
         """The state with all of them in the queue, and one `Emit` with those that were

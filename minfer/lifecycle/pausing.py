@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Ignored, Pause, Reason, clip
 from minfer.records.sequence import SampleId
-from minfer.records.state import EngineState, Transition
+from minfer.records.state import EngineState, Transition, waiting_sample
 from minfer.values.record import evolve
 
 
@@ -37,10 +37,7 @@ def apply_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     known = {run.ids[i]: run.seqs[i] for i in _positions(run.ids, names)}
     for pause in pauses:
         name = pause.id, pause.sample
-        live = state.requests.get(pause.id)
-        seq = known.get(name)
-        if seq is None and live is not None:
-            seq = state.waiting.find(live.place_of(pause.sample))
+        seq = known.get(name) or waiting_sample(state, name)
         if seq is None or not seq.request.lockstep:
             who = f"sample {pause.sample} of {clip(repr(pause.id))}"
             reasons.append(Ignored("pause", f"{who} waits for no mask here"))

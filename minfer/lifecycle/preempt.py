@@ -14,7 +14,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Preempted, Reason
 from minfer.records.policy import Rank
 from minfer.records.sequence import Running, SampleId, Sequence, edited
-from minfer.records.state import EngineState, LiveRequest
+from minfer.records.state import EngineState, LiveRequest, place_is_taken
 from minfer.values.log import Log
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
@@ -31,6 +31,8 @@ def preempt(
     done = len(seq.history) - len(seq.request.prompt)
     rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
     place = rank, arrival, sample
+    if rank != seq.place[0] and place_is_taken(state, place):
+        rank, place = seq.place[0], seq.place
     back = evolve(seq, preempted=seq.preempted + 1, place=place, chosen=False)
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     if rank != seq.place[0]:

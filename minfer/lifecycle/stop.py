@@ -21,7 +21,7 @@ from minfer.records.messages import (
     clip,
 )
 from minfer.records.sequence import SampleId
-from minfer.records.state import EngineState, Transition
+from minfer.records.state import EngineState, Transition, waiting_sample
 from minfer.values.record import evolve
 
 Stop = Cancel | Finish
@@ -73,7 +73,7 @@ def _samples_of(
         at = seats.get((stop.id, sample))
         if at is not None:
             running.append(at)
-        elif seq := state.waiting.find(live.place_of(sample)):
+        elif seq := waiting_sample(state, (stop.id, sample)):
             yield EndingSample(seq, len(seq.history), cause, reason, error)
     for at in sorted(running):
         yield ending_sample(state.running, at, cause, reason, error)

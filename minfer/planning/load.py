@@ -100,7 +100,7 @@ def choose_source(config: EngineConfig, state: EngineState, seq: Sequence) -> Lo
     if best is None:
         waiting = state.waiting.remove(seq.place).insert(evolve(seq, chosen=True))
         return Load(evolve(state, waiting=waiting), _reason(Recomputing, seq, most))
-    load = _begin(state, seq, best)
+    load = _begin(config, state, seq, best)
     if load is None:
         return None
     state, command = load
@@ -199,6 +199,25 @@ def _missing(
     return tuple(found)
 
 
+def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) -> Keys:
+    """What the device has for a hit of so many blocks, the last ones first: of a chain
+    the deepest block, which keeps those before it; in a window each block.
+    """
+    device, size = state.blocks.prefix, config.block_size
+    found = list[Key]()
+    for g, group in enumerate(config.groups):
+        if group.window:
+            low, sinks = (
+                outside(blocks * size, group.window, size),
+                group.sink_blocks(size),
+            )
+            own = group_keys(kept(keys, 0, blocks, low, sinks), g)
+            found += [key for key in own if key in device.nodes]
+        elif have := lookup(device, keys, blocks, g):
+            found.append(group_key(keys[have - 1], g))
+    return tuple(found[::-1])
+
+
 def _join_load_in_flight(
     state: EngineState, seq: Sequence, runs: tuple[_Missing, ...]
 ) -> EngineState | None:
@@ -216,14 +235,15 @@ def _join_load_in_flight(
 
 
 def _begin(
-    state: EngineState, seq: Sequence, source: _Source
+    config: EngineConfig, state: EngineState, seq: Sequence, source: _Source
 ) -> tuple[EngineState, TransferCommand] | None:
-    """Begin a transfer of a source's blocks to the device. None if there are no pages for
-    them, or if a plan in flight still copies from one of these pages: plans are executed
-    in order, but a transfer does not wait for them.
+    """Begin a transfer of a source's blocks to the device, where the others of the hit
+    are held. None if there are no pages for them, or if a plan in flight still copies
+    from one of these pages: plans are executed in order, but a transfer does not wait for
+    them.
     """
     device, host = Transaction(state.blocks), state.tiers.host
-    held_parents = tuple([run.parent for run in source.runs if run.parent != ROOT])
+    held_parents = _present(config, state, seq.keys, source.blocks)
     for key in held_parents:  # before anything is evicted
         device.prefix.hold(key)
     taken = device.take(source.pages)

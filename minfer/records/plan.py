@@ -49,6 +49,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.records.sequence import SampleId
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.reference_sampler import RowSampling
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
@@ -77,7 +78,7 @@ def flaw_beside(logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
     tokens that each row yielded.
     """
     if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
-        return "log-probabilities must be none or one for each token of a row"
+        return "log-probabilities must be none or one record for each token of a row"
     if not _is_nothing(pooled) and not _are_vectors(pooled, len(sizes)):
         return "pooled vectors must be none or bytes for each row"
     return ""
@@ -97,7 +98,9 @@ def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
     if type(column) is not tuple or len(column) != len(sizes):
         return False
     each = zip(column, sizes, strict=True)
-    return all(type(some) is tuple and len(some) in (0, size) for some, size in each)
+    if not all(type(some) is tuple and len(some) in (0, size) for some, size in each):
+        return False
+    return set(map(type, chain.from_iterable(column))) <= {TokenLogprobs}
 
 
 @frozen

@@ -1,5 +1,7 @@
 """The engine's state: one frozen value."""
 
+from bisect import bisect_left
+from operator import attrgetter
 from typing import Any
 
 from attrs import frozen
@@ -104,6 +106,26 @@ def head_of_queue(state: EngineState) -> Sequence:
     """
     deferred, loading = state.deferred_clients, state.tiers.loading
     return state.waiting.first_but(deferred, loading) or state.waiting.first()
+
+
+def waiting_sample(state: EngineState, name: SampleId) -> Sequence | None:
+    """The sequence of a sample, if it waits. Its place alone does not tell: a request
+    that goes on with an earlier one may have the place next to it.
+    """
+    request, sample = name
+    live = state.requests.get(request)
+    if live is None or not 0 <= sample < live.samples:
+        return None
+    seq = state.waiting.find(live.place_of(sample))
+    return seq if seq is not None and seq.id == name else None
+
+
+def place_is_taken(state: EngineState, place: Place) -> bool:
+    """Whether a sequence waits or runs at a place."""
+    seqs = state.running.seqs
+    at = bisect_left(seqs, place, key=attrgetter("place"))
+    runs = any(seq.place == place for seq in seqs[at : at + 1])
+    return runs or state.waiting.find(place) is not None
 
 
 def pages_coming(state: EngineState) -> bool:

@@ -31,6 +31,7 @@ from minfer.blocks.prefix import Pages, PrefixIndex, flattened
 from minfer.records.sequence import SampleId
 from minfer.values.checks import MOST, ConfigError, flag, is_number, number
 from minfer.values.pmap import Map
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 BY_COST: Final = "cost"  # load a prefix where that is expected to be faster,
@@ -128,7 +129,7 @@ class ChainRun:
     pages: tuple[Pages, ...]
 
 
-@frozen
+@frozen(slots=False)
 class Transfer:
     """A transfer of blocks between the device and a tier, in flight."""
 
@@ -136,7 +137,8 @@ class Transfer:
     loads: bool  # to the device; else to the tier
     paths: tuple[ChainRun, ...]
     # Held until its end: in the index that it reads, the last block of each run; in the
-    # index that it writes to, the blocks before the runs. The keyed tier has no index.
+    # index that it writes to, the blocks before the runs, and of a load all others of its
+    # hit, the last ones first. The keyed tier has no index.
     held_leaves: Keys
     held_parents: Keys
     sample: SampleId | None = None  # the waiting one that the blocks are for
@@ -156,7 +158,7 @@ class Transfer:
         return flattened([pages for path in self.paths for pages in path.pages])
 
 
-@frozen
+@frozen(slots=False)  # changed a few times a turn, as the state is
 class Tiers:
     """What is in the tiers, and the transfers in flight."""
 
@@ -166,13 +168,15 @@ class Tiers:
     transfers: tuple[Transfer, ...] = ()  # in flight, in order of their numbers
     next_number: int = 0
     # Published blocks that are to be stored, in order, parents before their children.
-    unstored: Keys = ()  # in host memory
-    unsaved: Keys = ()  # in the keyed tier
+    unstored: Queue[Key] = Queue()  # in host memory
+    unsaved: Queue[Key] = Queue()  # in the keyed tier
 
     @classmethod
     def under(cls, tier: HostTier | None) -> "Tiers":
         """No blocks yet, in a tier of this size."""
-        return cls() if tier is None else cls(Blocks(Pool(tier.pages), PrefixIndex()))
+        if tier is None:
+            return cls()
+        return cls(Blocks(Pool(tier.pages), PrefixIndex(held=Map())))
 
     def stores(self, *, keyed: bool) -> list[Transfer]:
         """The transfers in flight to a tier."""

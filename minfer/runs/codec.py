@@ -43,7 +43,7 @@ from minfer.records import (
 )
 from minfer.runs.wire_names import fields_of, name_of, python_names, without_removed
 from minfer.sampling import beam, structured
-from minfer.values import log
+from minfer.values import log, queue
 from minfer.values.checks import LEAST, MOST
 from minfer.values.pmap import Map
 
@@ -64,6 +64,7 @@ _MODULES: Final = (
     policy,
     pool,
     prefix,
+    queue,
     request,
     sequence,
     speculation,

@@ -2,7 +2,6 @@
 
 import json
 import re
-import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,12 @@ from attrs import evolve, frozen
 
 from minfer.blocks.keys import block_keys
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Executed, Submit, Tick
+from minfer.records.messages import Event, Executed, Submit, Tick, clip
 from minfer.records.plan import Yields
 from minfer.records.request import Request
 from minfer.records.state import EngineState
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs
-from minfer.runs.codec import RECORDS, CodecError, load
+from minfer.runs.codec import RECORDS, load
 from minfer.runs.decisions import Facts
 from minfer.runs.journal import (
     FORMAT,
@@ -134,14 +133,31 @@ def submitted(data: bytes, where: str) -> Iterator[str]:
     """The ids of the requests that arrived in a segment, without a replay. Raises
     JournalError.
     """
-    for payload in payloads(data, where):
+    for number, payload in enumerate(payloads(data, where)):
         if payload[:1] != b"T" or b'"Submit"' not in payload:
             continue
-        *_, width, count = TURN.unpack_from(payload)
-        record = json.loads(payload[TURN.size + width * count :])
-        for event in record["events"]:
-            if event and event["is"] == "Submit":
-                yield event["request"]["id"]
+        try:
+            ids = _submitted_in(payload)
+        except Exception as error:  # a checksum says nothing about the content
+            what = f"record {number} is no turn: {_worded(error)}"
+            raise JournalError(f"{where}: {what}") from error
+        yield from ids
+
+
+def _submitted_in(payload: bytes) -> list[str]:
+    """The ids of the requests that arrived in a turn."""
+    *_, width, count = TURN.unpack_from(payload)
+    record = json.loads(payload[TURN.size + width * count :])
+    events = [one for one in record["events"] if one and one["is"] == "Submit"]
+    ids = [one["request"]["id"] for one in events]
+    if not all(isinstance(one, str) for one in ids):
+        raise TypeError("an id of a request is no text")
+    return ids
+
+
+def _worded(error: Exception) -> str:
+    """An error as a part of a message."""
+    return clip(f"{type(error).__name__}: {error}")
 
 
 def _check_magic(data: bytes, where: str) -> None:
@@ -197,30 +213,35 @@ def read_head(
         )
     try:
         record = json.loads(zlib.decompress(payload[1:]))
-        if not OLDEST <= record["format"] <= FORMAT:
-            raise JournalError(f"{where}: {_other_format(record)}")
-        bare = Head(
-            config=load(record["config"], classes),
-            turn=record["turn"],
-            digest=bytes.fromhex(record["digest"]),
-            state_digest=bytes.fromhex(record.get("state_digest", "")),
-            format=record["format"],
-            about=record["about"],
-        )
-        snapshot = record["state"]
+        bare, snapshot = _bare_head(record, classes), record["state"]
+    except JournalError as error:
+        raise JournalError(f"{where}: {error}") from error
     except RemovedError as error:
         raise JournalError(f"{where}: {_removed(record['format'], error)}") from error
-    except (CodecError, KeyError, TypeError, ValueError, zlib.error) as error:
-        if isinstance(error, JournalError):
-            raise
-        raise JournalError(f"{where}: its head cannot be read: {error}") from error
-    types = (bare.config, EngineConfig), (bare.turn, int), (bare.about, dict)
-    if not all(isinstance(value, kind) for value, kind in types):
-        why = "a part of it has another type"
-        raise JournalError(f"{where}: its head cannot be read: {why}")
+    except Exception as error:  # a checksum says nothing about the content
+        why = clip(str(error))
+        raise JournalError(f"{where}: its head cannot be read: {why}") from error
     if snapshot is None or not with_state:
         return bare
     return evolve(bare, state=_read_snapshot(snapshot, bare, where, classes))
+
+
+def _bare_head(record: Any, classes: Mapping[str, type]) -> Head:
+    """The head in a record, without its state. Raises JournalError for another format."""
+    if not OLDEST <= record["format"] <= FORMAT:
+        raise JournalError(_other_format(record))
+    bare = Head(
+        config=load(record["config"], classes),
+        turn=record["turn"],
+        digest=bytes.fromhex(record["digest"]),
+        state_digest=bytes.fromhex(record.get("state_digest", "")),
+        format=record["format"],
+        about=record["about"],
+    )
+    types = (bare.config, EngineConfig), (bare.turn, int), (bare.about, dict)
+    if not all(isinstance(value, kind) for value, kind in types):
+        raise TypeError("a part of it has another type")
+    return bare
 
 
 def _read_snapshot(
@@ -234,9 +255,8 @@ def _read_snapshot(
         found = state_digest(state)
     except RemovedError as error:
         raise JournalError(f"{where}: {_removed(head.format, error)}") from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise JournalError(f"{where}: {_old_snapshot(head, why)}") from error
+    except Exception as error:  # a checksum says nothing about the content
+        raise JournalError(f"{where}: {_old_snapshot(head, _worded(error))}") from error
     if head.state_digest not in (b"", found):
         why = f"it reads as another state: {found.hex()}, not {head.state_digest.hex()}"
         raise JournalError(f"{where}: {_old_snapshot(head, why)}")
@@ -286,7 +306,7 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
     try:
         _, flags, time, digest, width, count = TURN.unpack_from(payload)
         ids, at = _unpacked(payload, width, count), TURN.size + width * count
-        rest = json.loads(payload[at:]) if at < len(payload) else {}
+        rest = _object(payload[at:]) if at < len(payload) else {}
         events: list[Event] = [Tick(time)] if flags & TICK else []
         begin = 0
         if flags & RESULT:
@@ -302,15 +322,16 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
         return RecordedTurn(tuple(events), rest.get("facts", {}), digest)
     except RemovedError as error:
         raise JournalError(_removed(head.format, error)) from error
-    except (
-        CodecError,
-        LookupError,
-        StopIteration,
-        TypeError,
-        ValueError,
-        struct.error,
-    ) as error:
-        raise JournalError(f"it is no turn of this state: {error!r}") from error
+    except Exception as error:  # a checksum says nothing about the content
+        raise JournalError(f"it is no turn of this state: {_worded(error)}") from error
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object in a text."""
+    parsed = json.loads(text)
+    if not isinstance(parsed, dict):
+        raise TypeError(f"its JSON is a {type(parsed).__name__}")
+    return parsed
 
 
 def _logprobs(record: Any, yields: Yields) -> Logprobs:

@@ -9,9 +9,20 @@ from typing import Any
 from attrs import evolve
 
 from minfer.records.config import EngineConfig
-from minfer.records.messages import EVENTS, Event, Executed, Failed, Submit, Tick
+from minfer.records.messages import (
+    EVENTS,
+    Event,
+    Executed,
+    Failed,
+    Lost,
+    Moved,
+    Submit,
+    Tick,
+    clip,
+)
 from minfer.records.plan import Plan, flaw_beside, tokens_of
 from minfer.records.state import EngineState, Turn
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.codec import dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import (
@@ -27,6 +38,7 @@ from minfer.runs.journal import (
     framed,
 )
 from minfer.runs.projection import state_digest
+from minfer.values.checks import MOST, is_number
 
 
 def head_record(head: Head) -> bytes:
@@ -114,8 +126,19 @@ def _yielded(
             [at, one.logprob, one.rank, one.likeliest, one.logprobs]
             for at in beams
             for one in event.logprobs[at]
+            if _is_of_numbers(one)
         ]
     return ids
+
+
+def _is_of_numbers(one: TokenLogprobs) -> bool:
+    """Whether log-probabilities can be written: nothing depends on those that cannot."""
+    if not type(one.likeliest) is type(one.logprobs) is tuple:
+        return False
+    whole, others = (one.rank, *one.likeliest), (one.logprob, *one.logprobs)
+    return all(
+        is_number(part, whole=True) and -MOST <= part <= MOST for part in whole
+    ) and all(isinstance(part, float) for part in others)
 
 
 def searched_rows(state: EngineState, plan: Plan) -> list[int]:
@@ -143,8 +166,13 @@ def as_written(event: Any) -> Event | None:
 
     Events that cannot be written are rejected or ignored, and so are their replacements.
     """
-    if not isinstance(event, Executed | Failed) or type(event) not in EVENTS:
-        return event if type(event) in EVENTS else None
+    if type(event) not in EVENTS:
+        return None
+    if isinstance(event, Moved | Lost):
+        return _as_written_transfer(event)
+    if not isinstance(event, Executed | Failed):
+        kept: Event = event
+        return kept
     fits = type(event.step) is int and 0 <= event.step < NO_STEP
     step = event.step if fits else NO_STEP
     if isinstance(event, Failed):
@@ -155,6 +183,15 @@ def as_written(event: Any) -> Event | None:
     if _flaw(event, sizes):
         return Executed(step, ())
     return Executed(step, event.yields, event.logprobs)
+
+
+def _as_written_transfer(event: Moved | Lost) -> Moved | Lost:
+    """The end of a transfer with a number and a text; a number that no transfer has, if
+    it is none.
+    """
+    fits = type(event.number) is int and 0 <= event.number < NO_STEP
+    number = event.number if fits else NO_STEP
+    return Moved(number) if isinstance(event, Moved) else Lost(number, clip(event.error))
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:

@@ -13,7 +13,6 @@ have a key.
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from operator import attrgetter
 from typing import Any
 
 from minfer.blocks.keys import Key
@@ -86,7 +85,7 @@ def _learnt(learnt: SampleAcceptance) -> list[Any]:
 
 def _blocks(blocks: Blocks) -> dict[str, Any]:
     pool, prefix = blocks.pool, blocks.prefix
-    nodes = every_node(prefix).values()
+    nodes = every_node(prefix)
     stack = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
     return {
         "free": pool.free,
@@ -98,11 +97,11 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
             {
                 "block": _bundle(node.pages),
                 "parent": _block(prefix, node.parent),
-                "users": node.users,
+                "users": node.users + prefix.pinned.get(key, 0),
                 "children": node.children,
                 "last use": node.last_use,
             }
-            for node in sorted(nodes, key=attrgetter("pages"))
+            for key, node in sorted(nodes.items(), key=lambda item: item[1].pages)
         ],
     }
 

@@ -32,10 +32,10 @@ from minfer.runs.turns import blamed
 
 
 class DivergenceError(JournalError):
-    """A decision of the engine differs from the recorded one."""
+    """A decision of the engine differs from the one recorded in a file."""
 
-    def __init__(self, where: Divergence) -> None:
-        super().__init__(str(where))
+    def __init__(self, file: str, where: Divergence) -> None:
+        super().__init__(f"{file}: {where}")
         self.divergence = where
 
 
@@ -83,7 +83,11 @@ class Journal:
         self.results = 0
         self.checked = 0
         self.digest = first.digest
-        self.state = first.begin
+        try:
+            self.state = first.begin
+        except Exception as error:  # a policy may raise anything
+            why = f"its configuration cannot be used: {error}"
+            raise JournalError(f"{self.segments[0].name}: {why}") from error
         self.closed = False
         self.torn = []
         self.marked = self.count, self.state
@@ -206,13 +210,14 @@ class Journal:
             written = read_turn(payload, before, segment.head)
         except JournalError as error:
             raise JournalError(f"{segment.name}: turn {number}: {error}") from error
-        with blamed(number, before):
+        with blamed(number, before, segment.name):
             transition = step(self.config, before, written.events)
             decided = facts(before, transition)
             digest = chained(self.digest, transition, compact(decided))
             time = transition.state.time
         if digest != written.digest:
-            raise DivergenceError(diverged(number, before, time, written.facts, decided))
+            first = diverged(number, before, time, written.facts, decided)
+            raise DivergenceError(segment.name, first)
         self.count = number + 1
         self.digest = digest
         self.state = transition.state
@@ -231,6 +236,7 @@ class Journal:
         found = state_digest(state)
         if found != expected:
             raise DivergenceError(
+                where,
                 Divergence(
                     turn=self.count - 1,
                     step=state.next_step,
@@ -238,7 +244,7 @@ class Journal:
                     field=f"the state ({where})",
                     expected=expected.hex(),
                     found=found.hex(),
-                )
+                ),
             )
 
 

@@ -32,9 +32,9 @@ from minfer.routing import messages, policies
 from minfer.routing.messages import RouterEvent, RoutingRequest
 from minfer.routing.router import Applied, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
-from minfer.runs.codec import CodecError, dump, load
+from minfer.runs.codec import dump, load
 from minfer.runs.decisions import compact
-from minfer.runs.divergence import innermost
+from minfer.runs.divergence import LEVELS, innermost, is_shallow
 from minfer.runs.journal import START, JournalError
 
 NAME: Final = "minfer routing journal"
@@ -131,6 +131,15 @@ def _chained(digest: bytes, taken: dict[str, Any], decided: dict[str, Any]) -> b
     return blake2b(digest + text, digest_size=len(START)).digest()
 
 
+def _recorded_decisions(record: dict[str, Any]) -> dict[str, Any]:
+    """The decisions of a line, which are taken out of it."""
+    names = [name for name in ("reasons", "decision") if name in record]
+    found: dict[str, Any] = {name: record.pop(name) for name in names}
+    if not is_shallow(found, LEVELS):
+        raise ValueError("decisions that no router makes")
+    return found
+
+
 def _event_to(event: Any) -> Any:
     """An event or a request in JSON types; null for what is neither."""
     if type(event) is not RoutingRequest and type(event) not in messages.ROUTER_EVENTS:
@@ -180,21 +189,24 @@ class RoutingJournal:
         try:
             record = json.loads(head)
             form = record[NAME]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise JournalError("this is no routing journal of minfer") from None
         if form != FORMAT:
+            other = form if isinstance(form, int) else f"of a {type(form).__name__}"
             raise JournalError(
-                f"this routing journal has format {form}, and this minfer reads format "
+                f"this routing journal has format {other}, and this minfer reads format "
                 f"{FORMAT}: replay it with the minfer that wrote it"
             )
         try:
-            self.config = load(record["config"], self.classes)
-            self.about = record["about"]
-        except (CodecError, KeyError) as error:
+            self._read_head(record)
+        except Exception as error:  # a head may have anything
             raise JournalError(f"its head cannot be read: {error}") from error
+
+    def _read_head(self, record: Any) -> None:
+        self.config = load(record["config"], self.classes)
+        self.about = record["about"]
         if type(self.config) is not RouterConfig or not isinstance(self.about, dict):
-            why = "a part of it has another type"
-            raise JournalError(f"its head cannot be read: {why}")
+            raise TypeError("a part of it has another type")
         self.state = initial_router(self.config)
 
     def turns(self) -> Iterator[RoutingTurn]:
@@ -219,13 +231,10 @@ class RoutingJournal:
         """Take the turn of a line; returns it, and the digest after it."""
         try:
             record = json.loads(line)
-            written, expected = record.pop("digest"), dict[str, Any]()
-            for name in ("reasons", "decision"):
-                if name in record:
-                    expected[name] = record.pop(name)
+            written, expected = record.pop("digest"), _recorded_decisions(record)
             follows = _chained(digest, record, expected).hex() == written
             taken = self._taken(record) if follows else ()
-        except (CodecError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a digest says nothing about the content
             what = f"turn {self.count} cannot be read: {error!r}"
             raise JournalError(what) from error
         if not follows:
@@ -233,17 +242,24 @@ class RoutingJournal:
                 f"turn {self.count} does not follow from those before it: lines are "
                 "missing, out of order or damaged"
             )
-        result: Applied | Routed
-        if isinstance(taken, tuple):
-            result = apply(self.config, self.state, taken)
-        else:
-            result = route(self.config, self.state, taken)
-        found = json.loads(compact(_decided(result)))
+        try:
+            result = self._decided_now(taken)
+            found = json.loads(compact(_decided(result)))
+        except Exception as error:
+            raise JournalError(
+                f"turn {self.count}: the router raised {error!r}"
+            ) from error
         if found != expected:
-            name = next(iter(expected))
-            where, was, now = innermost(name, expected[name], found.get(name))
+            name = next(iter(expected), next(iter(found)))
+            where, was, now = innermost(name, expected.get(name), found.get(name))
             raise RoutingDivergenceError(self.count, where, was, now)
         return RoutingTurn(self.count, taken, result), bytes.fromhex(written)
+
+    def _decided_now(self, taken: Any) -> Applied | Routed:
+        """What the present router makes of the input of a turn."""
+        if isinstance(taken, tuple):
+            return apply(self.config, self.state, taken)
+        return route(self.config, self.state, taken)
 
     def _taken(self, record: Any) -> Any:
         """The input of a turn."""

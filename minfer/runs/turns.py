@@ -19,14 +19,18 @@ class EngineRaisedError(RuntimeError):
     """The engine raised in a turn, which its laws forbid.
 
     `turn` is its number, `time` the engine's before it in seconds; `error` is the text of
-    the error, and `where` its file, line and function.
+    the error, and `where` its file, line and function. `journal` is the file that the
+    turn was read from, if it was.
     """
 
-    def __init__(self, turn: int, time: float, raised: Exception) -> None:
+    def __init__(
+        self, turn: int, time: float, raised: Exception, journal: str = ""
+    ) -> None:
         self.turn, self.time = turn, time
         self.error = clip(f"{type(raised).__name__}: {raised}")
         self.where = _place(raised)
-        super().__init__(f"turn {turn}: the engine raised {self.error} ({self.where})")
+        place = f"{journal}: turn {turn}" if journal else f"turn {turn}"
+        super().__init__(f"{place}: the engine raised {self.error} ({self.where})")
 
 
 def _place(raised: Exception) -> str:
@@ -38,11 +42,11 @@ def _place(raised: Exception) -> str:
 
 
 @contextmanager
-def blamed(turn: int, state: EngineState) -> Iterator[None]:
+def blamed(turn: int, state: EngineState, journal: str = "") -> Iterator[None]:
     """Turn an error that the engine raises in `turn` in `state` into an
-    EngineRaisedError.
+    EngineRaisedError; `journal` is the file that the turn was read from.
     """
     try:
         yield
     except Exception as error:  # a changed engine may raise anything
-        raise EngineRaisedError(turn, state.time, error) from error
+        raise EngineRaisedError(turn, state.time, error, journal) from error

@@ -69,6 +69,16 @@ def _nodes(nodes: dict[str, Any]) -> dict[str, Any]:
     return {"pages": {"map": pairs}}
 
 
+def _queue(field: str) -> Callable[[Any], dict[str, Any]]:
+    """Blocks that wait to be stored, which were a tuple."""
+
+    def queued(keys: Any) -> dict[str, Any]:
+        runs = {"map": [[0, keys]] if keys else []}
+        return {field: {"is": "Queue", "runs": runs, "size": len(keys)}}
+
+    return queued
+
+
 # Classes whose name in journals is not their name in Python, by the name in journals.
 CLASSES: Final[dict[str, type]] = {
     "Held": QueueBlocked,
@@ -98,6 +108,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "sched": "scheduled",
         "tables_by_group": "tables",
     },
+    "Tiers": {"host_queue": "unstored", "keyed_queue": "unsaved"},
 }
 # Per record and field, both by their names in journals.
 REMOVED: Final[dict[str, dict[str, Removed]]] = {
@@ -130,6 +141,10 @@ REMOVED: Final[dict[str, dict[str, Removed]]] = {
         "tables": Removed(
             instead=lambda tables: {"tables_by_group": [[table] for table in tables]}
         )
+    },
+    "Tiers": {
+        "unsaved": Removed(instead=_queue("keyed_queue")),
+        "unstored": Removed(instead=_queue("host_queue")),
     },
 }
 

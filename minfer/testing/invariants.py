@@ -9,7 +9,7 @@ from itertools import chain
 
 from minfer.blocks.keys import Key, extend_keys, group_key
 from minfer.blocks.pool import Pool
-from minfer.blocks.prefix import ROOT, PrefixIndex, every_node, node_of, pages_of
+from minfer.blocks.prefix import ROOT, Node, PrefixIndex, every_node, node_of, pages_of
 from minfer.blocks.window import outside
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.publish import held_keys
@@ -125,21 +125,26 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
     nodes = every_node(prefix)
     parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
-    users = Counter[Key]()
+    users, held = Counter[Key](), Counter[Key]()
     for key in holders:
-        while key != ROOT:
-            require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
-            users[key] += 1
-            if users[key] > 1:
-                break
-            key = nodes[key].parent
+        here = key == ROOT or key in nodes
+        require(here, "refcount", f"{key.hex()} is held but not cached")
+    if prefix.held is None:
+        users = _users(nodes, holders)
+    else:
+        held.update(holders)
+        require(dict(prefix.held) == held, "refcount", "holders are miscounted")
     for key, node in nodes.items():
         right = node.children == parents[key]
         require(right, "cache truth", "children are miscounted")
-        require(node.users == users[key], "refcount", "users are miscounted")
+        counted = node.users + prefix.pinned.get(key, 0) == users[key]
+        require(counted, "refcount", "users are miscounted")
+        apart = key not in prefix.pinned or node.users > 0
+        require(apart, "refcount", "a pinned block without users")
         listed = prefix.idle.get(node.last_use) == key
         is_leaf = not node.users and not node.children
-        require(listed == is_leaf, "evictable", "idle leaves are not as listed")
+        right = listed == is_leaf or (key in held and is_leaf)
+        require(right, "evictable", "idle leaves are not as listed")
     live = sum(len(nodes[key].pages) for key in users)
     require(prefix.live == live, "refcount", "live pages are miscounted")
     cached = sum(len(node.pages) for node in nodes.values())
@@ -149,10 +154,22 @@ def _forest(prefix: PrefixIndex, holders: list[Key]) -> None:
         "evictable",
         "tickets are not those of idle blocks",
     )
-    leaves = sum(not node.users and not node.children for node in nodes.values())
-    require(len(prefix.idle) == leaves, "evictable", "more is listed than is idle")
+    known = sum(prefix.idle.get(node.last_use) == key for key, node in nodes.items())
+    require(len(prefix.idle) == known, "evictable", "more is listed than is idle")
     for last_use in prefix.idle:
         require(0 <= last_use < prefix.next_use, "evictable", "a ticket is out of range")
+
+
+def _users(nodes: dict[Key, Node], holders: list[Key]) -> Counter[Key]:
+    """How many hold each block, or a block behind it through another child."""
+    users = Counter[Key]()
+    for key in holders:
+        while key != ROOT:
+            users[key] += 1
+            if users[key] > 1:
+                break
+            key = nodes[key].parent
+    return users
 
 
 def check_tiers(config: EngineConfig, state: EngineState) -> None:
@@ -175,6 +192,9 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
         "blocks for a request that has ended",
     )
     require(config.has_tiers or not tiers.transfers, "tiers", "transfers without a tier")
+    for queue in (tiers.unstored, tiers.unsaved):
+        counted = len([*queue]) == len(queue) <= config.num_blocks
+        require(counted, "tiers", f"{len(queue)} blocks wait to be stored")
     for tier, stores in (
         (config.host, tiers.stores(keyed=False)),
         (config.keyed, tiers.stores(keyed=True)),

@@ -35,6 +35,9 @@ def bounds(
         "blocks.prefix.nodes": config.num_blocks,
         "blocks.prefix.idle": blocks.idle,
         "blocks.prefix.words": TICKET_LEVELS * len(blocks.prefix.idle),
+        "blocks.prefix.pinned": sum(
+            len(one.held_leaves) for one in after.tiers.transfers
+        ),
         "free_rows": rows,
         "waiting.buckets": waiting,
         "waiting.counts": waiting,
@@ -50,8 +53,8 @@ def bounds(
         "deferred_clients": max(len(before.deferred_clients), waiting),
         "overrides": 0,
         "tiers.transfers": 2 * config.num_blocks + host,
-        "tiers.unstored": config.num_blocks,
-        "tiers.unsaved": config.num_blocks,
+        "tiers.unstored.runs": len(after.tiers.unstored),  # none is empty
+        "tiers.unsaved.runs": len(after.tiers.unsaved),
         "tiers.known.young": known // 2,
         "tiers.known.old": known // 2,
         "tiers.wanted.young": known // 2,

@@ -4,8 +4,11 @@ end.
 
 from collections.abc import Iterable, Sequence
 
+from minfer.blocks.keys import group_keys
 from minfer.blocks.ownership import Blocks
-from minfer.blocks.prefix import Pages, PrefixIndex, flattened, node_of
+from minfer.blocks.prefix import Pages, PrefixIndex, flattened, live, node_of
+from minfer.blocks.window import kept, outside
+from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
     FetchBlocks,
@@ -52,7 +55,9 @@ def check_transfers(
         stored = [one for one in ended if one.keyed and not one.loads]
         if books.config.keyed is not None and not books.config.keyed.sends:
             _known(events, stored, turn.state)
-    _reasons(turn, [after[command.number] for command in begun])
+    transfers = [after[command.number] for command in begun]
+    _reasons(turn, transfers)
+    _keeps_hits(books.config, turn, [one for one in transfers if one.loads])
 
 
 def _contents(state: EngineState, *, device: bool) -> Blocks:
@@ -153,6 +158,22 @@ def _reasons(turn: Transition, transfers: Sequence[Transfer]) -> None:
     require(begun == loads, "tiers", f"{loads} loads begin, of which {begun} are said")
     for one in reasons:
         require(0 <= one.hit < one.blocks, "tiers", f"{one} gains nothing")
+
+
+def _keeps_hits(
+    config: EngineConfig, turn: Transition, loads: Sequence[Transfer]
+) -> None:
+    """Check that all blocks of the hit that a load is for are held, or on their way."""
+    reasons = [one for one in turn.reasons if isinstance(one, Loading)]
+    waiting, size = {seq.id: seq for seq in turn.state.waiting}, config.block_size
+    for reason, transfer in zip(reasons, loads, strict=True):
+        keys, end = waiting[reason.id, reason.sample].keys, reason.blocks
+        for g, group in enumerate(config.groups):
+            low, sinks = outside(end * size, group.window, size), group.sink_blocks(size)
+            own = group_keys(kept(keys, 0, end, low, sinks), g)
+            rest = [key for key in own if key not in transfer.keys]
+            held = all(live(turn.state.blocks.prefix, key) for key in rest)
+            require(held, "tiers", f"a block of the hit of {reason.id} can be evicted")
 
 
 def check_losses(events: Iterable[Event], lost: int, turn: Transition) -> None:

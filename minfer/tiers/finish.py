@@ -7,9 +7,10 @@ from minfer.blocks.prefix import ROOT, flattened
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Lost, LostBlocks, Moved, clip
 from minfer.records.sequence import SampleId
-from minfer.records.state import EngineState, Transition, ignore
+from minfer.records.state import EngineState, Transition, ignore, waiting_sample
 from minfer.records.tiers import KnownKeys, Tiers, Transfer
 from minfer.records.waiting import WaitingQueue
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 
@@ -17,45 +18,61 @@ def finish_transfer(
     config: EngineConfig, state: EngineState, event: Moved | Lost
 ) -> Transition:
     """Apply the report of a transfer; one that is not in flight is ignored."""
-    tiers = state.tiers
-    found = [one for one in tiers.transfers if one.number == event.number]
-    if not found or type(event.number) is not int:
+    tiers, number = state.tiers, event.number if type(event.number) is int else None
+    found = [one for one in tiers.transfers if one.number == number]
+    if not found:
         return ignore(state, "transfer", f"{clip(event.number)} is not in flight")
     [transfer], lost = found, isinstance(event, Lost)
     device, host = state.blocks, tiers.host
     if transfer.loads:
         device = _write(device, transfer, lost=lost)
     else:
-        device = _release(device, transfer)
+        change = Transaction(device)
+        for key in transfer.held_leaves:
+            change.prefix.unpin(key)
+        device = change.done()
     if host is not None and not transfer.keyed:
         if transfer.loads:
-            host = _release(host, transfer)
+            tier = Transaction(host)
+            for key in transfer.held_leaves:
+                tier.prefix.release(key)
+            host = tier.done()
         else:
             host = _write(host, transfer, lost=lost)
-    state = evolve(
-        state,
-        blocks=device,
-        waiting=_stop_choosing(state, transfer.sample),
-        tiers=evolve(
-            tiers,
-            host=host,
-            known=_known(config, tiers.known, transfer, lost=lost),
-            transfers=tuple([one for one in tiers.transfers if one is not transfer]),
-        ),
+    tiers = evolve(
+        tiers,
+        host=host,
+        known=_known(config, tiers.known, transfer, lost=lost),
+        transfers=tuple([one for one in tiers.transfers if one is not transfer]),
     )
-    if lost and not transfer.loads:
-        state = evolve(state, tiers=_without_queue(state.tiers, transfer))
+    if not transfer.loads:
+        after = _without_queue if lost else _with_wanted_again
+        tiers = after(config, tiers, transfer)
+    waiting = _stop_choosing(state, transfer.sample)
+    state = evolve(state, blocks=device, waiting=waiting, tiers=tiers)
     if isinstance(event, Moved):
         return Transition(state)
     lost_blocks = LostBlocks(len(transfer.keys), clip(event.error), transfer.keyed)
     return Transition(state, (), (lost_blocks,))
 
 
-def _without_queue(tiers: Tiers, transfer: Transfer) -> Tiers:
+def _with_wanted_again(config: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
+    """These tiers after a store that has ended: what a request wanted sent to another
+    engine, while it was on its way to one, is to be sent again.
+    """
+    if not (transfer.keyed and tiers.wanted):
+        return tiers
+    again = tuple([key for key in transfer.keys if key in tiers.wanted])
+    return evolve(tiers, unsaved=tiers.unsaved.extended(again, config.num_blocks))
+
+
+def _without_queue(_: EngineConfig, tiers: Tiers, transfer: Transfer) -> Tiers:
     """These tiers after a store that failed: what waits for it would fail, too, or have
     the lost blocks stored again and again. What is published from now on is stored.
     """
-    return evolve(tiers, unsaved=()) if transfer.keyed else evolve(tiers, unstored=())
+    if transfer.keyed:
+        return evolve(tiers, unsaved=Queue())
+    return evolve(tiers, unstored=Queue())
 
 
 def _known(
@@ -79,6 +96,9 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         if lost or broken:
             change.pool.give(flattened(path.pages))
             continue
+        if change.prefix.held is not None:  # blocks are stored only if it lacks them
+            change.prefix.add_idle(path.parent, path.keys, path.pages)
+            continue
         # Held for its children, which are held until they are idle.
         if path.parent != ROOT:
             change.prefix.hold(path.parent)
@@ -90,22 +110,12 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
     return change.done()
 
 
-def _release(source: Blocks, transfer: Transfer) -> Blocks:
-    """The index that a transfer read, without what it held."""
-    change = Transaction(source)
-    for key in transfer.held_leaves:
-        change.prefix.release(key)
-    return change.done()
-
-
 def _stop_choosing(state: EngineState, sample: SampleId | None) -> WaitingQueue:
     """The queue after a transfer for `sample`: if that still waits, it does not choose
     again where its blocks come from.
     """
     waiting = state.waiting
-    if sample is None:
-        return waiting
-    seq = waiting.find(state.requests[sample[0]].place_of(sample[1]))
-    if seq is None or seq.id != sample:
+    seq = None if sample is None else waiting_sample(state, sample)
+    if seq is None:
         return waiting
     return waiting.remove(seq.place).insert(evolve(seq, chosen=True))

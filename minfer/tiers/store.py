@@ -17,40 +17,40 @@ from minfer.blocks.prefix import (
     Pages,
     PrefixIndex,
     bundles,
+    evictable,
     flattened,
-    node_of,
     pages_of,
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Move, StoreBlocks
 from minfer.records.state import EngineState, Transition
-from minfer.records.tiers import ChainRun, Transfer
+from minfer.records.tiers import ChainRun, Tiers, Transfer
+from minfer.values.queue import Queue
 from minfer.values.record import evolve
 
 
 def store_blocks(config: EngineConfig, state: EngineState) -> Transition:
     """Begin to store published blocks, as many as may be on their way at once."""
-    state = _queue(config, state)
-    in_host = _store_in_host(config, state)
-    by_key = _store_by_key(config, in_host.state)
-    return Transition(by_key.state, in_host.commands + by_key.commands)
-
-
-def _queue(config: EngineConfig, state: EngineState) -> EngineState:
-    """Add newly published blocks to the queue of each tier."""
     tiers, prefix = state.tiers, state.blocks.prefix
-    if not prefix.unstored:
-        return state
-    # Earlier ones than that were evicted since, or are stored with their children.
-    most, new = config.num_blocks, prefix.unstored
-    if config.host is not None:
-        tiers = evolve(tiers, unstored=(tiers.unstored + new)[-most:])
-    if config.keyed is not None:
-        if config.keyed.sends:
-            new = tuple([key for key in new if key in tiers.wanted])
-        tiers = evolve(tiers, unsaved=(tiers.unsaved + new)[-most:])
-    blocks = evolve(state.blocks, prefix=evolve(prefix, unstored=()))
-    return evolve(state, blocks=blocks, tiers=tiers)
+    new = prefix.unstored or ()
+    if not (new or tiers.unstored or tiers.unsaved):
+        return Transition(state)
+    device = Transaction(state.blocks)
+    if new:
+        device.prefix.unstored = ()
+    tiers, move = _store_in_host(config, prefix, device, tiers, new)
+    tiers, store = _store_by_key(config, prefix, device, tiers, new)
+    commands = tuple([one for one in (move, store) if one is not None])
+    return Transition(evolve(state, blocks=device.done(), tiers=tiers), commands)
+
+
+@define
+class _Run:
+    """Consecutive blocks of a chain, parents first. Never kept, never shared."""
+
+    parent: Key
+    keys: list[Key]
+    blocks: list[Pages]  # of the device
 
 
 @define
@@ -60,8 +60,8 @@ class _Batch:
     prefix: PrefixIndex  # of the device
     there: Container[Key]  # what the tier has
     room: int  # pages that may be moved
-    taken: set[Key]  # on their way there, or in `paths`
-    paths: list[list[Key]] = field(factory=list)  # each a run of a chain, parents first
+    taken: set[Key]  # on their way there, or in `runs`
+    runs: list[_Run] = field(factory=list)
 
     @classmethod
     def of(
@@ -74,98 +74,120 @@ class _Batch:
         """An empty batch for a tier, to which these transfers are in flight."""
         return cls(prefix, there, room, {key for one in stores for key in one.keys})
 
-    def collect(self, queue: Keys) -> Keys:
+    def collect(self, queue: Queue[Key]) -> Queue[Key]:
         """Collect blocks as far as there is room; returns those of the queue that are
         left.
         """
         for at, key in enumerate(queue):
-            chain = self._missing(key)
-            size = len(self.prefix.nodes[key][0]) if chain else 0
-            some = chain[: self.room // size] if size else []
-            self._append(some)
-            self.room -= len(some) * size
-            if len(some) < len(chain):
-                return queue[at:]
-        return ()
+            run = self._missing(key)
+            if run is None:
+                continue
+            whole, size = len(run.keys), len(run.blocks[0])
+            fits = min(whole, self.room // size)
+            if fits < whole:
+                run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
+            if fits:
+                self._append(run)
+                self.room -= fits * size
+            if fits < whole:
+                return queue.without_first(at)
+        return Queue()
 
-    def _missing(self, key: Key) -> list[Key]:
+    def _missing(self, key: Key) -> _Run | None:
         """The block and those before it that the tier lacks, also after the transfers in
-        flight; parents first. Empty if the device has evicted one of them, as the tier
-        would have no use for those after it.
+        flight. None if it lacks none, or if the device has evicted one of them, as the
+        tier would have no use for those after it.
         """
-        found = list[Key]()
+        keys, blocks = list[Key](), list[Pages]()
         while key != ROOT and key not in self.taken and key not in self.there:
-            node = node_of(self.prefix, key)
-            if node is None or _is_partial(key):
-                return []
-            found.append(key)
-            key = node.parent
-        return found[::-1]
+            packed = self.prefix.nodes.get(key)
+            if packed is None or (len(key) > DIGEST and _is_partial(key)):
+                return None
+            keys.append(key)
+            blocks.append(packed[0])
+            key = packed[1]
+        return _Run(key, keys[::-1], blocks[::-1]) if keys else None
 
-    def _append(self, chain: list[Key]) -> None:
-        """Add consecutive blocks, to the last path if they go on there."""
-        if not chain:
-            return
-        parent = self.prefix.nodes[chain[0]][1]
-        if self.paths and self.paths[-1][-1] == parent:
-            self.paths[-1] += chain
+    def _append(self, run: _Run) -> None:
+        """Add blocks, to the last run if they go on there."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.keys[-1] == run.parent:
+            last.keys += run.keys
+            last.blocks += run.blocks
         else:
-            self.paths.append([*chain])
-        self.taken.update(chain)
+            self.runs.append(run)
+        self.taken.update(run.keys)
 
 
 def _is_partial(key: Key) -> bool:
-    """Whether a key, of any group, is of a partial block: numbers of groups are below the
-    mark of such a key.
+    """Whether a key that is longer than a digest is of a partial block: numbers of groups
+    are below the mark of such a key.
     """
-    return len(key) > DIGEST + 1 or (len(key) > DIGEST and key.startswith(TAIL))
+    return len(key) > DIGEST + 1 or key.startswith(TAIL)
 
 
 # --- host memory ------------------------------------------------------------------------
 
 
-def _store_in_host(config: EngineConfig, state: EngineState) -> Transition:
-    tiers, host = state.tiers, state.tiers.host
-    if config.host is None or host is None or not tiers.unstored:
-        return Transition(state)
-    stores = tiers.stores(keyed=False)
-    moving = sum(len(one.targets) for one in stores)
-    room = min(config.host.storing - moving, host.available)
-    batch = _Batch.of(state.blocks.prefix, host.prefix.nodes, room, stores)
-    rest = batch.collect(tiers.unstored)
-    state = evolve(state, tiers=evolve(tiers, unstored=rest))
-    return _begin(state, host, batch.paths) if batch.paths else Transition(state)
+def _store_in_host(
+    config: EngineConfig,
+    prefix: PrefixIndex,
+    device: Transaction,
+    tiers: Tiers,
+    new: Keys,
+) -> tuple[Tiers, Move | None]:
+    """Begin to store the first blocks of the queue, to which `new` ones are added."""
+    host = tiers.host
+    if config.host is None or host is None:
+        return tiers, None
+    # Earlier ones than that were evicted since, or are stored with their children.
+    queue = tiers.unstored.extended(new, config.num_blocks)
+    if not queue:
+        return tiers, None
+    stores, there = tiers.stores(keyed=False), host.prefix.nodes
+    room = config.host.storing - sum(len(one.targets) for one in stores)
+    batch = _Batch.of(prefix, there, room, stores)
+    rest, wanted = batch.collect(queue), room - batch.room
+    if host.free < wanted:
+        short = wanted - host.free
+        available = host.free + evictable(host.prefix, host.prefix.idle, short)
+        if available < wanted:
+            batch = _Batch.of(prefix, there, available, stores)
+            rest = batch.collect(queue)
+    tiers = evolve(tiers, unstored=rest)
+    return _begin(device, tiers, host, batch.runs)
 
 
-def _begin(state: EngineState, host: Blocks, chains: list[list[Key]]) -> Transition:
+def _begin(
+    device: Transaction, tiers: Tiers, host: Blocks, runs: list[_Run]
+) -> tuple[Tiers, Move | None]:
     """Begin a transfer of these runs to host memory, which has room for nearly all."""
-    device, tier = Transaction(state.blocks), Transaction(host)
-    prefix = state.blocks.prefix
-    parents = [prefix.nodes[chain[0]][1] for chain in chains]
-    held_parents = tuple([key for key in parents if key in host.prefix.nodes])
+    tier, there = Transaction(host), host.prefix.nodes
+    held_parents = tuple([run.parent for run in runs if run.parent in there])
     for key in held_parents:  # before anything is evicted there
         tier.prefix.hold(key)
-    sources, paths = list[Pages](), list[ChainRun]()
-    for parent, chain in zip(parents, chains, strict=True):
-        device.prefix.hold(chain[-1])
-        own = [prefix.nodes[key][0] for key in chain]
-        taken = tier.take(sum(map(len, own)))
+    sources, paths, missed = list[Pages](), list[ChainRun](), list[Key]()
+    for run in runs:
+        size = len(run.blocks[0])
+        taken = tier.take(len(run.blocks) * size)
         if taken is None:  # the parent is held, and no longer makes room
-            device.prefix.release(chain[-1])
+            missed.append(run.keys[-1])
             continue
-        sources += own
-        paths.append(
-            ChainRun(parent, tuple(chain), (*bundles(taken.pages, len(own[0])),))
-        )
+        device.prefix.pin(run.keys[-1])
+        sources += run.blocks
+        pages = (*bundles(taken.pages, size),)
+        paths.append(ChainRun(run.parent, tuple(run.keys), pages))
     if not paths:
-        return Transition(state)
-    tiers = state.tiers.with_transfer(
+        return tiers, None
+    for key in missed:  # they were used now, as those that are stored
+        device.prefix.hold(key)
+        device.prefix.release(key)
+    tiers = tiers.with_transfer(
         tier.done(), paths, held_parents, loads=False, keyed=False
     )
     transfer = tiers.transfers[-1]
-    state = evolve(state, blocks=device.done(), tiers=tiers)
     move = Move(transfer.number, False, flattened(sources), transfer.targets)
-    return Transition(state, (move,))
+    return tiers, move
 
 
 # --- the keyed tier ---------------------------------------------------------------------
@@ -181,26 +203,36 @@ class _Except(Container[Key]):
         return key not in self.some
 
 
-def _store_by_key(config: EngineConfig, state: EngineState) -> Transition:
-    tiers, prefix = state.tiers, state.blocks.prefix
-    if config.keyed is None or not tiers.unsaved:
-        return Transition(state)
+def _store_by_key(
+    config: EngineConfig,
+    prefix: PrefixIndex,
+    device: Transaction,
+    tiers: Tiers,
+    new: Keys,
+) -> tuple[Tiers, StoreBlocks | None]:
+    """Begin to store the first blocks of the queue, to which `new` ones are added."""
+    if config.keyed is None:
+        return tiers, None
+    sends = config.keyed.sends
+    if sends:
+        new = tuple([key for key in new if key in tiers.wanted])
+    queue = tiers.unsaved.extended(new, config.num_blocks)
+    if not queue:
+        return tiers, None
     stores = tiers.stores(keyed=True)
     moving = sum(len(pages_of(prefix, one.keys)) for one in stores)
-    there = _Except(tiers.wanted) if config.keyed.sends else tiers.known
+    there = _Except(tiers.wanted) if sends else tiers.known
     batch = _Batch.of(prefix, there, config.keyed.storing - moving, stores)
-    rest = batch.collect(tiers.unsaved)
-    tiers = evolve(tiers, unsaved=rest)
-    if not batch.paths:
-        return Transition(evolve(state, tiers=tiers))
-    device, paths = Transaction(state.blocks), list[ChainRun]()
-    for chain in batch.paths:
-        device.prefix.hold(chain[-1])
-        paths.append(ChainRun(prefix.nodes[chain[0]][1], tuple(chain), ()))
+    tiers = evolve(tiers, unsaved=batch.collect(queue))
+    if not batch.runs:
+        return tiers, None
+    paths = list[ChainRun]()
+    for run in batch.runs:
+        device.prefix.pin(run.keys[-1])
+        paths.append(ChainRun(run.parent, tuple(run.keys), ()))
     tiers = tiers.with_transfer(tiers.host, paths, (), loads=False, keyed=True)
-    if config.keyed.sends:
-        tiers = evolve(tiers, wanted=tiers.wanted.discard(tiers.transfers[-1].keys))
     transfer = tiers.transfers[-1]
-    pages = tuple([prefix.nodes[key][0] for key in transfer.keys])
-    store = StoreBlocks(transfer.number, transfer.keys, pages)
-    return Transition(evolve(state, blocks=device.done(), tiers=tiers), (store,))
+    if sends:
+        tiers = evolve(tiers, wanted=tiers.wanted.discard(transfer.keys))
+    pages = tuple([block for run in batch.runs for block in run.blocks])
+    return tiers, StoreBlocks(transfer.number, transfer.keys, pages)

@@ -22,6 +22,8 @@ from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from tests.core.recorded import recorded, storm
 
+# Whose heads have a state with transfers in flight, and blocks that wait to be stored.
+SNAPSHOTS: Final = sorted((Path(__file__).parent / "journals" / "snapshots").iterdir())
 FOLDER: Final = Path(__file__).parent / "journals"
 REFUSED: Final = FOLDER / "refused" / "format3-world-2.journal"  # its max_repeat is 2
 # Seeds of those in today's format; a seed is another world than it was for older ones.

@@ -23,19 +23,25 @@ from minfer.records.messages import (
     Failed,
     Finish,
     Ignored,
+    Lost,
+    Moved,
     Pause,
     PolicyOverride,
+    Propose,
     Submit,
     Tick,
 )
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.request import ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
+from minfer.records.tiers import HostTier, KeyedTier
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import MAGIC, Head
 from minfer.runs.journal_writing import head_record, turn_record
 from minfer.runs.redact import redacted
 from minfer.runs.replay import Journal, open_segments
+from minfer.sampling.beam import BeamRound
 from minfer.testing.invariants import check
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
@@ -178,6 +184,16 @@ _results = (
     )
     | st.builds(lambda: ((Whole(),), (2,), (3,)))
 )
+# Of each row a token, or what is none; odd ones are of rows of a search, too.
+_logprobs = st.tuples(*[st.just(()) | st.tuples(mostly(TokenLogprobs(1, -1.0, 1)))] * 3)
+_logprobs |= st.builds(
+    lambda *values: ((), (), (TokenLogprobs(*values),)),
+    mostly(3),
+    mostly(-1.0),
+    mostly(1),
+    mostly(()),
+    mostly(()),
+)
 events = st.one_of(
     made(Tick, {"time": anything}),
     made(Submit, {"request": _requests | anything}),
@@ -195,7 +211,26 @@ events = st.one_of(
         Pause,
         {"id": mostly("x") | mostly("xxx"), "sample": mostly(0), "paused": mostly(True)},
     ),
-    made(Executed, {"step": st.integers(0, 9) | floats | anything, "yields": _results}),
+    made(
+        Executed,
+        {
+            "step": st.integers(0, 9) | floats | anything,
+            "yields": _results,
+            "logprobs": mostly(()) | _logprobs,
+            "pooled": mostly(()),
+        },
+    ),
+    made(Moved, {"number": st.integers(0, 3) | anything}),
+    made(Lost, {"number": st.integers(0, 3) | anything, "error": mostly("full")}),
+    made(
+        Propose,
+        {
+            "id": mostly("x"),
+            "sample": mostly(0),
+            "known": mostly(6),
+            "tokens": mostly((1, 2)),
+        },
+    ),
     made(
         Failed, {"step": st.integers(0, 9) | floats | anything, "error": mostly("boom")}
     ),
@@ -205,21 +240,32 @@ events = st.one_of(
 )
 
 
-def busy() -> tuple[EngineConfig, EngineState]:
-    """An engine in the midst of things: some run, some wait."""
+def busy(*, tiers: bool = False) -> tuple[EngineConfig, EngineState]:
+    """An engine in the midst of things: some run, of which one is a beam, some wait; with
+    `tiers`, blocks are on their way to them.
+    """
     bench = Bench(evolve(CONFIG, depth=2))
-    bench.give(*(Submit(ask("x" * n, 5, 12, lockstep=n == 3)) for n in range(1, 7)))
+    if tiers:
+        host, keyed = HostTier(pages=64, storing=1), KeyedTier(known=64, storing=2)
+        bench = Bench(evolve(bench.config, host=host, keyed=keyed))
+    search = BeamRound(id="search", width=2, prompt=5, most=12)
+    for n in range(1, 7):
+        request = ask("x" * n, 5, 12, lockstep=n == 3, search=search if n == 2 else None)
+        bench.give(Submit(request))
     for _ in range(4):
         bench.turn()
+    assert bool(bench.state.tiers.transfers) == tiers
     return bench.config, bench.state
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("tiers", [False, True])
 @given(st.lists(events, max_size=6))
 def test_whatever_comes_the_engine_answers_and_its_journal_replays(
+    tiers: bool,
     reported: list[Any],
 ) -> None:
-    config, state = busy()
+    config, state = busy(tiers=tiers)
     turns = list[Turn]()
     for some in (tuple(reported[:3]), tuple(reported[3:])):
         after = step(config, state, some)

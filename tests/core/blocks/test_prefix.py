@@ -1,20 +1,26 @@
 """The prefix index: what is found, who stands on it, and what goes first."""
 
+from collections import Counter
 from random import Random
 
-from attrs import evolve
+import pytest
+from attrs import define, evolve, field
 
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import (
     ROOT,
+    PrefixIndex,
     bundles,
+    every_node,
+    evictable,
     flattened,
     live,
     lookup,
     node_of,
     pages_of,
 )
+from minfer.values.pmap import Map
 from minfer.values.tickets import words_of
 
 KEYS = tuple(bytes([i]) for i in range(200))
@@ -251,3 +257,162 @@ def test_who_leaves_takes_the_next_ticket() -> None:
         change.prefix.release(leaf)
         change.prefix.hold(leaf)
     assert change.done().prefix.next_use == 3
+
+
+@define
+class TwoIndexes:
+    """The same blocks twice: users of a block count all behind it, or a map has the
+    holders alone.
+    """
+
+    counted: Transaction
+    mapped: Transaction
+    held: list[bytes] = field(factory=list)
+
+    @classmethod
+    def of(cls, pages: int) -> "TwoIndexes":
+        mapped = PrefixIndex(held=Map())
+        return cls(
+            Transaction(Blocks(Pool(pages))), Transaction(Blocks(Pool(pages), mapped))
+        )
+
+    def hold(self, key: bytes) -> None:
+        for one in (self.counted, self.mapped):
+            one.prefix.hold(key)
+        self.held.append(key)
+
+    def release(self, at: int) -> None:
+        key = self.held.pop(at)
+        for one in (self.counted, self.mapped):
+            one.prefix.release(key)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        first, second = (one.take(count) for one in (self.counted, self.mapped))
+        assert first == second, "the same pages, of the same blocks"
+        return first.pages if first else None
+
+    def add(self, parent: bytes, keys: tuple[bytes, ...], pages: tuple[int, ...]) -> None:
+        blocks = bundles(pages, len(pages) // len(keys))
+        self.mapped.prefix.add_idle(parent, keys, blocks)
+        change = self.counted.prefix
+        change.hold(parent)
+        leaf, twins = change.publish(parent, keys, blocks)
+        assert not twins
+        change.release(leaf)
+
+    def compare(self) -> list[bytes]:
+        """The cached blocks, which are the same."""
+        first, second = self.counted.done(), self.mapped.done()
+        assert first.pool == second.pool
+        cached, same = every_node(first.prefix), every_node(second.prefix)
+        for key, one in cached.items():
+            other = same.pop(key)
+            assert (one.pages, one.parent) == (other.pages, other.parent)
+            assert (one.children, other.users) == (other.children, 0)
+        assert not same
+        assert second.prefix.live == 0
+        held = second.prefix.held
+        assert held is not None
+        assert dict(held) == Counter(self.held)
+        for most in (1, 2, 5, 100):
+            can = evictable(second.prefix, second.prefix.idle, most)
+            assert can == min(most, first.idle), "as many as have no users"
+        self.counted, self.mapped = Transaction(first), Transaction(second)
+        return sorted(cached)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_blocks_held_alone_are_evicted_as_those_whose_users_are_counted(
+    seed: int,
+) -> None:
+    rng, fresh = Random(seed), iter(range(10**6))
+    both = TwoIndexes.of(rng.choice((6, 12, 30)))
+    size = rng.choice((1, 1, 2))
+    for _ in range(150):
+        cached = both.compare()
+        match rng.randrange(4):
+            case 0 if cached:
+                both.hold(rng.choice(cached))
+            case 1 if both.held:
+                both.release(rng.randrange(len(both.held)))
+            case _:
+                parent, count = rng.choice([ROOT, *cached]), rng.randint(1, 3)
+                if parent:
+                    both.hold(parent)
+                pages = both.take(count * size)
+                if pages is not None:
+                    keys = tuple([b"%d" % next(fresh) for _ in range(count)])
+                    both.add(parent, keys, pages)
+                if parent:
+                    both.release(-1)
+
+
+def test_what_is_held_in_a_map_costs_one_step_at_any_depth() -> None:
+    """Holding and releasing, and a block more behind it, touch as many nodes."""
+    touched = list[int]()
+    for depth in (2, 200):
+        both = Transaction(Blocks(Pool(300), PrefixIndex(held=Map())))
+        pages = take(both, depth)
+        assert pages is not None
+        both.prefix.add_idle(ROOT, KEYS[:depth], bundles(pages, 1))
+        before = both.done()
+        change = Transaction(before)
+        change.prefix.hold(KEYS[depth - 1])
+        change.prefix.add_idle(KEYS[depth - 1], (b"new",), [(299,)])
+        change.prefix.release(KEYS[depth - 1])
+        after = change.done().prefix.nodes
+        old = before.prefix.nodes
+        touched.append(sum(after[key] is not old.get(key) for key in after))
+    assert touched == [2, 2]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_pinned_block_is_a_held_one_that_counts_elsewhere(seed: int) -> None:
+    """Of two indexes one pins where the other one holds: the same is evicted, in the same
+    order, and users are the same with those that pin.
+    """
+    rng, fresh = Random(seed), iter(range(10**6))
+    size = rng.choice((6, 12, 30))
+    plain, pins = (Transaction(Blocks(Pool(size))) for _ in range(2))
+    held, pinned = list[bytes](), list[bytes]()
+    for _ in range(200):
+        first, second = plain.done(), pins.done()
+        assert first.available == second.available
+        apart = second.prefix.pinned
+        cached, same = every_node(first.prefix), every_node(second.prefix)
+        counted = {
+            key: evolve(one, users=one.users + apart.get(key, 0))
+            for key, one in same.items()
+        }
+        assert cached == counted
+        assert all(same[key].users for key in apart)
+        plain, pins = Transaction(first), Transaction(second)
+        match rng.randrange(6):
+            case 0 if cached:
+                held.append(rng.choice([*cached]))
+                plain.prefix.hold(held[-1])
+                pins.prefix.hold(held[-1])
+            case 1 | 2 if held:
+                key = held.pop(rng.randrange(len(held)))
+                plain.prefix.release(key)
+                pins.prefix.release(key)
+            case 3 if cached:
+                pinned.append(rng.choice([*cached]))
+                plain.prefix.hold(pinned[-1])
+                pins.prefix.pin(pinned[-1])
+            case 4 if pinned:
+                key = pinned.pop(rng.randrange(len(pinned)))
+                plain.prefix.release(key)
+                pins.prefix.unpin(key)
+            case _:
+                count = rng.randint(1, 3)
+                parent = rng.choice([ROOT, *held])
+                taken = plain.take(count)
+                assert pins.take(count) == taken
+                if taken is not None:
+                    keys = tuple([b"%d" % next(fresh) for _ in range(count)])
+                    for one in (plain, pins):
+                        one.prefix.publish(parent, keys, bundles(taken.pages, 1))
+                    held = [*held, keys[-1]]
+                    if parent:
+                        held.remove(parent)

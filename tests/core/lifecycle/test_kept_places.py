@@ -9,7 +9,15 @@ from attrs import evolve
 
 from minfer.policies.builtin import POLICIES, Static, Window, policy_named
 from minfer.policies.fair_queue import FairQueue
-from minfer.records.messages import Admitted, QueueBlocked, Submit
+from minfer.records.messages import (
+    Admitted,
+    Cancel,
+    Finish,
+    Ignored,
+    Pause,
+    QueueBlocked,
+    Submit,
+)
 from minfer.records.request import Request
 from minfer.values.checks import ParameterError
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -129,3 +137,30 @@ def test_fair_shares_charge_its_prompt_once() -> None:
 def test_what_is_no_place_is_refused(wrong: Any) -> None:
     with pytest.raises(ParameterError, match="place"):
         ask("a", place=wrong)
+
+
+@pytest.mark.parametrize("request_is_known", [True, False])
+@pytest.mark.parametrize("sample", [-1, 1, 2])
+@pytest.mark.parametrize(
+    "event", [Cancel("a"), Finish("a", 0, 3), Pause("a", 0), Pause("a", 0, paused=False)]
+)
+def test_an_event_of_one_never_reaches_the_other_at_a_place_next_to_it(
+    event: Any, sample: int, request_is_known: bool
+) -> None:
+    """Two beams wait where samples 1 and 2 of `a` would."""
+    bench = Bench(ONE)
+    bench.give(
+        Submit(ask("first")), Submit(ask("other")), Submit(ask("a", lockstep=True))
+    )
+    near = [placed(bench, "a", f"beam {at}", at, lockstep=True) for at in (1, 2)]
+    bench.give(*map(Submit, near))
+    if not isinstance(event, Cancel):
+        event = evolve(event, id="a" if request_is_known else "b", sample=sample)
+    elif not request_is_known:
+        event = Cancel("b")
+    before = {seq.id for seq in bench.state.waiting}
+    turn = bench.give(event)
+    own = {("a", 0)} if event == Cancel("a") else set()
+    assert {seq.id for seq in bench.state.waiting} == before - own
+    assert not bench.state.paused
+    assert own or [type(one) for one in turn.reasons] == [Ignored]

@@ -8,7 +8,7 @@ from attrs import evolve
 from minfer.lifecycle.preempt import _with_rank
 from minfer.policies.builtin import Ageing, Priority, Shortest
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Preempted, Submit, Tick
+from minfer.records.messages import Finish, Preempted, Submit, Tick
 from minfer.records.policy import FirstCome, Rank
 from minfer.records.request import Request
 from minfer.records.sequence import Running
@@ -55,6 +55,22 @@ def test_who_is_sent_back_keeps_all_it_knows_and_may_get_a_better_place() -> Non
         assert before.ids[-1] == ("ccc", 0)
         bench.drain()
         assert bench.out["ccc", 0] == bench.right(ask("ccc", 8, 24))
+
+
+def test_a_better_place_that_another_one_has_is_not_taken() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, max_num_seqs=3, policy=Again()))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    while len(bench.state.running) < 3:
+        bench.turn()
+    bench.turn(Submit(ask("twin", 24, 1, place=((-5.0,), 2, 0))))
+    while not bench.reasons_of(Preempted):
+        bench.turn()
+    assert bench.reasons_of(Preempted)[0].id == "ccc"
+    places = [seq.place for seq in bench.state.waiting]
+    assert places == sorted(set(places))
+    assert len(places) == 2
+    bench.give(Finish("ccc", 0, 1))
+    assert [seq.id for seq in bench.state.waiting] == [("twin", 0)]
 
 
 def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row() -> None:

@@ -7,10 +7,11 @@ from attrs import evolve
 
 from minfer.blocks.keys import group_key
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Loading, Recomputing, Submit
+from minfer.records.messages import Admitted, Loading, Preempted, Recomputing, Submit
 from minfer.records.tiers import BY_COST, RECOMPUTE, HostTier, KnownKeys
 from tests.core.test_engine import ask
-from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
+from tests.core.tiers.hosted import HOST, TIGHT, Hosted
+from tests.core.tiers.test_keyed import ALONE, BOTH, KEYED, Keyed, another
 from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
 
@@ -91,3 +92,72 @@ def test_a_resumed_request_pushes_the_blocks_of_its_prompt() -> None:
     output = bench.right(evolve(LONG, max_tokens=8))[:7]
     bench.serve(evolve(LONG, output=output, max_tokens=8, push_to="x"))
     assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("window", [5, 8, 9])
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("first", "other"), [(13, 17), (13, 15), (17, 17), (9, 19)])
+def test_a_load_evicts_nothing_that_its_own_hit_needs(
+    first: int, other: int, order: int, window: int, keyed: bool
+) -> None:
+    """The device has a part of the window, as of what was used last before the others."""
+    groups = (CacheGroup(), CacheGroup(window=window))[::order]
+    config = evolve(BOTH if keyed else TIGHT, num_blocks=12, groups=groups)
+    bench = (Keyed if keyed else Hosted)(evolve(config, host=None if keyed else HOST))
+    begin = ask("a", prompt=tuple(range(first)), max_tokens=1)
+    bench.serve(begin)
+    bench.serve(ask("b", prompt=tuple(range(20, 20 + other)), max_tokens=1))
+    assert bench.serve(evolve(begin, id="again")) == bench.right(begin)
+    loads, hit = bench.reasons_of(Loading), bench.reasons_of(Admitted)[-1].hit
+    assert hit == 4 * loads[-1].blocks if loads else hit == (first - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_where_no_cost_is_known_loading_counts_as_fast(keyed: bool) -> None:
+    bench = Keyed(choice=BY_COST) if keyed else Hosted(choice=BY_COST)
+    bench.serve(LONG)
+    bench.push_out()
+    bench.serve(AGAIN)
+    [reason] = bench.reasons_of(Loading)
+    assert (reason.seconds, reason.recompute, reason.keyed) == (0, 0, keyed)
+
+
+def test_a_load_waits_for_others_from_its_tier_alone() -> None:
+    """A page takes a second. Before the two loads from host memory begin, blocks of
+    others are on their way: to it, and from the keyed tier.
+    """
+    first = Keyed()
+    first.serve(LONG)
+    config = evolve(BOTH, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=64)
+    tiers = evolve(KEYED, page_seconds=1.0), evolve(HOST, page_seconds=1.0)
+    bench = another(first, evolve(config, keyed=tiers[0], host=tiers[1]))
+    inside = [ask(f"in {i}", prompt=(40 + i,) * 9, max_tokens=1) for i in range(2)]
+    for one in inside:
+        bench.serve(one)
+    known = evolve(bench.state.tiers, known=KnownKeys())
+    bench.state = evolve(bench.state, blocks=Keyed(config).state.blocks, tiers=known)
+    bench.late = True
+    bench.turn(Submit(ask("new", prompt=(45,) * 9, max_tokens=1)))
+    while bench.state.requests:
+        bench.turn()
+    assert bench.state.tiers.stores(keyed=False)
+    bench.turn(Submit(evolve(AGAIN, stored=4)))
+    for one in inside:
+        bench.turn(Submit(evolve(one, id=f"again {one.id}")))
+    told = [(one.keyed, one.seconds) for one in bench.reasons_of(Loading)]
+    assert told == [(True, 4.0), (False, 2.0), (False, 4.0)]
+
+
+def test_a_preempted_sequence_chooses_again_where_its_blocks_come_from() -> None:
+    """They were loaded when it came, too."""
+    bench = Keyed(evolve(ALONE, num_blocks=9, max_model_len=40))
+    both = [ask("a", 8, max_tokens=20), ask("bb", 8, max_tokens=20)]
+    bench.serve(evolve(both[1], id="first", max_tokens=1))
+    bench.push_out()
+    bench.turn(*map(Submit, both))
+    bench.settle()
+    assert [one.id for one in bench.reasons_of(Preempted)] == ["bb"]
+    assert [one.id for one in bench.reasons_of(Loading)] == ["bb", "bb"]
+    for one in both:
+        assert bench.out[one.id, 0] == bench.right(one)

@@ -1,6 +1,9 @@
 """What each routing policy promises; the kit tries them under stories."""
 
 from collections import Counter
+from fractions import Fraction
+from math import ceil
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,6 +31,7 @@ from minfer.routing.policies import (
     RoundRobin,
     routing_policy_named,
 )
+from minfer.routing.rendezvous import best
 from minfer.values.checks import ConfigError
 from tests.core.routing.routers import Desk, ask, keys
 
@@ -307,3 +311,24 @@ def test_choices_show_three_alternatives() -> None:
     desk = Desk("abcdef", PLAIN)
     assert len(reason(desk, "1").alternatives) == 3
     assert Choice("a", "why").alternatives == ()
+
+
+@pytest.mark.parametrize("load", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prompt_goes_to_the_best_replica_below_the_bound(
+    seed: int, load: float
+) -> None:
+    """Loads are random; the bound is computed in fractions."""
+    rng, names = Random(seed), "abcd"
+    for number in range(30):
+        desk, counts = Desk(names, PrefixHash(load=load)), Counter[str]()
+        for name in rng.choices(names, (1, 1, 2, 3), k=rng.randrange(12)):
+            counts[name] += 1
+            queued(desk, name, "", 100 + len(desk.state.requests))
+        request = ask(f"r {number}", number, 2)
+        most = Fraction(load) * (counts.total() + 1) / len(names)
+        below = [name for name in names if counts[name] + 1 <= ceil(most)]
+        key = request.keys[:4][-1]
+        found = reason(desk, f"r {number}", number, 2)
+        assert found.replica == best(below, key)
+        assert found.why == ("hash" if best(names, key) in below else "hash, load")

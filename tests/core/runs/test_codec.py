@@ -116,3 +116,21 @@ def test_only_known_records_are_built() -> None:
     assert {"EngineState", "Submit", "Plan", "FirstCome"} <= RECORDS.keys()
     assert load(dump(Log((1,), (2,)))) == Log((1, 2))
     assert load(dump(EngineConfig(num_blocks=3))) == EngineConfig(num_blocks=3)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        tuple(f"name {number}" for number in range(40)),
+        tuple(bytes((number,)) for number in range(40)),
+        tuple(7919 * number % 10007 for number in range(40)),
+        tuple((f"name {number}", 0) for number in range(40)),
+    ],
+    ids=["texts", "bytes", "numbers", "tuples"],
+)
+def test_sets_and_maps_are_written_in_order_whatever_their_hashes(entries: Any) -> None:
+    """So equal values have equal bytes, in each process."""
+    ordered = [dump(one) for one in sorted(entries)]
+    assert dump(frozenset(entries)) == {"set": ordered}
+    pairs = [[one, True] for one in ordered]
+    assert dump(Map(dict.fromkeys(entries, True))) == {"map": pairs}

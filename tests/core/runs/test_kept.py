@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minfer.runs.journal import JournalError
-from tests.core.kept import REFUSED, content, kept, read
+from tests.core.kept import REFUSED, SNAPSHOTS, content, kept, read
 
 
 @pytest.mark.parametrize("path", kept(), ids=lambda path: path.stem)
@@ -20,6 +20,19 @@ def test_a_kept_journal_replays_without_a_divergence(path: Path) -> None:
     else:
         assert not journal.by_decisions_alone
         assert journal.checked == 1
+
+
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
+def test_a_journal_goes_on_from_an_old_state_with_tiers(path: Path) -> None:
+    """Written when holding a block in host memory counted for all before it, and what was
+    to be stored was a tuple.
+    """
+    journal = read(path)
+    first = journal.state.tiers
+    assert first.transfers
+    assert len(first.unstored) + len(first.unsaved) > 0
+    assert sum(1 for _ in journal.turns()) > 15
+    assert journal.checked == 1
 
 
 def test_a_kept_journal_with_what_was_removed_is_refused_with_its_last_reader() -> None:

@@ -1,7 +1,10 @@
 """Replay names the turn and the field in which an engine decides otherwise."""
 
+import itertools
+
 import attrs
 import pytest
+from attrs import evolve
 
 from minfer.engine import step
 from minfer.policies.builtin import Priority
@@ -10,11 +13,12 @@ from minfer.records.messages import Admitted, Event, Submit, Tick
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.runs import replay as replays
-from minfer.runs.journal import MAGIC, JournalError
-from minfer.runs.journal_writing import encode_journal
+from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.journal import MAGIC, START, Head, JournalError
+from minfer.runs.journal_writing import encode_journal, head_record
 from minfer.runs.replay import DivergenceError, Journal, open_segments
 from tests.core.recorded import recorded
-from tests.core.runs.made import opened, run
+from tests.core.runs.made import opened, record_ends, run
 
 
 @pytest.mark.long
@@ -91,3 +95,49 @@ def test_a_segment_without_a_head_is_skipped_only_at_the_end() -> None:
     assert len(open_segments({"one": data, "two": MAGIC})) == 1
     with pytest.raises(JournalError, match="two: it has no head"):
         open_segments({"one": data, "two": MAGIC, "three": data})
+
+
+def test_the_state_between_two_segments_is_compared() -> None:
+    """The second one is of a state that the turns before do not lead to, though it goes
+    on with their digest.
+    """
+    config, turns = recorded(4)
+    whole, before = encode_journal(config, turns), START
+    for turn in turns[:30]:
+        record_ = compact(facts(turn.before, turn.transition))
+        before = chained(before, turn.transition, record_)
+    ends = record_ends(whole)
+    bodies = [whole[a:b] for a, b in itertools.pairwise(ends[:-2])]
+    first = whole[: ends[30]]
+    state = turns[30].before
+    for other, error in (
+        (state, ""),
+        (evolve(state, arrivals=999), "the state (second)"),
+    ):
+        head = head_record(Head(config=config, turn=30, digest=before, state=other))
+        second = b"".join([MAGIC, head, *bodies[30:]])
+        journal = Journal(open_segments({"first": first, "second": second}))
+        if not error:
+            assert len([*journal.turns()]) == len(turns)
+            continue
+        with pytest.raises(DivergenceError) as caught:
+            list(journal.turns())
+        assert (caught.value.divergence.turn, caught.value.divergence.field) == (
+            29,
+            error,
+        )
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_last_turn_that_is_missing_is_missed_by_what_follows_it(kept: int) -> None:
+    """The digest of the last state follows it, and then the end; or that alone."""
+    config, turns = recorded(4)
+    whole = encode_journal(config, turns)
+    ends = record_ends(whole)
+    *_, before_turn, turn, digest, end = ends
+    assert end == len(whole)
+    followers = whole[turn:digest] if kept == 1 else whole[turn:]
+    journal = opened(whole[:before_turn] + followers)
+    with pytest.raises(JournalError, match=rf"after turn {len(turns) - 2} .* missing"):
+        list(journal.turns())
+    assert not journal.closed

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from minfer.blocks.keys import DIGEST, Key, block_keys
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.messages import Cancel, Submit
+from minfer.records.messages import Cancel, Pause, Submit
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Turn
@@ -35,6 +35,7 @@ from minfer.testing.trial import Trial
 from tests.circles import examples
 from tests.core.runs.clocked import Run
 from tests.core.runs.test_simulate import config_of, requested
+from tests.core.test_engine import CONFIG, Bench, ask
 
 ROOT = bytes(DIGEST)
 
@@ -210,3 +211,17 @@ def test_keys_of_a_later_group_are_those_of_prompts() -> None:
     run.drain()
     found = [check(run.config, turn).published for turn in run.turns]
     assert [*filter(None, found)] == [first.keys]
+
+
+def test_a_row_that_decodes_is_no_prefill_even_if_it_is_not_planned() -> None:
+    """A paused one has an input left that is not planned."""
+    bench = Bench(evolve(CONFIG, max_num_batched_tokens=4))
+    bench.give(Submit(ask("a", 6, 9, lockstep=True)))
+    while not bench.out.get(("a", 0)):
+        bench.turn()
+    bench.turn(Pause("a", 0))
+    run = bench.state.running
+    assert (run.known[0] - run.scheduled[0], bench.state.inflight) == (1, ())
+    assert load_report(bench.config, "a", bench.state).prefill == 0
+    bench.turn(Submit(ask("bb", 9, 9)))
+    assert load_report(bench.config, "a", bench.state).prefill == 9 - 4

@@ -34,7 +34,7 @@ def test_a_replay_names_the_turn_in_which_the_engine_raised(
     assert error.error == "KeyError: 'r7'"
     assert error.where.startswith("test_turns.py:")
     assert str(error).startswith(
-        f"turn {at}: the engine raised KeyError: 'r7' (test_turns.py"
+        f"run: turn {at}: the engine raised KeyError: 'r7' (test_turns.py"
     )
     assert journal.count == at
 

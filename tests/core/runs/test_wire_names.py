@@ -3,7 +3,7 @@
 import json
 import re
 import zlib
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -133,14 +133,22 @@ def test_of_thresholds_one_is_still_read() -> None:
     assert load({**parsed, "thresholds": old}) == EngineConfig(num_blocks=3, freed_run=2)
     assert without_removed("Line", {"full": 3, "size": 2}) == {"size": 2}
     every = {(name, field) for name, gone in REMOVED.items() for field in gone}
-    replaced = {("EngineConfig", "thresholds"), ("Line", "full"), *OF_ONE_GROUP}
+    replaced = {("EngineConfig", "thresholds"), ("Line", "full"), *REPLACED}
     assert every - GONE.keys() == replaced
     with pytest.raises(CodecError, match="unexpected keyword"):
         load({**parsed, "more": 1})
 
 
+QUEUES: Final[tuple[Any, Any]] = (
+    {"is": "Queue", "runs": {"map": []}, "size": 0},
+    {
+        "is": "Queue",
+        "runs": {"map": [[0, [{"hex": "aa"}, {"hex": "ab"}]]]},
+        "size": 2,
+    },
+)
 # What records of one group of layers had, and what they have now.
-OF_ONE_GROUP: dict[tuple[str, str], tuple[Any, Any]] = {
+REPLACED: dict[tuple[str, str], tuple[Any, Any]] = {
     ("EngineConfig", "window"): (
         9,
         {"groups": [{"is": "CacheGroup", "window": 9}], "reserve_windows": True},
@@ -155,14 +163,17 @@ OF_ONE_GROUP: dict[tuple[str, str], tuple[Any, Any]] = {
         [{"is": "Log", "old": [1]}, {"is": "Log"}],
         {"tables_by_group": [[{"is": "Log", "old": [1]}], [{"is": "Log"}]]},
     ),
+    # Queues, which were tuples.
+    ("Tiers", "unstored"): ([], {"host_queue": QUEUES[0]}),
+    ("Tiers", "unsaved"): ([{"hex": "aa"}, {"hex": "ab"}], {"keyed_queue": QUEUES[1]}),
 }
 
 
-@pytest.mark.parametrize(("record_", "field"), OF_ONE_GROUP)
-def test_records_of_one_group_are_read_as_those_of_several(
+@pytest.mark.parametrize(("record_", "field"), REPLACED)
+def test_a_field_that_was_replaced_is_read_as_the_new_one(
     record_: str, field: str
 ) -> None:
-    old, new = OF_ONE_GROUP[record_, field]
+    old, new = REPLACED[record_, field]
     assert without_removed(record_, {field: old}) == new
 
 

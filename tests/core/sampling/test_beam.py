@@ -230,3 +230,31 @@ def test_a_wide_search_of_a_small_model_finds_the_best_of_all() -> None:
         best = searched(model, 12, stops, how, most)[0]
         due = exhaustive(model, vocab, stops, how, most)[0]
         assert (best.tokens, best.score) == (due.tokens, due.score)
+
+
+def test_of_equal_continuations_the_earlier_beam_and_the_likelier_token_come_first() -> (
+    None
+):
+    each = ({3: -1.0, 1: -1.0, 2: -1.0}, {9: -1.0, 4: -1.0}, {5: -1.0})
+    search = Search((-2.0, -2.0, -2.0), offers(*each))
+    choice = choose(search, this_round(BeamSearch(), 3, 9, [(), (), ()]))
+    assert [(one.parent, one.token) for one in choice.children] == [
+        (0, 3),
+        (0, 1),
+        (0, 2),
+    ]
+    offer = offers({}, {}, each[1])[2]
+    later = Search((-2.0, -2.0, -2.0), (None, None, offer))
+    choice = choose(later, this_round(BeamSearch(), 3, 9, [(), (), ()]))
+    assert [(one.parent, one.token) for one in choice.children[:2]] == [(2, 9), (2, 4)]
+
+
+def test_of_equal_hypotheses_the_earlier_ones_are_kept() -> None:
+    """The beams have as many as they may; those that end now are as good, no better."""
+    this = this_round(BeamSearch(length_penalty=0.0), 3, 9, [(7,), (8,)])
+    known = tuple(Hypothesis((at,), -3.0, -3.0, "stop") for at in (1, 2))
+    search = Search((-2.0, -2.5), offers({0: -1.0, 1: -0.1}, {0: -0.5, 1: -0.2}), known)
+    assert choose(search, this).done == known
+    better = offers({0: -0.5, 1: -0.6}, {0: -0.5, 1: -0.6})
+    done = choose(Search((-2.0, -2.5), better, known), this).done
+    assert [(one.tokens, one.score) for one in done] == [((7, 0), -2.5), ((1,), -3.0)]

@@ -1,10 +1,16 @@
 """The end of a transfer."""
 
+import pytest
 from attrs import evolve
 
-from minfer.records.messages import Submit
-from tests.core.tiers.test_keyed import ALONE, Keyed
-from tests.core.tiers.test_tiers import AGAIN, LONG
+from minfer.blocks.keys import Key
+from minfer.records.messages import Lost, Moved, StoreBlocks, Submit
+from minfer.records.state import EngineState
+from minfer.tiers.finish import finish_transfer
+from minfer.values.queue import Queue
+from tests.core.tiers.hosted import HOST, Hosted
+from tests.core.tiers.test_keyed import ALONE, BOTH, KEYED, Keyed
+from tests.core.tiers.test_tiers import AGAIN, LONG, keys_of
 
 
 def test_pages_of_blocks_that_were_computed_meanwhile_are_free() -> None:
@@ -21,3 +27,46 @@ def test_pages_of_blocks_that_were_computed_meanwhile_are_free() -> None:
     assert bench.out["again", 0] == bench.out["anew", 0] == bench.right(LONG)
     assert bench.state.blocks.available == 12
     assert bench.state.blocks.prefix.cached + bench.state.blocks.free == 12
+
+
+def waiting(state: EngineState) -> tuple[int, int]:
+    """How many blocks wait to be stored in host memory, and by key."""
+    return len(state.tiers.unstored), len(state.tiers.unsaved)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("error", ["", "full"])
+def test_a_store_that_fails_empties_the_queue_behind_it_and_no_other(
+    error: str, keyed: bool
+) -> None:
+    config = evolve(BOTH, keyed=evolve(KEYED, storing=1), host=evolve(HOST, storing=1))
+    bench = Keyed(config)
+    bench.late = True
+    bench.turn(Submit(LONG))
+    while bench.state.requests:
+        bench.turn()
+    before = waiting(bench.state)
+    assert min(before) > 1
+    kinds = [isinstance(one, StoreBlocks) for one in bench.oracle.moves]
+    bench.give(bench.oracle.finish_move(kinds.index(keyed), error))
+    left = [*before]
+    left[keyed] = 0 if error else before[keyed] - 1  # the next is on its way
+    assert waiting(bench.state) == tuple(left)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("end", [Moved(9), Lost(9, "full")])
+def test_a_load_leaves_the_queues_as_they_are(end: Moved | Lost, keyed: bool) -> None:
+    bench = Keyed() if keyed else Hosted()
+    bench.serve(LONG)
+    bench.push_out()
+    bench.late = True
+    bench.turn(Submit(AGAIN))
+    [load] = bench.state.tiers.transfers
+    assert (load.loads, load.keyed) == (True, keyed)
+    queue = Queue[Key]().extended(keys_of(LONG), 9)
+    tiers = evolve(bench.state.tiers, unstored=queue, unsaved=queue)
+    state = evolve(bench.state, tiers=tiers)
+    after = finish_transfer(bench.config, state, evolve(end, number=load.number))
+    assert not after.state.tiers.transfers
+    assert waiting(after.state) == (4, 4)

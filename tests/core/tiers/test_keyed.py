@@ -321,3 +321,54 @@ def test_sizes_and_choices_are_checked(wrong: dict[str, Any]) -> None:
         evolve(LONG, stored=-1)
     with pytest.raises(ParameterError, match="push_to"):
         evolve(LONG, push_to=1)  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("storing", [1, 2, 512])
+@pytest.mark.parametrize("length", [7, 13, 18, 23])
+@pytest.mark.parametrize(
+    "groups", [(CacheGroup(),), (CacheGroup(), CacheGroup(window=5))]
+)
+def test_blocks_on_their_way_to_one_engine_are_sent_to_another(
+    groups: tuple[CacheGroup, ...], length: int, storing: int
+) -> None:
+    """What begins after the second request is for both; what had begun goes again."""
+    config = evolve(ALONE, num_blocks=32, groups=groups)
+    bench = Keyed(config, sends=True, storing=storing)
+    bench.late = True
+    bench.turn(Submit(evolve(LONG, push_to="x")))
+    while not bench.saves:
+        bench.turn()
+    before = len(bench.saves)
+    prompt = (*LONG.prompt, 1, 2, 3, 4, 5)[:length]
+    second = evolve(LONG, id="second", prompt=prompt, push_to="y")
+    bench.turn(Submit(second))
+    bench.late = False
+    bench.settle()
+    saved = {key for one in bench.saves[before:] for key in one.keys}
+    sent = [key for one in bench.saves for key in one.keys]
+    assert {*keys_of(second, length // 4)} <= saved
+    assert max(map(sent.count, sent)) <= 2
+    assert not bench.state.tiers.wanted
+
+
+def test_blocks_that_were_lost_on_their_way_are_not_sent_to_another() -> None:
+    bench = Keyed(sends=True)
+    bench.late = True
+    bench.turn(Submit(evolve(LONG, push_to="x")))
+    while not bench.saves:
+        bench.turn()
+    bench.turn(Submit(evolve(LONG, id="second", push_to="y")))
+    before = len(bench.saves)
+    bench.give(*bench.ends("unreachable"))
+    assert not bench.state.tiers.unsaved
+    assert len(bench.saves) == before
+
+
+def test_only_blocks_from_the_first_that_was_sent_are_believed_to_be_there() -> None:
+    for first, stored in ((0, 3), (2, 4), (3, 3), (4, 2)):
+        bench = Keyed()
+        bench.give(Submit(evolve(LONG, stored=stored, sent_from=first)))
+        known = bench.state.tiers.known
+        assert [at for at, key in enumerate(keys_of(LONG)) if key in known] == [
+            *range(first, stored)
+        ]

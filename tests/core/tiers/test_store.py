@@ -3,10 +3,22 @@
 from attrs import evolve
 
 from minfer.blocks.keys import DIGEST, TAIL, group_key, tail_keys
+from minfer.blocks.ownership import Blocks
+from minfer.engine import step
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Submit
+from minfer.records.messages import (
+    Admitted,
+    Event,
+    Execute,
+    Executed,
+    Move,
+    Moved,
+    Submit,
+    Tick,
+)
+from minfer.records.state import EngineState, initial
 from tests.core.test_engine import ask
-from tests.core.tiers.hosted import HOST, Hosted
+from tests.core.tiers.hosted import HOST, TIGHT, Hosted
 from tests.core.tiers.test_keyed import ALONE, BOTH, Keyed
 from tests.core.tiers.test_tiers import LONG, keys_of
 
@@ -85,3 +97,63 @@ def test_a_key_that_begins_as_one_of_a_partial_block_is_of_a_whole_one() -> None
     bench = Keyed()
     bench.serve(ask("a", prompt=prompt, max_tokens=1))
     assert len(bench.saves) == 1
+
+
+def changed_nodes(context: int) -> int:
+    """The most nodes of both indexes that a turn of a decode changes, behind a prompt of
+    so many tokens.
+    """
+    room = context // 4 + 20
+    config = evolve(
+        TIGHT,
+        num_blocks=room,
+        max_model_len=4 * room,
+        max_num_batched_tokens=context,
+        host=evolve(HOST, pages=room),
+    )
+    state, moves, most = initial(config), list[Event](), 0
+    request = ask("a", context, max_tokens=40)
+    events: tuple[Event, ...] = (Submit(request),)
+    for number in range(40):
+        before = state
+        turn = step(config, state, (Tick(float(number)), *events, *moves))
+        state = turn.state
+        moves = [Moved(one.number) for one in turn.commands if isinstance(one, Move)]
+        plans = [one.plan for one in turn.commands if isinstance(one, Execute)]
+        events = tuple([Executed(one.step, ((7,),) * len(one.rows)) for one in plans])
+        if number > 5:
+            most = max(most, changed(before.blocks, state.blocks), between(before, state))
+    assert not state.tiers.unstored
+    assert state.tiers.host is not None
+    assert len(state.tiers.host.prefix.nodes) > context // 4 + 5
+    return most
+
+
+def between(before: EngineState, after: EngineState) -> int:
+    """The nodes of host memory that a turn changed."""
+    first, second = before.tiers.host, after.tiers.host
+    assert first is not None
+    assert second is not None
+    return changed(first, second)
+
+
+def changed(before: Blocks, after: Blocks) -> int:
+    old, new = before.prefix.nodes, after.prefix.nodes
+    return sum(new[key] is not old.get(key) for key in new)
+
+
+def test_a_block_is_stored_at_the_same_cost_behind_any_context() -> None:
+    assert [changed_nodes(context) for context in (16, 160, 1600)] == [2, 2, 2]
+
+
+def test_a_model_of_windows_alone_has_its_blocks_stored_and_loaded() -> None:
+    bench = Keyed(evolve(BOTH, num_blocks=16, groups=(CacheGroup(window=9),)))
+    bench.serve(LONG)
+    host = bench.state.tiers.host
+    assert host is not None
+    assert {*host.prefix.nodes} == {*bench.oracle.outside} == {*keys_of(LONG)}
+    bench.state = evolve(bench.state, blocks=Keyed(bench.config).state.blocks)
+    assert bench.serve(evolve(LONG, id="again")) == bench.right(LONG)
+    [load] = bench.loads
+    assert len(load.targets) == 2  # what the next query reads
+    assert bench.reasons_of(Admitted)[-1].hit == 16
