@@ -47,8 +47,11 @@ class Family:
     # Where sliding windows are: in no layer, in every layer if there is a
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
-    # `sliding_window_pattern`-th one. `layer_types` has priority.
-    windows: Literal["none", "every", "upper", "lower", "flag", "pattern"] = "none"
+    # `sliding_window_pattern`-th one. `layer_types` has priority, but for `uniform`: in
+    # every layer, and layers of several types are refused.
+    windows: Literal["none", "every", "uniform", "upper", "lower", "flag", "pattern"] = (
+        "none"
+    )
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
     out_bias: str = ""  # the flag of a bias of the product after attention
@@ -108,6 +111,8 @@ _ROWS: Final = (
     Family("Qwen3ForCausalLM", "qwen3", _QWEN3, "upper", _BIAS, _BIAS, qk_norm=True),
     Family("LlamaForCausalLM", "llama", _LLAMA, "none", _BIAS, _BIAS, "mlp_bias"),
     Family("MistralForCausalLM", "mistral", _MISTRAL, "every"),
+    # Ministral 8B is published as `mistral` with `layer_types`.
+    Family("MinistralForCausalLM", "ministral", _MISTRAL, "every"),
     Family(
         "MixtralForCausalLM",
         "mixtral",
@@ -120,7 +125,7 @@ _ROWS: Final = (
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
-        "every",
+        "uniform",
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             inter="intermediate_size",

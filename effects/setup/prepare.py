@@ -6,6 +6,7 @@ It loads no weights and imports no torch, but where INT8 is made at load and nor
 read: `minfer plan` is instant, and an impossible setting fails before gigabytes are read.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,10 @@ from minfer.effects.models.checkpoint import (
     eos_ids,
     read_config,
 )
-from minfer.effects.models.config_reader import UnknownModelError
+from minfer.effects.models.config_reader import (
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from minfer.effects.models.dtypes import FP8, INT8
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
@@ -54,6 +58,7 @@ from minfer.records.request import SamplingParams
 from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
+_log = logging.getLogger("minfer.model")
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
 # On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
 # all decode rows wait for it.
@@ -115,7 +120,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     folder = model_folder(args.model)
     raw = read_config(folder)
     where = str(config_path(folder))
-    spec = _quantized(_spec(raw, where, args.dtype), folder, args)
+    spec = _quantized(_spec(raw, where, args.dtype, warns=warns), folder, args)
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
@@ -198,23 +203,27 @@ def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
     return find_device(args.device, args.parallel.ranks)
 
 
-def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
-    """Returns the spec by the family table, or by transformers for models outside it;
-    with the requested dtype.
+def _spec(config: Mapping[str, Any], where: str, dtype: str, *, warns: bool) -> ModelSpec:
+    """Returns the spec by the family table, or by transformers for what the table does
+    not support; with the requested dtype. Values that are wrong are wrong for both.
     """
     wanted_dtype = DTYPES.get(dtype)
     try:
         return parse_spec(config, where, wanted_dtype)
-    except CheckpointError as refused:
+    except UnsupportedModelError as refused:
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
+        unknown = isinstance(refused, UnknownModelError)
         try:
-            return fallback_spec(config, where, wanted_dtype)
+            spec = fallback_spec(config, where, wanted_dtype)
         except CheckpointError as error:
             # The table's own refusals say more than transformers' class does.
-            unknown = isinstance(refused, UnknownModelError)
             raise (error if unknown else refused) from None
+        if warns:
+            what = f"{spec.family.architecture} of transformers runs this model"
+            _log.warning("%s, as minfer's own forward pass does not: %s", what, refused)
+        return spec
 
 
 def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:

@@ -109,6 +109,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "window": {"sliding_window": WINDOW},
         "window, tied": _TIED | {"sliding_window": WINDOW, "head_dim": 32},
     },
+    "Ministral": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Mixtral": {
         "experts": _EXPERTS,
         "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
