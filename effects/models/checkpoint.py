@@ -21,6 +21,11 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
     whole,
 )
+from minfer.effects.models.formats.compressed_tensors import (
+    INT8_TYPES,
+    ZERO_POINT,
+    CompressedTensors,
+)
 from minfer.effects.models.gguf.config import gguf_config
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.json_files import CorruptFileError as CorruptFileError
@@ -169,9 +174,13 @@ def planned_parts(
 
 def _files_of(spec: ModelSpec, found: FoundTensors) -> Files:
     """Returns how the files store matrices: of experts, both forms occur."""
-    how = spec.quantization
+    form = None if spec.quantization is None else spec.quantization.format
     stacked = any(place.name.endswith(STACKED) for place in found.places.values())
-    return Files(None if how is None else how.format, stacked)
+    if isinstance(form, CompressedTensors):
+        zeros = [one for name, one in found.places.items() if name.endswith(ZERO_POINT)]
+        kinds = {one.file.get_slice(one.name).get_dtype() for one in zeros[:1]}
+        form = evolve(form, byte_zeros=kinds == {*INT8_TYPES})
+    return Files(form, stacked)
 
 
 def _filled(

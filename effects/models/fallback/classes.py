@@ -96,6 +96,8 @@ def _refuse_ignored(read: ConfigReader, kind: Any) -> None:
     ignored = read.config.keys() - (has - UNREAD.get(kind.model_type, frozenset()))
     for key in sorted(NEUTRAL.keys() & ignored):
         refuse_field(read, key, NEUTRAL[key])
+    if "sliding_window" in ignored and read.config.get("use_sliding_window") is not False:
+        refuse_field(read, "sliding_window", ())
     kinds = read.config.get("layer_types")
     if "layer_types" in ignored and isinstance(kinds, list):
         windowed = not read.absent("sliding_window")

@@ -20,6 +20,7 @@ RICH = {
     "Qwen3": "biases, windows",
     "Llama": "biases, tied",
     "Mistral": "window",
+    "Ministral": "windows alternate",
     "Mixtral": "experts, windows",
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",

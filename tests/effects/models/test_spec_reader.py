@@ -198,10 +198,10 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
             ["sliding_window", "'all'"],
         ),
         (
-            "Mistral",
+            "Mixtral",
             {"sliding_window": 8, "layer_types": ["full_attention"] * 3},
             UnsupportedModelError,
-            ["layer_types", "MistralForCausalLM"],
+            ["layer_types", "MixtralForCausalLM"],
         ),
         (
             "Qwen3",

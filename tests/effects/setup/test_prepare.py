@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
@@ -61,10 +61,13 @@ def test_a_config_that_names_a_type_that_does_not_run(
 
 
 def test_what_the_family_table_refuses_is_tried_with_transformers(tmp_path: Path) -> None:
-    """And if that refuses too, the error is the first one."""
-    args = say(tmp_path, rms_norm_eps=0.0)
-    with pytest.raises(CheckpointError, match="rms_norm_eps must be a positive number"):
+    """And if that refuses too, the error is the first one. Wrong values are not tried."""
+    args = say(tmp_path, hidden_act="gelu")
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu'"):
         parse_spec(read_config(tmp_path))
     assert prepare(args).spec.parameters
-    with pytest.raises(CheckpointError, match="hidden_size must be an integer"):
-        prepare(say(tmp_path, hidden_size="many"))
+    with pytest.raises(CheckpointError, match="hidden_act 'nothing'"):
+        prepare(say(tmp_path, hidden_act="nothing"))
+    for key, value in (("hidden_size", "many"), ("rms_norm_eps", 0.0)):
+        with pytest.raises(CheckpointError, match=f"{key} must be"):
+            prepare(say(tmp_path, **{key: value}))
