@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.effects.models.refusals import refuse_quantized
-from minfer.effects.models.rope_scaling import FULL
+from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
 
@@ -83,6 +83,9 @@ def _config(read: ConfigReader, what: str) -> Any:
             f"{read.where}: transformers cannot read it: {why}"
         ) from error
     _refuse_ignored(read, type(config))
+    own = frozenset(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    for name in ("rope_scaling", "rope_parameters"):
+        _check_rope_keys(ConfigReader({name: read.config.get(name)}, read.where), own)
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
@@ -102,6 +105,24 @@ def _refuse_ignored(read: ConfigReader, kind: Any) -> None:
     if "layer_types" in ignored and isinstance(kinds, list):
         windowed = not read.absent("sliding_window")
         refuse_field(read, "layer_types", () if windowed else ([FULL] * len(kinds),))
+
+
+def _check_rope_keys(read: ConfigReader, own: frozenset[str]) -> None:
+    """Refuse keys of rotary scalings, by kind of layers or not, that no type of them has
+    and that are not the model's `own`. Raises `ModelConfigError`.
+    """
+    for name, table in read.config.items():
+        if not isinstance(table, dict):
+            continue
+        rope = ConfigReader(table, f"{read.where}: {name}")
+        for key, value in table.items():
+            if isinstance(value, dict):
+                _check_rope_keys(ConfigReader({key: value}, rope.where), own)
+            elif value is not None and key not in ALL_KEYS | own:
+                raise ModelConfigError(
+                    f"{rope.where}: {key} is not a key of rotary scalings; correct its "
+                    f"name, or remove it"
+                )
 
 
 def _as_auto_config(given: Mapping[str, Any]) -> Any:
