@@ -35,6 +35,7 @@ from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
 from minfer.effects.models.progress import disabled
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.quantization_files import with_quantization
 from minfer.effects.models.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.refusals import quantized_objection
@@ -48,6 +49,7 @@ from minfer.effects.models.weight_files import (
     check_same,
     find_tensors,
     list_names,
+    no_model,
 )
 from minfer.effects.models.weight_files import shards as shards
 from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weights
@@ -98,12 +100,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return gguf_config(folder)
     path = config_path(Path(folder))
     if not path.is_file():
+        if why := no_model(path.parent):
+            raise UnsupportedModelError(why)
         raise ModelConfigError(
             f"{path}: not found; a model is a Hugging Face checkpoint folder with "
             f"config.json, safetensors weights and tokenizer.json"
         )
     try:
-        return read_optional(path)
+        return with_quantization(path.parent, read_optional(path))
     except CorruptFileError as error:
         raise ModelConfigError(str(error)) from error
 

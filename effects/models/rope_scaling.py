@@ -21,31 +21,18 @@ if TYPE_CHECKING:
 
 # Keys of the object that describes a scaling, in configs of all types and of each.
 _KEYS: Final = frozenset(
-    [
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        "finetuned",
-        "original_max_position_embeddings",
-        "max_position_embeddings",
-    ]
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
+    | {"original_max_position_embeddings", "max_position_embeddings"}
+)
+_YARN: Final = frozenset(
+    {"factor", "attention_factor", "beta_fast", "beta_slow", "truncate"}
+    | {"mscale", "mscale_all_dim"}
 )
 KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
-    "yarn": frozenset(
-        [
-            "factor",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ]
-    ),
+    "yarn": _YARN,
 }
 # Those of all types of transformers, which families outside the table have.
 ALL_KEYS: Final = _KEYS.union(

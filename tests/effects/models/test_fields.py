@@ -27,6 +27,8 @@ RICH = {
     "Glm4Moe": "groups",
     "DeepseekV2": "groups",
     "DeepseekV3": "groups",
+    "Glm4MoeLite": "listed",
+    "Youtu": "halves",
     "GptOss": "alternate",
     "Gemma3": "ropes",
 }
@@ -34,6 +36,7 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,
     "q_lora_rank": 20,
     "mlp_only_layers": [1],
+    "mlp_layer_types": ["dense", "dense", "sparse"],
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     "first_k_dense_replace": 2,
     "topk_group": 3,

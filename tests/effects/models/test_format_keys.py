@@ -1,5 +1,6 @@
 """Keys of `quantization_config` and zero points: read as they are meant, or named."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minfer.effects.models import layers
+from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.quantization import Quantization
 from minfer.effects.models.spec_reader import parse_spec
@@ -153,3 +155,65 @@ def test_keys_without_a_value_are_absent(name: str) -> None:
         return parse_spec(CONFIG | {"quantization_config": config}).quantization
 
     assert found({**how, "secret": None}) == found(how) is not None
+
+
+MODELOPT: dict[str, Any] = {
+    "producer": {"name": "modelopt", "version": "0.31.0"},
+    "quantization": {
+        "quant_algo": "FP8",
+        "kv_cache_quant_algo": None,
+        "exclude_modules": ["lm_head"],
+    },
+}
+INNER = MODELOPT["quantization"]
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "quantize_config.json": ("gptq", {**GPTQ, "model_file_base_name": "model"}),
+    "quant_config.json": ("awq", CASES["AutoAWQ's own names"][0]),
+    "hf_quant_config.json": ("fp8", MODELOPT),
+}
+
+
+@pytest.mark.parametrize("file", BESIDE)
+def test_what_stands_beside_the_config_is_read(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "prepared", lambda by: by)  # leaves stay as stored
+    name, how = BESIDE[file]
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, name)
+    (made / "config.json").write_bytes((copy / "config.json").read_bytes())
+    how = {key: value for key, value in how.items() if key != "quant_method"}
+    (made / file).write_text(json.dumps(how))
+    spec, weights = read(made)
+    assert spec.quantization is not None
+    for mine, its in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
+    config = CONFIG | {"quantization_config": GPTQ}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quant_config.json").write_text(json.dumps({"w_bit": 3}))
+    assert read_config(tmp_path) == config
+    (tmp_path / "quant_config.json").write_text("[")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"quant_config\.json: cannot be read"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ({**MODELOPT, "secret": 1}, "key 'secret'"),
+        ({**MODELOPT, "quantization": {**INNER, "secret": 1}}, "key 'secret'"),
+        ({**MODELOPT, "quantization": {"quant_algo": "NVFP4"}}, "quant_algo 'NVFP4'"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+        ({"producer": {}}, "quant_algo None"),
+    ],
+)
+def test_other_algorithms_of_modelopt_are_named(how: dict[str, Any], named: str) -> None:
+    config = CONFIG | {"quantization_config": {"quant_method": "modelopt", **how}}
+    with pytest.raises(CheckpointError, match=named):
+        parse_spec(config)
+    inline = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    assert parse_spec(CONFIG | {"quantization_config": inline}).quantization is not None
