@@ -83,9 +83,11 @@ def _config(read: ConfigReader, what: str) -> Any:
             f"{read.where}: transformers cannot read it: {why}"
         ) from error
     _refuse_ignored(read, type(config))
-    own = frozenset(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    model_keys = frozenset(getattr(config, "ignore_keys_at_rope_validation", None) or ())
     for name in ("rope_scaling", "rope_parameters"):
-        _check_rope_keys(ConfigReader({name: read.config.get(name)}, read.where), own)
+        _check_rope_keys(
+            ConfigReader({name: read.config.get(name)}, read.where), model_keys
+        )
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config

@@ -70,7 +70,8 @@ def test_rope_at_the_edges_of_its_range(original: int | None, factor: float) -> 
 def test_keys_that_a_scaling_does_not_have_are_named(name: str, key: str) -> None:
     for field in ("rope_parameters", "rope_scaling"):
         scaling = ROPES[name] | {key: 2.0}
-        config = config_of(**{"rope_parameters": ..., field: scaling})
+        changes: dict[str, Any] = {"rope_parameters": ..., field: scaling}
+        config = config_of(**changes)
         with pytest.raises(ModelConfigError, match=f"{field}: {key} is not a key of"):
             parse_spec(config)
         config[field] = scaling | {key: None}
