@@ -139,7 +139,7 @@ def load_weights(
     dtype = dtype or spec.dtype
     with ExitStack() as stack:
         found = find_tensors(Path(folder), stack, dtype, device)
-        files = _files_of(spec, found)
+        files = files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
         own = spec if place == WHOLE else spec.for_rank(place)
         blank = empty_weights(spec, dtype, "meta")
@@ -165,7 +165,7 @@ def planned_parts(
     """
     import torch
 
-    files = _files_of(spec, found)
+    files = files_of(spec, found)
     where = _by_model(spec, found, files, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         embed = where[EMBED].tensor()
@@ -176,7 +176,7 @@ def planned_parts(
             yield where[part.name], part
 
 
-def _files_of(spec: ModelSpec, found: FoundTensors) -> Files:
+def files_of(spec: ModelSpec, found: FoundTensors) -> Files:
     """Returns how the files store matrices: of experts, both forms occur."""
     form = None if spec.quantization is None else spec.quantization.format
     stacked = any(place.name.endswith(STACKED) for place in found.places.values())
