@@ -130,6 +130,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         _check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
     config = _config(args, spec, device, folder, speculative)
+    spec = _with_factors(spec, config.max_model_len, args, where, warns=warns)
     draft = find_draft_checkpoint(speculative, folder, spec, config)
     if draft is not None and window is not None:  # it reads the same block tables
         draft = _with_window(draft, window, sinks)
@@ -349,7 +350,7 @@ def _config(
     ConfigError.
     """
     longest = spec.max_position_embeddings
-    length = args.max_model_len or longest
+    length = args.max_model_len or spec.original_context or longest
     if length > longest:
         raise ConfigError(
             f"max_model_len {length} is longer than the {longest} tokens the model was "
@@ -371,6 +372,36 @@ def _config(
         speculation=None if speculative is None else speculative.speculation,
         groups=_groups(spec, speculative),
     )
+
+
+def _with_factors(
+    spec: ModelSpec, length: int, args: EngineArgs, where: str, *, warns: bool
+) -> ModelSpec:
+    """Returns the spec with the factors of longrope that a context of that many tokens
+    has; logs which.
+    """
+    original = spec.original_context
+    if original is None:
+        return spec
+    long = length > original
+    if warns and long:
+        what = "its long factors hold for sequences of all lengths; transformers takes"
+        _log.warning(
+            "%s: longrope: with a context of %d tokens, %s the short ones up to %d",
+            where,
+            length,
+            what,
+            original,
+        )
+    elif warns and args.max_model_len is None:
+        _log.warning(
+            "%s: longrope: the context is %d tokens, where its short factors hold; "
+            "--max-model-len up to %d takes the long ones",
+            where,
+            original,
+            spec.max_position_embeddings,
+        )
+    return evolve(spec, long_factors=long)
 
 
 def _groups(
