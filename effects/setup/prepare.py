@@ -15,7 +15,6 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.effects.models.checkpoint import (
     CheckpointError,
     config_path,
@@ -27,51 +26,43 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
 )
 from minfer.effects.models.dtypes import FP8, INT8
-from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
-from minfer.effects.models.ranks import Place
-from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
-from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
+from minfer.effects.setup.engine_config import engine_config
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import (
     MemoryPlan,
-    plan_memory,
     usable_memory,
 )
-from minfer.effects.setup.option_values import policy_of
+from minfer.effects.setup.option_values import AS_FITS
+from minfer.effects.setup.plans import (
+    check_kernels,
+    draft_of,
+    fitting_length,
+    memory_plans,
+)
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
 from minfer.effects.setup.tiers import described, host_tier, keyed_tier
-from minfer.records.config import CacheGroup, EngineConfig
+from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
-from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
 _log = logging.getLogger("minfer.model")
-BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
-# On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
-# all decode rows wait for it.
-SCORED_COST: Final = {"cpu": 2, "cuda": 1}
-# Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
-STREAMING_WORK: Final = 1.2e13
-_BUDGET_MULTIPLE: Final = 512  # budgets are multiples of this
 # One block in so many stays free at an admission, so that running sequences can grow:
 # vLLM's.
 ONE_FREE_IN: Final = 100
-# Limits of the GPU's kernels.
-_WIDEST_HEAD: Final = 256
-_LARGEST_VOCABULARY: Final = 1 << 20
 # Compute capability from which Triton converts FP8 (e4m3).
 FP8_FROM: Final = (8, 9)
 
@@ -127,37 +118,21 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     if warns:
         warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
-        _check_kernels(spec, folder)
+        check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
-    config = _config(args, spec, device, folder, speculative)
-    spec = _with_factors(spec, config.max_model_len, args, where, warns=warns)
-    draft = find_draft_checkpoint(speculative, folder, spec, config)
-    if draft is not None and window is not None:  # it reads the same block tables
-        draft = _with_window(draft, window, sinks)
-    if draft is not None and device.kind == "cuda":
-        _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
-    parallel = args.parallel
-    if parallel.ranks > 1:
-        _check_ranks(args, config, speculative)
     if device.kind == "cpu" and limit is not None:
-        limit //= parallel.ranks  # they share the machine's
-    plans = [
-        plan_memory(
-            spec.for_rank(Place(first, parallel)),
-            config,
-            limit,
-            kv_cache_memory=args.kv_cache_memory_bytes,
-            num_blocks=args.num_gpu_blocks_override,
-            cuda=device.kind == "cuda",
-            draft=None if draft is None else draft.spec,
-            tiers=(args.kv_host_memory is not None)
-            + (args.kv_disk is not None)
-            + (args.kv_peers is not None),
-        )
-        for first in range(0, parallel.ranks, parallel.tensor)
-    ]
+        limit //= args.parallel.ranks  # they share the machine's
+    if args.max_model_len == AS_FITS:
+        length = fitting_length(args, spec, device, folder, speculative, limit)
+        args = evolve(args, max_model_len=length)
+    config = engine_config(args, spec, device, folder, speculative)
+    spec = _with_factors(spec, config.max_model_len, args, where, warns=warns)
+    draft = draft_of(args, spec, config, device, folder, speculative)
+    if args.parallel.ranks > 1:
+        _check_ranks(args, config, speculative)
+    plans = memory_plans(args, spec, config, draft, device, limit)
     # All ranks have the same blocks; those of a stage have equal sizes.
     memory = min(plans, key=lambda plan: plan.num_blocks)
     blocks = memory.num_blocks
@@ -182,15 +157,19 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
+def prepare_elsewhere(
+    args: EngineArgs, device: str, num_blocks: int, max_model_len: int | None = None
+) -> Setup:
     """Returns the setup of an engine that another process has prepared, on a device of
-    the type `device`, with so many KV blocks. Raises as `prepare`.
+    the type `device`, with so many KV blocks, and a context of `max_model_len` tokens, if
+    that process decided it. Raises as `prepare`.
     """
     known = evolve(
         args,
         device=device,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=None,
+        max_model_len=max_model_len or args.max_model_len,
     )
     return prepare(known, limit=sys.maxsize, warns=False)
 
@@ -281,22 +260,6 @@ def _check_ranks(
         )
 
 
-def _with_window(draft: DraftCheckpoint, window: int, sinks: int) -> DraftCheckpoint:
-    """Returns a draft model with the target's attention window. Raises ConfigError."""
-    own = max((w for w in draft.spec.windows if w is not None), default=0)
-    if own > window:
-        raise ConfigError(
-            f"draft model {draft.folder}: some of its layers read the last {own} tokens, "
-            f"and blocks are released behind attention_window {window}; raise that, or "
-            "choose another draft model"
-        )
-    try:
-        narrow = with_attention_window(draft.spec, window, sinks)
-    except ConfigError as error:
-        raise ConfigError(f"draft model {draft.folder}: {error}") from None
-    return evolve(draft, spec=narrow)
-
-
 def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSpec:
     """Returns the spec with a KV cache of the requested type. Raises ConfigError,
     DeviceError.
@@ -318,60 +281,6 @@ def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSp
             f"{major}.{minor}; choose int8_per_token_head or auto"
         )
     return evolve(spec, kv_dtype=dtype)
-
-
-def _check_kernels(spec: ModelSpec, folder: Path) -> None:
-    """Refuse models beyond the limits of the GPU's kernels. Raises DeviceError."""
-    attentions = [group.attention for group in spec.groups]
-    heads = [one.head_dim for one in attentions if isinstance(one, GQA)]
-    widest = max(heads, default=0)
-    if widest > _WIDEST_HEAD:
-        what = (
-            f"heads of {widest} dimensions are too wide for the GPU "
-            f"(at most {_WIDEST_HEAD})"
-        )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
-    if spec.vocab_size > _LARGEST_VOCABULARY:
-        what = (
-            f"the GPU's sampler takes {_LARGEST_VOCABULARY} tokens at most, "
-            f"not {spec.vocab_size}"
-        )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
-
-
-def _config(
-    args: EngineArgs,
-    spec: ModelSpec,
-    device: DeviceInfo,
-    folder: Path,
-    speculative: SpeculativeConfig | None,
-) -> EngineConfig:
-    """Returns the core's configuration, without its number of blocks. Raises
-    ConfigError.
-    """
-    longest = spec.max_position_embeddings
-    length = args.max_model_len or spec.original_context or longest
-    if length > longest:
-        raise ConfigError(
-            f"max_model_len {length} is longer than the {longest} tokens the model was "
-            f"made for (max_position_embeddings in {config_path(folder)}); lower it"
-        )
-    return EngineConfig(
-        num_blocks=1,  # until the memory plan sets it
-        block_size=args.block_size,
-        max_model_len=length,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens
-        or _batched_tokens(args, spec, device),
-        vocab_size=spec.vocab_size,
-        depth=args.steps_in_flight,
-        max_waiting=args.max_waiting,
-        late_masks=True,
-        scored_cost=SCORED_COST[device.kind],
-        policy=policy_of(args.scheduling_policy),
-        speculation=None if speculative is None else speculative.speculation,
-        groups=_groups(spec, speculative),
-    )
 
 
 def _with_factors(
@@ -402,29 +311,3 @@ def _with_factors(
             spec.max_position_embeddings,
         )
     return evolve(spec, long_factors=long)
-
-
-def _groups(
-    spec: ModelSpec, speculative: SpeculativeConfig | None
-) -> tuple[CacheGroup, ...]:
-    """Returns the model's cache groups; one for all layers beside a draft model, whose
-    tables are the same.
-    """
-    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
-    layout = one_group(spec) if modelled else cache_layout(spec)
-    return layout.groups
-
-
-def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:
-    """Returns the most tokens of a step, if the settings do not set it.
-
-    Prompts are computed together with the next tokens of all decode rows, which wait for
-    the whole step. If a GPU's outputs are streamed, the step's work is bounded.
-    """
-    most = BATCHED_TOKENS[device.kind]
-    if device.kind != "cuda" or not args.streaming:
-        return most
-    fit = (
-        int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
-    )
-    return max(_BUDGET_MULTIPLE, min(most, fit))
