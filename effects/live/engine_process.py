@@ -187,4 +187,7 @@ def _let_in(outside: Outside, server: LinkServer, setup: Setup) -> Door:
 
 
 def _facts(setup: Setup) -> wire.EngineReady:
-    return wire.EngineReady(setup.device.kind, setup.config.num_blocks, setup.fingerprint)
+    config = setup.config
+    return wire.EngineReady(
+        setup.device.kind, config.num_blocks, setup.fingerprint, config.max_model_len
+    )

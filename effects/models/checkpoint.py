@@ -21,6 +21,11 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
     whole,
 )
+from minfer.effects.models.formats.compressed_tensors import (
+    INT8_TYPES,
+    ZERO_POINT,
+    CompressedTensors,
+)
 from minfer.effects.models.gguf.config import gguf_config
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.json_files import CorruptFileError as CorruptFileError
@@ -30,6 +35,7 @@ from minfer.effects.models.layers import finish_layer, layer_parts
 from minfer.effects.models.parts import Part
 from minfer.effects.models.progress import disabled
 from minfer.effects.models.quantization import Files
+from minfer.effects.models.quantization_files import with_quantization
 from minfer.effects.models.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.ranks import WHOLE, Place
 from minfer.effects.models.refusals import quantized_objection
@@ -43,6 +49,7 @@ from minfer.effects.models.weight_files import (
     check_same,
     find_tensors,
     list_names,
+    no_model,
 )
 from minfer.effects.models.weight_files import shards as shards
 from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weights
@@ -93,12 +100,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return gguf_config(folder)
     path = config_path(Path(folder))
     if not path.is_file():
+        if why := no_model(path.parent):
+            raise UnsupportedModelError(why)
         raise ModelConfigError(
             f"{path}: not found; a model is a Hugging Face checkpoint folder with "
             f"config.json, safetensors weights and tokenizer.json"
         )
     try:
-        return read_optional(path)
+        return with_quantization(path.parent, read_optional(path))
     except CorruptFileError as error:
         raise ModelConfigError(str(error)) from error
 
@@ -130,7 +139,7 @@ def load_weights(
     dtype = dtype or spec.dtype
     with ExitStack() as stack:
         found = find_tensors(Path(folder), stack, dtype, device)
-        files = _files_of(spec, found)
+        files = files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
         own = spec if place == WHOLE else spec.for_rank(place)
         blank = empty_weights(spec, dtype, "meta")
@@ -156,7 +165,7 @@ def planned_parts(
     """
     import torch
 
-    files = _files_of(spec, found)
+    files = files_of(spec, found)
     where = _by_model(spec, found, files, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         embed = where[EMBED].tensor()
@@ -167,11 +176,15 @@ def planned_parts(
             yield where[part.name], part
 
 
-def _files_of(spec: ModelSpec, found: FoundTensors) -> Files:
+def files_of(spec: ModelSpec, found: FoundTensors) -> Files:
     """Returns how the files store matrices: of experts, both forms occur."""
-    how = spec.quantization
+    form = None if spec.quantization is None else spec.quantization.format
     stacked = any(place.name.endswith(STACKED) for place in found.places.values())
-    return Files(None if how is None else how.format, stacked)
+    if isinstance(form, CompressedTensors):
+        zeros = [one for name, one in found.places.items() if name.endswith(ZERO_POINT)]
+        kinds = {one.file.get_slice(one.name).get_dtype() for one in zeros[:1]}
+        form = evolve(form, byte_zeros=kinds == {*INT8_TYPES})
+    return Files(form, stacked)
 
 
 def _filled(

@@ -6,7 +6,7 @@ All are decoders with RMSNorm and rotary embedding. A family is a row, not a cla
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.kernels.leaves import Activation
 
@@ -28,6 +28,7 @@ class ExpertKeys:
     shared_count: str = ""  # or of their number, each as wide as an expert
     shared_gate: bool = False  # a gate weighs the shared experts
     first_dense: str = ""  # the key of how many first layers are dense
+    layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
     experts: str = "mlp.experts"
@@ -47,8 +48,11 @@ class Family:
     # Where sliding windows are: in no layer, in every layer if there is a
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
-    # `sliding_window_pattern`-th one. `layer_types` has priority.
-    windows: Literal["none", "every", "upper", "lower", "flag", "pattern"] = "none"
+    # `sliding_window_pattern`-th one. `layer_types` has priority, but for `uniform`: in
+    # every layer, and layers of several types are refused.
+    windows: Literal["none", "every", "uniform", "upper", "lower", "flag", "pattern"] = (
+        "none"
+    )
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
     out_bias: str = ""  # the flag of a bias of the product after attention
@@ -95,6 +99,12 @@ _SIGMOID: Final = ExpertKeys(
     correction=True,
     float32=True,
 )
+_MLA: Final = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _YARN: Final = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -108,6 +118,8 @@ _ROWS: Final = (
     Family("Qwen3ForCausalLM", "qwen3", _QWEN3, "upper", _BIAS, _BIAS, qk_norm=True),
     Family("LlamaForCausalLM", "llama", _LLAMA, "none", _BIAS, _BIAS, "mlp_bias"),
     Family("MistralForCausalLM", "mistral", _MISTRAL, "every"),
+    # Ministral 8B is published as `mistral` with `layer_types`.
+    Family("MinistralForCausalLM", "ministral", _MISTRAL, "every"),
     Family(
         "MixtralForCausalLM",
         "mixtral",
@@ -120,7 +132,7 @@ _ROWS: Final = (
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
-        "every",
+        "uniform",
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
@@ -197,13 +209,10 @@ _ROWS: Final = (
     Family(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
-        {
+        _MLA
+        | {
             "max_position_embeddings": 2048,
             "eos_token_id": 2,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
             "moe_intermediate_size": 1407,
             "n_shared_experts": 2,
             "n_routed_experts": 64,
@@ -220,13 +229,10 @@ _ROWS: Final = (
     Family(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
-        {
+        _MLA
+        | {
             "max_position_embeddings": 4096,
             "eos_token_id": 1,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
             "moe_intermediate_size": 2048,
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
@@ -241,6 +247,44 @@ _ROWS: Final = (
         out_bias=_BIAS,
         attention="mla",
         experts=_SIGMOID,
+    ),
+    Family(  # GLM-4.7-Flash
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        _MLA
+        | {
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 1,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "n_routed_experts": 64,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        qkv_bias=_BIAS,
+        out_bias=_BIAS,
+        attention="mla",
+        experts=evolve(_SIGMOID, layer_types="mlp_layer_types"),
+    ),
+    Family(
+        "YoutuForCausalLM",
+        "youtu",
+        _MLA
+        | {
+            "max_position_embeddings": 131072,
+            "eos_token_id": 128001,
+            "q_lora_rank": 1536,
+            "tie_word_embeddings": True,
+        },
+        qkv_bias=_BIAS,
+        out_bias=_BIAS,
+        attention="mla",
     ),
     Family(
         "GptOssForCausalLM",

@@ -61,6 +61,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "rope_interleave": (True,),
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
@@ -87,6 +88,8 @@ _MLA: Final = frozenset({"head_dim", "qk_head_dim", "num_key_value_heads"})
 INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
     "deepseek_v3": _MLA,
+    "glm4_moe_lite": _MLA,
+    "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
 }
 

@@ -156,9 +156,23 @@ def _feed_forwards(
     every = read.size("decoder_sparse_step", 1)
     dense = {*read.ids("mlp_only_layers"), *range(first)}
     dense |= {i for i in range(layers) if (i + 1) % every}
+    if keys.layer_types and not read.absent(keys.layer_types):
+        dense = _dense_layers(read, keys.layer_types, layers)
     sparse = read_moe(read, family, keys, norms)
     plain = read_dense(read, family, norms) if dense & {*range(layers)} else None
     return [sparse if i not in dense or plain is None else plain for i in range(layers)]
+
+
+def _dense_layers(read: ConfigReader, key: str, layers: int) -> set[int]:
+    """Returns the layers that a list calls dense, the others being sparse. Raises
+    `ModelConfigError`.
+    """
+    kinds = read.config[key]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise read.error(key, f"null or a list of num_hidden_layers = {layers}")
+    if any(kind not in ("dense", "sparse") for kind in kinds):
+        raise read.error(key, "a list of 'dense' and 'sparse'")
+    return {i for i, kind in enumerate(kinds) if kind == "dense"}
 
 
 def empty_layer(layer: Layer, make: Maker) -> LayerWeights:

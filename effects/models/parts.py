@@ -62,13 +62,16 @@ class Part:
 
     def fill(self, stored: "Tensor") -> None:
         """Put the checkpoint's tensor in its place, cast where dtypes differ. Raises
-        `CheckpointError` for scales that are not finite.
+        `CheckpointError` for scales that are not finite, and what its format refuses.
         """
         stored = stored.reshape(self.shape)  # of one number, another shape is accepted
-        arranged = stored if self.arrange is None else self.arrange(stored)
-        if self.take is not None:
-            self.take(arranged)
-            return
+        try:
+            arranged = stored if self.arrange is None else self.arrange(stored)
+            if self.take is not None:
+                self.take(arranged)
+                return
+        except CheckpointError as error:
+            raise type(error)(f"tensor {self.name}: {error}") from error
         self.place.copy_(arranged)
         self.check()
 

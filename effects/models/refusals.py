@@ -20,7 +20,8 @@ _ENCODERS: Final = (
 )
 _SEQ2SEQ: Final = "t5 mt5 umt5 longt5 bart mbart pegasus marian m2m_100 whisper t5gemma"
 _SPARSE_MLA: Final = "deepseek_v32 deepseek_v4 glm_moe_dsa"
-_MLA: Final = "minicpm3 longcat_flash glm4_moe_lite youtu mistral4"
+_DEEPSEEK_LIKE: Final = "DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and Youtu"
+_MLA: Final = "minicpm3 longcat_flash mistral4"
 
 
 def _rows(kinds: str, what: str) -> Mapping[str, str]:
@@ -50,12 +51,12 @@ KINDS: Final[Mapping[str, str]] = {
     **_rows(
         _SPARSE_MLA,
         "MLA with sparse attention (an indexer chooses the tokens to attend to); "
-        "DeepSeek-V2, DeepSeek-V3 and Kimi K2, whose MLA attends to all tokens, work",
+        f"{_DEEPSEEK_LIKE}, whose MLA attends to all tokens, work",
     ),
     **_rows(
         _MLA,
-        "MLA (multi-head latent attention) of another form than DeepSeek's; DeepSeek-V2, "
-        "DeepSeek-V3 and Kimi K2 work",
+        "MLA (multi-head latent attention) of another form than DeepSeek's; "
+        f"{_DEEPSEEK_LIKE} work",
     ),
 }
 # How names of tensors end that belong to quantized matrices.

@@ -9,15 +9,35 @@ index of the frequency.
 """
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Keys of the object that describes a scaling, in configs of all types and of each.
+_KEYS: Final = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
+    | {"original_max_position_embeddings", "max_position_embeddings"}
+)
+_YARN: Final = frozenset(
+    {"factor", "attention_factor", "beta_fast", "beta_slow", "truncate"}
+    | {"mscale", "mscale_all_dim"}
+)
+KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "yarn": _YARN,
+}
+# Those of all types of transformers, which families outside the table have.
+ALL_KEYS: Final = _KEYS.union(
+    *KEYS_OF.values(), ("short_factor", "long_factor", "short_mscale", "long_mscale")
+)
 FULL, SLIDING = "full_attention", "sliding_attention"  # layer_types in a config
 KINDS: Final = (FULL, SLIDING)
 
@@ -105,6 +125,7 @@ def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]
     context = read.size("max_position_embeddings")
     rope = _rope_object(read)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
+    _check_keys(rope, kind)
     bases = rope if "rope_theta" in rope.config else read
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
@@ -129,6 +150,22 @@ def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]
         f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
         f"llama3 and yarn (with a base above 1) are"
     )
+
+
+def _check_keys(rope: ConfigReader, kind: object) -> None:
+    """Refuse keys that a scaling of this type does not have: nothing is computed as if
+    they were not there. Raises `ModelConfigError`.
+    """
+    known = KEYS_OF.get(str(kind))
+    if known is None:
+        return  # the type is refused
+    for key in sorted(map(str, rope.config.keys() - _KEYS - known)):
+        if not rope.absent(key):
+            what = f"{key} is not a key of rotary scaling of type {kind!r}"
+            raise ModelConfigError(
+                f"{rope.where}: {what}, which has {', '.join(sorted(_KEYS | known))}; "
+                f"correct its name, or remove it"
+            )
 
 
 def _partial(rope: ConfigReader, read: ConfigReader) -> float:

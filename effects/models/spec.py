@@ -43,6 +43,10 @@ class ModelSpec:
     layers: tuple[Layer, ...]  # of this rank
     first_layer: int = 0  # of these, in the model
     max_position_embeddings: int  # after scaling
+    # Of a rope whose factors depend on a sequence's length (longrope): the tokens up to
+    # which those of short ones hold, and whether the engine has those of long ones.
+    original_context: int | None = None
+    long_factors: bool = False
     dtype: str  # of activations: the residual stream, norms, embeddings, logits
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
     quantization: Quantization | None = None  # of the layers' matrices

@@ -24,6 +24,13 @@ from minfer.effects.models.rank_parts import Cut
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 SUFFIX: Final = ".safetensors"
+# Of peft; and of Mistral's own form.
+ADAPTERS: Final = (
+    "adapter_model.safetensors",
+    "adapter_config.json",
+    "adapter_model.bin",
+)
+CONSOLIDATED: Final = "consolidated"
 # transformers 5's config field that names another file than these.
 EXPLICIT: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
@@ -155,8 +162,30 @@ def _check_beside(folder: Path, single: Path, index: Path) -> None:
         )
 
 
+def no_model(folder: Path) -> str | None:
+    """Returns why a folder's files are no model that minfer reads, if their names show
+    it.
+    """
+    for name in ADAPTERS:
+        if (folder / name).is_file():
+            return (
+                f"{folder}: holds an adapter ({name}), which is a part of a model; LoRA "
+                f"is not supported: merge it into its base model (in peft, "
+                f"merge_and_unload and save_pretrained), and give the result"
+            )
+    for path in sorted(folder.glob(f"{CONSOLIDATED}*{SUFFIX}")):
+        return (
+            f"{folder}: holds {path.name}, which is in Mistral's own form, with other "
+            f"names of tensors; use a checkpoint in Hugging Face's form "
+            f"({SINGLE_NAME}, or {INDEX_NAME} and its files)"
+        )
+    return None
+
+
 def _no_weights(folder: Path, single: Path) -> CheckpointError:
     """Returns the error about a folder without safetensors, or with others."""
+    if why := no_model(folder):
+        return UnsupportedModelError(why)
     files = sorted(path.name for path in folder.glob("*"))
     others = [name for name in files if name.endswith(SUFFIX)]
     if others:

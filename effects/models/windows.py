@@ -16,7 +16,7 @@ def read_windows(read: ConfigReader, family: Family) -> tuple[int | None, ...]:
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise read.error("layer_types", f"null or a list of num_hidden_layers = {layers}")
     other = sorted(set(map(str, kinds)) - {*KINDS})
-    if other or (family.windows == "every" and window and FULL in kinds):
+    if other or (family.windows == "uniform" and window and FULL in kinds):
         raise read.refusal(
             f"layer_types {other or kinds} are not known to {family.architecture}"
         )
@@ -45,6 +45,6 @@ def _window(read: ConfigReader, family: Family) -> int | None:
         return None
     if family.windows == "none" and (used or read.absent("use_sliding_window")):
         raise read.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows in ("every", "pattern"):
+    if used or family.windows in ("every", "uniform", "pattern"):
         return read.size("sliding_window", low=2)
     return None

@@ -18,6 +18,7 @@ from minfer.effects.setup.option_values import (
     BYTES,
     COUNT,
     FOLDER,
+    LENGTH,
     MODEL,
     POLICY,
     SHARE,
@@ -84,8 +85,9 @@ class EngineArgs:
     )
     max_model_len: int | None = option(
         None,
-        "the context: most tokens of prompt and output together (default: the model's)",
-        whole(2),
+        "the context: most tokens of prompt and output together, such as 4096, 4k "
+        "(4,000) or 4K (4,096); auto: as many as fit into memory (default: the model's)",
+        LENGTH,
     )
     tensor_parallel_size: int = option(
         1,

@@ -46,6 +46,8 @@ def fingerprint(
     if args.attention_window is not None:
         kept = {"window": args.attention_window, "sinks": args.attention_sink_tokens}
         formats.append(kept)
+    if spec.long_factors:
+        formats.append({"rope": "long factors"})
     identity = json.dumps([config, spec.dtype, formats, weights], sort_keys=True)
     return hashlib.sha256(identity.encode()).digest()
 

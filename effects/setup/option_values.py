@@ -19,20 +19,50 @@ from minfer.values.checks import MOST, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
+AS_FITS: Final = -1  # of `max_model_len`: as many tokens as fit into memory
+SHORTEST: Final = 2  # tokens of a context
 
 
 def read_bytes(text: str) -> int:
     """Returns the bytes of a size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x
     2^30.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    size = _read_size(text)
+    if size is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size; write 512M, 2G or 2000000000"
         )
+    return size
+
+
+def read_length(text: str) -> int:
+    """Returns a number of tokens as vLLM reads it: 4k is 4,000, 4K is 4,096; "auto" is
+    -1.
+    """
+    if text.strip() in ("auto", str(AS_FITS)):
+        return AS_FITS
+    length = None if "B" in text else _read_size(text)
+    if length is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of tokens; write 4096, 4k (4,000), 4K (4,096) or "
+            f"auto"
+        )
+    return length
+
+
+def _read_size(text: str) -> int | None:
+    """Returns a number with a unit; None: it is none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
     number, unit = found.groups()
     base = 1000 if unit.islower() else 1024
     return int(float(number) * base ** _UNITS.index(unit[:1].lower() or " "))
+
+
+def _is_length(value: Any) -> bool:
+    number = is_number(value, whole=True)
+    return value is None or (number and (value == AS_FITS or SHORTEST <= value <= MOST))
 
 
 @frozen
@@ -106,6 +136,12 @@ def _no_policy(why: str) -> ConfigError:
 
 
 COUNT: Final = whole()
+LENGTH: Final = OptionKind(
+    f"a whole number from {SHORTEST} to 2^63 - 1, or {AS_FITS}: as many as fit",
+    _is_length,
+    "N",
+    read_length,
+)
 BYTES: Final = whole(1, "BYTES", read_bytes)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")

@@ -6,6 +6,7 @@ It loads no weights and imports no torch, but where INT8 is made at load and nor
 read: `minfer plan` is instant, and an impossible setting fails before gigabytes are read.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,59 +15,54 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.cache_layout import cache_layout, one_group
 from minfer.effects.models.checkpoint import (
     CheckpointError,
     config_path,
     eos_ids,
     read_config,
 )
-from minfer.effects.models.config_reader import UnknownModelError
+from minfer.effects.models.config_reader import (
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from minfer.effects.models.dtypes import FP8, INT8
-from minfer.effects.models.gqa import GQA
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
-from minfer.effects.models.ranks import Place
-from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
-from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
+from minfer.effects.setup.engine_config import engine_config
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import (
     MemoryPlan,
-    plan_memory,
     usable_memory,
 )
-from minfer.effects.setup.option_values import policy_of
+from minfer.effects.setup.option_values import AS_FITS
+from minfer.effects.setup.plans import (
+    check_kernels,
+    draft_of,
+    fitting_length,
+    memory_plans,
+)
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
 )
 from minfer.effects.setup.tiers import described, host_tier, keyed_tier
-from minfer.records.config import CacheGroup, EngineConfig
+from minfer.records.config import EngineConfig
 from minfer.records.request import SamplingParams
-from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
-BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
-# On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
-# all decode rows wait for it.
-SCORED_COST: Final = {"cpu": 2, "cuda": 1}
-# Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
-STREAMING_WORK: Final = 1.2e13
-_BUDGET_MULTIPLE: Final = 512  # budgets are multiples of this
+_log = logging.getLogger("minfer.model")
 # One block in so many stays free at an admission, so that running sequences can grow:
 # vLLM's.
 ONE_FREE_IN: Final = 100
-# Limits of the GPU's kernels.
-_WIDEST_HEAD: Final = 256
-_LARGEST_VOCABULARY: Final = 1 << 20
 # Compute capability from which Triton converts FP8 (e4m3).
 FP8_FROM: Final = (8, 9)
 
@@ -115,43 +111,28 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     folder = model_folder(args.model)
     raw = read_config(folder)
     where = str(config_path(folder))
-    spec = _quantized(_spec(raw, where, args.dtype), folder, args)
+    spec = _quantized(_spec(raw, where, args.dtype, warns=warns), folder, args)
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
     if warns:
         warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
-        _check_kernels(spec, folder)
+        check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
-    config = _config(args, spec, device, folder, speculative)
-    draft = find_draft_checkpoint(speculative, folder, spec, config)
-    if draft is not None and window is not None:  # it reads the same block tables
-        draft = _with_window(draft, window, sinks)
-    if draft is not None and device.kind == "cuda":
-        _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
-    parallel = args.parallel
-    if parallel.ranks > 1:
-        _check_ranks(args, config, speculative)
     if device.kind == "cpu" and limit is not None:
-        limit //= parallel.ranks  # they share the machine's
-    plans = [
-        plan_memory(
-            spec.for_rank(Place(first, parallel)),
-            config,
-            limit,
-            kv_cache_memory=args.kv_cache_memory_bytes,
-            num_blocks=args.num_gpu_blocks_override,
-            cuda=device.kind == "cuda",
-            draft=None if draft is None else draft.spec,
-            tiers=(args.kv_host_memory is not None)
-            + (args.kv_disk is not None)
-            + (args.kv_peers is not None),
-        )
-        for first in range(0, parallel.ranks, parallel.tensor)
-    ]
+        limit //= args.parallel.ranks  # they share the machine's
+    if args.max_model_len == AS_FITS:
+        length = fitting_length(args, spec, device, folder, speculative, limit)
+        args = evolve(args, max_model_len=length)
+    config = engine_config(args, spec, device, folder, speculative)
+    spec = _with_factors(spec, config.max_model_len, args, where, warns=warns)
+    draft = draft_of(args, spec, config, device, folder, speculative)
+    if args.parallel.ranks > 1:
+        _check_ranks(args, config, speculative)
+    plans = memory_plans(args, spec, config, draft, device, limit)
     # All ranks have the same blocks; those of a stage have equal sizes.
     memory = min(plans, key=lambda plan: plan.num_blocks)
     blocks = memory.num_blocks
@@ -176,15 +157,19 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def prepare_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
+def prepare_elsewhere(
+    args: EngineArgs, device: str, num_blocks: int, max_model_len: int | None = None
+) -> Setup:
     """Returns the setup of an engine that another process has prepared, on a device of
-    the type `device`, with so many KV blocks. Raises as `prepare`.
+    the type `device`, with so many KV blocks, and a context of `max_model_len` tokens, if
+    that process decided it. Raises as `prepare`.
     """
     known = evolve(
         args,
         device=device,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=None,
+        max_model_len=max_model_len or args.max_model_len,
     )
     return prepare(known, limit=sys.maxsize, warns=False)
 
@@ -198,23 +183,27 @@ def _device(args: EngineArgs, limit: int | None) -> DeviceInfo:
     return find_device(args.device, args.parallel.ranks)
 
 
-def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
-    """Returns the spec by the family table, or by transformers for models outside it;
-    with the requested dtype.
+def _spec(config: Mapping[str, Any], where: str, dtype: str, *, warns: bool) -> ModelSpec:
+    """Returns the spec by the family table, or by transformers for what the table does
+    not support; with the requested dtype. Values that are wrong are wrong for both.
     """
     wanted_dtype = DTYPES.get(dtype)
     try:
         return parse_spec(config, where, wanted_dtype)
-    except CheckpointError as refused:
+    except UnsupportedModelError as refused:
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
+        unknown = isinstance(refused, UnknownModelError)
         try:
-            return fallback_spec(config, where, wanted_dtype)
+            spec = fallback_spec(config, where, wanted_dtype)
         except CheckpointError as error:
             # The table's own refusals say more than transformers' class does.
-            unknown = isinstance(refused, UnknownModelError)
             raise (error if unknown else refused) from None
+        if warns:
+            what = f"{spec.family.architecture} of transformers runs this model"
+            _log.warning("%s, as minfer's own forward pass does not: %s", what, refused)
+        return spec
 
 
 def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
@@ -271,22 +260,6 @@ def _check_ranks(
         )
 
 
-def _with_window(draft: DraftCheckpoint, window: int, sinks: int) -> DraftCheckpoint:
-    """Returns a draft model with the target's attention window. Raises ConfigError."""
-    own = max((w for w in draft.spec.windows if w is not None), default=0)
-    if own > window:
-        raise ConfigError(
-            f"draft model {draft.folder}: some of its layers read the last {own} tokens, "
-            f"and blocks are released behind attention_window {window}; raise that, or "
-            "choose another draft model"
-        )
-    try:
-        narrow = with_attention_window(draft.spec, window, sinks)
-    except ConfigError as error:
-        raise ConfigError(f"draft model {draft.folder}: {error}") from None
-    return evolve(draft, spec=narrow)
-
-
 def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSpec:
     """Returns the spec with a KV cache of the requested type. Raises ConfigError,
     DeviceError.
@@ -310,81 +283,31 @@ def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSp
     return evolve(spec, kv_dtype=dtype)
 
 
-def _check_kernels(spec: ModelSpec, folder: Path) -> None:
-    """Refuse models beyond the limits of the GPU's kernels. Raises DeviceError."""
-    attentions = [group.attention for group in spec.groups]
-    heads = [one.head_dim for one in attentions if isinstance(one, GQA)]
-    widest = max(heads, default=0)
-    if widest > _WIDEST_HEAD:
-        what = (
-            f"heads of {widest} dimensions are too wide for the GPU "
-            f"(at most {_WIDEST_HEAD})"
-        )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
-    if spec.vocab_size > _LARGEST_VOCABULARY:
-        what = (
-            f"the GPU's sampler takes {_LARGEST_VOCABULARY} tokens at most, "
-            f"not {spec.vocab_size}"
-        )
-        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
-
-
-def _config(
-    args: EngineArgs,
-    spec: ModelSpec,
-    device: DeviceInfo,
-    folder: Path,
-    speculative: SpeculativeConfig | None,
-) -> EngineConfig:
-    """Returns the core's configuration, without its number of blocks. Raises
-    ConfigError.
+def _with_factors(
+    spec: ModelSpec, length: int, args: EngineArgs, where: str, *, warns: bool
+) -> ModelSpec:
+    """Returns the spec with the factors of longrope that a context of that many tokens
+    has; logs which.
     """
-    longest = spec.max_position_embeddings
-    length = args.max_model_len or longest
-    if length > longest:
-        raise ConfigError(
-            f"max_model_len {length} is longer than the {longest} tokens the model was "
-            f"made for (max_position_embeddings in {config_path(folder)}); lower it"
+    original = spec.original_context
+    if original is None:
+        return spec
+    long = length > original
+    if warns and long:
+        what = "its long factors hold for sequences of all lengths; transformers takes"
+        _log.warning(
+            "%s: longrope: with a context of %d tokens, %s the short ones up to %d",
+            where,
+            length,
+            what,
+            original,
         )
-    return EngineConfig(
-        num_blocks=1,  # until the memory plan sets it
-        block_size=args.block_size,
-        max_model_len=length,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens
-        or _batched_tokens(args, spec, device),
-        vocab_size=spec.vocab_size,
-        depth=args.steps_in_flight,
-        max_waiting=args.max_waiting,
-        late_masks=True,
-        scored_cost=SCORED_COST[device.kind],
-        policy=policy_of(args.scheduling_policy),
-        speculation=None if speculative is None else speculative.speculation,
-        groups=_groups(spec, speculative),
-    )
-
-
-def _groups(
-    spec: ModelSpec, speculative: SpeculativeConfig | None
-) -> tuple[CacheGroup, ...]:
-    """Returns the model's cache groups; one for all layers beside a draft model, whose
-    tables are the same.
-    """
-    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
-    layout = one_group(spec) if modelled else cache_layout(spec)
-    return layout.groups
-
-
-def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:
-    """Returns the most tokens of a step, if the settings do not set it.
-
-    Prompts are computed together with the next tokens of all decode rows, which wait for
-    the whole step. If a GPU's outputs are streamed, the step's work is bounded.
-    """
-    most = BATCHED_TOKENS[device.kind]
-    if device.kind != "cuda" or not args.streaming:
-        return most
-    fit = (
-        int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
-    )
-    return max(_BUDGET_MULTIPLE, min(most, fit))
+    elif warns and args.max_model_len is None:
+        _log.warning(
+            "%s: longrope: the context is %d tokens, where its short factors hold; "
+            "--max-model-len up to %d takes the long ones",
+            where,
+            original,
+            spec.max_position_embeddings,
+        )
+    return evolve(spec, long_factors=long)

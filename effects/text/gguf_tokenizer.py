@@ -63,9 +63,9 @@ class _Words:
     def added(self) -> list[AddedToken]:
         """Returns the added tokens, which are matched before a text is divided."""
         return [
-            AddedToken(text, special=kind == CONTROL, normalized=False)
+            AddedToken(text, special=kind != USER_DEFINED, normalized=False)
             for text, kind in zip(self.texts, self.types, strict=True)
-            if kind in (CONTROL, USER_DEFINED) and text
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED) and text
         ]
 
 

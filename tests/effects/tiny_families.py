@@ -67,7 +67,7 @@ _ROUTED: Final = {
     "first_k_dense_replace": 1,
 }
 _GROUPS: Final = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
-_MLA: Final = _ROUTED | {
+_MLA_SIZES: Final = {
     "num_key_value_heads": 4,
     "head_dim": ...,
     "kv_lora_rank": 24,
@@ -76,6 +76,9 @@ _MLA: Final = _ROUTED | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+_MLA: Final = _ROUTED | _MLA_SIZES
+_UNTIED: Final = {"tie_word_embeddings": False}
+_HALVES: Final = {"rope_interleave": False, "q_lora_rank": 20, "attention_bias": True}
 _ONE_GROUP: Final = {"n_group": 1, "topk_group": 1}
 _MSCALE: Final = _YARN | {"mscale": 0.707, "mscale_all_dim": 0.9}
 _LATENT_QUERIES: Final = _BIAS | {"q_lora_rank": 20}
@@ -109,6 +112,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "window": {"sliding_window": WINDOW},
         "window, tied": _TIED | {"sliding_window": WINDOW, "head_dim": 32},
     },
+    "Ministral": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Mixtral": {
         "experts": _EXPERTS,
         "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
@@ -143,6 +147,14 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "yarn": _MLA | _LATENT_QUERIES | {"rope_parameters": _MSCALE} | _ONE_GROUP,
         "halves": _MLA | {"rope_interleave": False, "n_group": 2, "topk_group": 1},
     },
+    "Glm4MoeLite": {
+        "experts": _MLA | {"q_lora_rank": 20},
+        "listed": _MLA
+        | _GROUPS
+        | _BIAS
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": 20},
+    },
+    "Youtu": {"tied": _MLA_SIZES | _TIED, "halves": _MLA_SIZES | _UNTIED | _HALVES},
     "GptOss": {
         "alternate": _EXPERTS | {"sliding_window": WINDOW},
         "no biases": _EXPERTS

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
+from minfer.effects.cli.verify.dequantized import Dequantized
 from minfer.effects.cli.verify.findings import Check, judged
 from minfer.effects.models.checkpoint import read_optional, shards
 from minfer.effects.models.spec import ModelSpec
@@ -15,22 +16,25 @@ from minfer.effects.text.tokenizer import Tokenizer
 HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3
 
 
-def tensors(folder: Path, spec: ModelSpec) -> Check:
+def tensors(of: Dequantized, spec: ModelSpec) -> Check:
     """Check for numbers that no training produces: NaN, infinities, constant matrices,
-    rows of zeros.
+    rows of zeros, which rounding may also produce.
     """
     bad = []
     count = 0
-    for path, _ in shards(folder):
+    for path, _ in shards(of.folder):
         for name, stored in load_file(path).items():
             count += 1
-            wrong = _damage(stored.float(), spec.vocab_size)
+            rows = 0 if name in of.quantized else spec.vocab_size
+            wrong = _damage(stored.float(), rows)
             bad += [f"{name} {wrong}"] if wrong else []
     return judged("tensors", bad, f"{count} tensors")
 
 
 def _damage(tensor: Tensor, vocabulary: int) -> str:
-    """The damage of a tensor, if there is any."""
+    """The damage of a tensor, if there is any. Rows of zeros are damage in tensors with
+    fewer rows than `vocabulary`.
+    """
     if not tensor.isfinite().all() or tensor.abs().max() > HUGE:
         return "is not finite, or huge"
     if tensor.dim() < 2:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import torch
 import transformers
-from attrs import asdict, evolve
+from attrs import asdict, evolve, frozen
 
 from minfer.effects.cli.verify import checkpoint_checks, logit_differences, tokens
-from minfer.effects.cli.verify.findings import FAILED, RANDOM, Check
+from minfer.effects.cli.verify.dequantized import Dequantized, write_dequantized
+from minfer.effects.cli.verify.findings import FAILED, RANDOM, SKIPPED, Check
 from minfer.effects.cli.verify.known_differences import differences
 from minfer.effects.cli.verify.passages import CODE, PROSE, prompts
 from minfer.effects.cli.verify.randomness import looks_random
@@ -20,11 +22,12 @@ from minfer.effects.cli.verify.reference import (
 )
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.gguf.container import is_gguf
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.stored_matrices import as_stored
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.values.checks import ConfigError
 
 CONTEXT: Final = 256  # tokens, of the engine that is compared
 
@@ -33,16 +36,9 @@ def examine(args: EngineArgs, count: int, most: int) -> Iterator[Check]:
     """Yield findings over `count` prompts, continued by `most` tokens.
 
     Under load format dummy, of the same architecture with random weights, which both
-    sides read from a temporary folder. Raises CheckpointError for what cannot be loaded,
-    and ConfigError for GGUF files.
+    sides read from a temporary folder. Raises CheckpointError for what cannot be loaded.
     """
     folder = model_folder(args.model)
-    if is_gguf(folder):
-        raise ConfigError(
-            f"model {str(folder)!r}: GGUF files are not compared with transformers, "
-            f"which reads them by rules of its own; verify the Hugging Face checkpoint "
-            f"that it was made from, or try the file with `minfer generate`"
-        )
     if args.load_format != "dummy":
         yield from _examine(evolve(args, model=str(folder)), count, most)
         return
@@ -58,32 +54,75 @@ def _examine(
 ) -> Iterator[Check]:
     # Executors that compute nothing have no bound of memory.
     setup = prepare(evolve(args, executor="dry"))
-    folder, spec = setup.folder, setup.spec
+    spec = as_stored(setup.spec, setup.folder)
     length = min(CONTEXT, setup.config.max_model_len)
     run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
-    single = evolve(run, dtype="float32", block_size=logit_differences.BLOCK)
+    with tempfile.TemporaryDirectory(prefix="minfer-verify-") as place:
+        copy = Dequantized(setup.folder, None, frozenset())
+        if spec.quantization is not None or is_gguf(setup.folder):
+            copy = write_dequantized(setup.folder, spec, Path(place) / "dequantized")
+        compared = Compared(run, setup.folder, spec, copy, is_random)
+        yield from _compare(compared, count, min(most, length // 2))
+
+
+@frozen
+class Compared:
+    """A checkpoint, and what it is compared with."""
+
+    args: EngineArgs
+    folder: Path
+    spec: ModelSpec
+    reference: Dequantized
+    is_random: bool
+
+
+def _compare(of: Compared, count: int, most: int) -> Iterator[Check]:
+    """Yield findings over `count` prompts, continued by `most` tokens."""
+    single = evolve(of.args, dtype="float32", block_size=logit_differences.BLOCK)
     with LLM(**asdict(single, recurse=False)) as llm:
-        ours = Tokenizer(folder)
-        theirs = load_reference(transformers.AutoTokenizer, folder)
-        if not is_random:
-            yield checkpoint_checks.tensors(folder, spec)
-        yield checkpoint_checks.ids(folder, ours, spec)
-        yield tokens.template(ours, theirs)
-        yield from tokens.tokenizer(folder, ours, theirs)
-        yield from differences(folder)
-        passages = [ours.encode(text)[: length // 2] for text in (CODE, PROSE)]
+        ours = Tokenizer(of.folder)
+        if not of.is_random:
+            yield checkpoint_checks.tensors(of.reference, of.spec)
+        yield from _texts(of, ours)
+        length = of.args.max_model_len or CONTEXT
+        # Ids without an embedding are found by the check of ids.
+        passages = [
+            [token for token in ours.encode(text) if token < of.spec.vocab_size]
+            for text in (CODE, PROSE)
+        ]
+        passages = [ids[: length // 2] for ids in passages]
         texts = prompts(passages, count)
-        reference = reference_logits(folder, "float32")
-        exact = [reference(ids) for ids in texts]
-        yield logit_differences.float32(llm, texts, exact)
-        yield logit_differences.greedy(llm, reference, texts, min(most, length // 2))
-        if not is_random:
-            yield _sanity(llm, passages, folder)
-    if spec.dtype != "float32":
-        reference = reference_logits(folder, spec.dtype)
-        with LLM(**asdict(run, recurse=False)) as llm:
+        plain = reference_logits(evolve(of.reference, scheme=None), "float32")
+        exact = [plain(ids) for ids in texts]
+        if of.reference.scheme is None:
+            yield logit_differences.float32(llm, texts, exact)
+            yield logit_differences.greedy(llm, plain, texts, most)
+        else:
+            reference = reference_logits(of.reference, "float32")
+            theirs = [reference(ids) for ids in texts]
+            yield logit_differences.rounded(llm, texts, exact, theirs)
+            off = float((torch.cat(theirs) - torch.cat(exact)).abs().max())
+            yield logit_differences.greedy(llm, reference, texts, most, off)
+        if not of.is_random:
+            yield _sanity(llm, passages, of.reference.folder)
+    if of.spec.dtype != "float32":
+        reference = reference_logits(of.reference, of.spec.dtype)
+        with LLM(**asdict(of.args, recurse=False)) as llm:
             found = logit_differences.packed_logits(llm, texts)
             yield logit_differences.half(exact, found, [reference(ids) for ids in texts])
+
+
+def _texts(of: Compared, ours: Tokenizer) -> Iterator[Check]:
+    """Yield findings about ids, templates and tokenizers."""
+    if is_gguf(of.folder):
+        what = "transformers reads those of GGUF files by rules of its own"
+        yield Check("tokenizer", SKIPPED, what)
+        return
+    theirs = load_reference(transformers.AutoTokenizer, of.folder)
+    yield checkpoint_checks.ids(of.folder, ours, of.spec)
+    yield tokens.template(ours, theirs)
+    yield from tokens.tokenizer(of.folder, ours, theirs)
+    yield from differences(of.folder)
 
 
 def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:

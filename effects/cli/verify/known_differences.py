@@ -7,7 +7,7 @@ ids of tokenizer classes that minfer does not know are noted by `tokens.tokenize
 What minfer refuses by name where transformers goes on (with a warning, or in silence) is
 no row: tensors that are missing or that the model does not have, a model.safetensors
 beside a whole set of shards, tensors that two files hold with other values, an output
-head that differs from the embedding it is tied to, pickled and quantized weights, a
+head that differs from the embedding it is tied to, pickled weights, a
 folder without tokenizer.json, `architectures` without a causal language model.
 """
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from minfer.effects.cli.verify.dequantized import Dequantized
+from minfer.effects.cli.verify.rounded import RoundedProducts
 from minfer.effects.models.checkpoint import CheckpointError
 from minfer.effects.models.dtypes import torch_dtype
 
@@ -28,18 +31,24 @@ def load_reference(kind: Any, folder: Path, **how: Any) -> Any:
         ) from error
 
 
-def reference_logits(folder: Path, dtype: str) -> Logits:
-    """The function from token ids to logits that transformers' model computes."""
+def reference_logits(copy: Dequantized, dtype: str) -> Logits:
+    """The function from token ids to logits that transformers' model computes; it rounds
+    activations as the checkpoint's scheme does.
+    """
     model = load_reference(
         transformers.AutoModelForCausalLM,
-        folder,
+        copy.folder,
         dtype=torch_dtype(dtype),
         attn_implementation="eager",
+        experts_implementation="eager",
         use_safetensors=True,
     ).eval()
+    rounding: Any = nullcontext()
+    if copy.scheme is not None:
+        rounding = RoundedProducts(model, copy.rounded, copy.scheme)
 
     def logits(ids: list[int]) -> Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(), rounding:
             found = model(input_ids=torch.tensor([ids]), use_cache=False).logits
             return torch.as_tensor(found[0]).float()
 

@@ -153,6 +153,7 @@ class EngineReady(Struct, tag="ready", frozen=True):
     device: str  # its type
     num_blocks: int
     fingerprint: bytes
+    max_model_len: int | None = None  # None: that of the front's own settings
 
 
 class AdmittedReason(Struct, tag="admitted", frozen=True):

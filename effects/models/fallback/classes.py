@@ -2,15 +2,21 @@
 
 import contextlib
 import dataclasses
+import json
+import math
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import transformers
 from attrs import frozen
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.effects.models.refusals import refuse_quantized
+from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
 
@@ -67,21 +73,82 @@ def _config(read: ConfigReader, what: str) -> Any:
         code = "" if read.absent("auto_map") else own
         raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
     theirs: Any = transformers.CONFIG_MAPPING[kind]
-    has = {field.name for field in dataclasses.fields(theirs)} | {*theirs.attribute_map}
-    ignored = read.config.keys() - (has - UNREAD.get(kind, frozenset()))
-    for key in sorted(NEUTRAL.keys() & ignored):
-        refuse_field(read, key, NEUTRAL[key])
+    _check_finite(read)
     given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
     try:
-        config = theirs.from_dict(given | _whole_numbers(theirs, given))
+        config = _as_auto_config(given | _whole_numbers(theirs, given))
     except Exception as error:  # each model's config has its own checks and errors
         why = without_breaks(error)
         raise ModelConfigError(
             f"{read.where}: transformers cannot read it: {why}"
         ) from error
+    _refuse_ignored(read, type(config))
+    model_keys = frozenset(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    for name in ("rope_scaling", "rope_parameters"):
+        _check_rope_keys(
+            ConfigReader({name: read.config.get(name)}, read.where), model_keys
+        )
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
+
+
+def _refuse_ignored(read: ConfigReader, kind: Any) -> None:
+    """Refuse fields that change the logits of some models and that a config class
+    ignores. Raises `UnsupportedModelError`.
+    """
+    has = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map}
+    ignored = read.config.keys() - (has - UNREAD.get(kind.model_type, frozenset()))
+    for key in sorted(NEUTRAL.keys() & ignored):
+        refuse_field(read, key, NEUTRAL[key])
+    if "sliding_window" in ignored and read.config.get("use_sliding_window") is not False:
+        refuse_field(read, "sliding_window", ())
+    kinds = read.config.get("layer_types")
+    if "layer_types" in ignored and isinstance(kinds, list):
+        windowed = not read.absent("sliding_window")
+        refuse_field(read, "layer_types", () if windowed else ([FULL] * len(kinds),))
+
+
+def _check_rope_keys(read: ConfigReader, own: frozenset[str]) -> None:
+    """Refuse keys of rotary scalings, by kind of layers or not, that no type of them has
+    and that are not the model's `own`. Raises `ModelConfigError`.
+    """
+    for name, table in read.config.items():
+        if not isinstance(table, dict):
+            continue
+        rope = ConfigReader(table, f"{read.where}: {name}")
+        for key, value in table.items():
+            if isinstance(value, dict):
+                _check_rope_keys(ConfigReader({key: value}, rope.where), own)
+            elif value is not None and key not in ALL_KEYS | own:
+                raise ModelConfigError(
+                    f"{rope.where}: {key} is not a key of rotary scalings; correct its "
+                    f"name, or remove it"
+                )
+
+
+def _as_auto_config(given: Mapping[str, Any]) -> Any:
+    """Returns the config object that `AutoConfig` makes of a config.json: its class is
+    not always that of `model_type`.
+    """
+    with tempfile.TemporaryDirectory(prefix="minfer-config-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(given), encoding="utf-8")
+        made: Any = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    made.name_or_path = ""
+    return made
+
+
+def _check_finite(read: ConfigReader) -> None:
+    """Refuse numbers that are NaN or infinite, which would look like damaged weights.
+    Raises `ModelConfigError`.
+    """
+    for key, value in read.config.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise read.error(key, "a finite number")
+        if isinstance(value, dict):
+            _check_finite(ConfigReader(value, f"{read.where}: {key}"))
 
 
 def _whole_numbers(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +169,8 @@ def _obstacle(read: ConfigReader, config: Any, found: Any, names: list[Any]) -> 
         return "it is an encoder with a decoder"
     if composite or "vision_config" in read.config:
         return "it is multimodal"
-    if found is object or (names and found.__name__ not in names):
+    causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    if found is object or (names and causal.isdisjoint(names)):
         return f"it is no causal language model of {_version()}"
     if other:
         return f"it has layers other than attention ({other})"

@@ -25,6 +25,7 @@ from minfer.effects.models.config_reader import (
 )
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
+from minfer.effects.models.fallback.long_rope import choose_factors
 from minfer.effects.models.fallback.paged import PAGED, paged_model
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
 from minfer.effects.models.model import Model
@@ -63,6 +64,8 @@ def load_fallback(
         what = f"{theirs.model.__name__} cannot be made of this config.json"
         raise ModelConfigError(f"{folder}: {what} ({error!r}); correct it") from error
     model.eval().requires_grad_(False)
+    if spec.original_context is not None:
+        choose_factors(model, spec.original_context, long=spec.long_factors)
     _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
     return paged_model(model.to(device))
 

@@ -4,6 +4,10 @@ Random tokens are run in packed chunks through scattered blocks, and whole throu
 model's own eager attention. A wrong mask, position or scale causes errors of tenths of
 the logits' spread; in float32 the order of summation causes 1e-5, and more in deep
 models.
+
+Sequences are longer than every window: a config's `sliding_window` is set to a few tokens
+for the time of the check, on both sides, as one of thousands would take minutes. Windows
+that do not follow from it are checked as they are.
 """
 
 import contextlib
@@ -11,11 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.fallback.paged import PAGED, paged_model
+from minfer.effects.models.layers import Layer
 from minfer.effects.models.spec import ModelSpec
 
 # From a spec, a number of blocks and their size to the CPU's cache.
@@ -24,28 +30,85 @@ CacheMaker = Callable[[ModelSpec, int, int], PagedCache]
 # The largest error of checked logits, as a share of their spread.
 TOLERANCE: Final = 1e-3
 BLOCK_SIZE: Final = 4
-BLOCKS: Final = 8
-LENGTH: Final = 11  # tokens of each of two sequences
-TABLES: Final = ([5, 1, 3], [0, 6, 2])
-# Steps: of each sequence, the first token and the end.
-STEPS: Final = (((0, 5), (0, 1)), ((5, 6), (1, 10)), ((6, 11), (10, 11)))
+LENGTH: Final = 11  # tokens of each of two sequences, at least
+WINDOW: Final = 4  # for the time of the check
+BEYOND: Final = 7  # tokens behind a window
 PRIME: Final = 7919  # spreads token ids over the vocabulary
+
+
+@frozen
+class CheckSizes:
+    """How many tokens the two sequences have, and where their blocks are."""
+
+    length: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of both sequences; the rows' tables take turns."""
+        return 2 * -(-self.length // BLOCK_SIZE)
+
+    @property
+    def tables(self) -> tuple[list[int], list[int]]:
+        """Each sequence's blocks: scattered, not in order."""
+        return [*range(self.blocks - 1, -1, -2)], [*range(0, self.blocks, 2)]
+
+    @property
+    def steps(self) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
+        """Of each step and sequence, the first token and the end."""
+        end = self.length
+        return (
+            ((0, 5), (0, 1)),
+            ((5, 6), (1, end - 1)),
+            ((6, end), (end - 1, end)),
+        )
 
 
 def self_check(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
     """Returns the largest error of paged logits compared with the model's own eager ones,
     relative to their spread.
     """
-    ids = (torch.arange(2 * LENGTH) * PRIME % spec.vocab_size).view(2, LENGTH)
-    step, cache = paged_model(model), make_cache(spec, BLOCKS, BLOCK_SIZE)
+    with _narrow(spec, model.config) as spec:
+        return _largest_error(spec, model, make_cache)
+
+
+@contextlib.contextmanager
+def _narrow(spec: ModelSpec, config: Any) -> Iterator[ModelSpec]:
+    """Have the windows of a model be few tokens, where its config's `sliding_window` says
+    them; yields the spec of that.
+    """
+    windows = {window for window in spec.windows if window is not None}
+    stated = getattr(config, "sliding_window", None)
+    if not isinstance(stated, int) or windows != {stated} or stated <= WINDOW:
+        yield spec
+        return
+    config.sliding_window = WINDOW
+    try:
+        yield evolve(spec, layers=tuple(map(_narrowed, spec.layers)))
+    finally:
+        config.sliding_window = stated
+
+
+def _narrowed(layer: Layer) -> Layer:
+    """Returns the layer with a short window, if it has one."""
+    if layer.attention.window is None:
+        return layer
+    return evolve(layer, attention=evolve(layer.attention, window=WINDOW))
+
+
+def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
+    windows = [window for window in spec.windows if window is not None]
+    sizes = CheckSizes(max([LENGTH, *(window + BEYOND for window in windows)]))
+    ids = torch.arange(2 * sizes.length) * PRIME % spec.vocab_size
+    ids = ids.view(2, sizes.length)
+    step, cache = paged_model(model), make_cache(spec, sizes.blocks, BLOCK_SIZE)
     errors = []
     with torch.inference_mode(), in_float32(model):
         model.set_attn_implementation("eager")
         own = model(input_ids=ids, use_cache=False).logits
         model.set_attn_implementation(PAGED)
-        for cuts in STEPS:
+        for cuts in sizes.steps:
             rows = [
-                BatchRow(ids[i, a:b].numpy(), a, TABLES[i], b - a)
+                BatchRow(ids[i, a:b].numpy(), a, sizes.tables[i], b - a)
                 for i, (a, b) in enumerate(cuts)
             ]
             right = torch.cat([own[i, a:b] for i, (a, b) in enumerate(cuts)])

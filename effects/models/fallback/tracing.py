@@ -71,7 +71,7 @@ def fallback_spec(
     """
     read = ConfigReader(config, where)
     theirs = resolve(read)
-    context = _context(theirs.config, where)
+    context, original = _context(theirs.config, where)
     span, name = min(context, FARTHEST), theirs.model.__name__
     try:
         model = _weightless(theirs)
@@ -89,29 +89,32 @@ def fallback_spec(
         hidden_size=theirs.config.hidden_size,
         layers=_layers(theirs.config, trace),
         max_position_embeddings=context,
+        original_context=original,
         dtype=read_dtype(read, dtype),
         eos_ids=read.ids("eos_token_id"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
-def _context(config: Any, where: str) -> int:
-    """Returns the longest context in which the model does not depend on the length.
+def _context(config: Any, where: str) -> tuple[int, int | None]:
+    """Returns the longest context, and the one up to which the short factors of longrope
+    hold, if it has these.
 
     Ropes that depend on the length are replaced in `config` by default ones: traces do
     not need them.
     """
     name = "max_position_embeddings"
     read = ConfigReader({name: getattr(config, name, None)}, where)
-    context = read.size(name, low=SHORTEST)
+    context, original = read.size(name, low=SHORTEST), None
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
         if rope.get("rope_type") == "longrope":
-            # Above this, frequencies depend on the longest sequence.
-            context = min(context, int(rope["original_max_position_embeddings"]))
+            original = min(context, int(rope["original_max_position_embeddings"]))
         if "rope_type" in rope:
             rope["rope_type"] = "default"
-    return context
+    if original is not None and "rope_type" not in ropes:  # each kind has its own
+        context = original
+    return context, None if original == context else original
 
 
 def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:

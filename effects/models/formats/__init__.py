@@ -13,6 +13,8 @@ from minfer.effects.models.formats.compressed_tensors import read_compressed
 from minfer.effects.models.formats.fp8 import read_fp8
 from minfer.effects.models.formats.gguf import METHOD, read_gguf_format
 from minfer.effects.models.formats.gptq import read_gptq
+from minfer.effects.models.formats.modelopt import METHOD as MODELOPT
+from minfer.effects.models.formats.modelopt import read_modelopt
 from minfer.effects.models.formats.mxfp4 import read_mxfp4
 from minfer.effects.models.formats.protocol import Format as Format
 
@@ -23,6 +25,7 @@ READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]
     "fp8": read_fp8,
     METHOD: read_gguf_format,
     "gptq": read_gptq,
+    MODELOPT: read_modelopt,
     "mxfp4": read_mxfp4,
 }
 

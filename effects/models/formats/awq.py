@@ -9,6 +9,7 @@ from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
+from minfer.effects.models.formats.keys import MADE_WITH, KnownKeys, check_keys, words
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
@@ -18,6 +19,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+# AutoAWQ's own quant_config.json, and its newer config.json, name these otherwise.
+BITS, SIZES = ("bits", "w_bit"), ("group_size", "q_group_size")
+VERSIONS: Final = ("version", "format", "checkpoint_format")
+KEYS: Final = KnownKeys(
+    read=words("quant_method", *BITS, *SIZES, *VERSIONS),
+    inert=MADE_WITH,
+    neutral={
+        "method": ("awq",),
+        "zero_point": (True,),
+        "sym": (False,),
+        "desc_act": (False,),
+        "pack_dtype": ("int32",),
+        "dynamic": ({},),
+        "adapter": (),
+        "rotation": (),
+    },
+)
 
 
 @frozen
@@ -67,9 +85,24 @@ def read_awq(read: ConfigReader, how: Mapping[str, Any]) -> Awq:
     """Returns the format of a config with quant_method "awq". Raises
     `UnsupportedModelError`.
     """
-    version = str(how.get("version") or "gemm").lower()
-    if version != "gemm":
-        what = f"quantization_config (awq): version {version!r} is not supported"
-        raise read.refusal(f"{what}; 'gemm' is")
-    bits = how.get("bits", how.get("w_bit", 4))
-    return Awq(read_groups(read, "awq", bits, how.get("group_size", 128)))
+    check_keys(read, "awq", how, KEYS)
+    for key in VERSIONS:
+        version = str(how.get(key) or "gemm").lower()
+        if version != "gemm":
+            what = f"quantization_config (awq): {key} {version!r} is not supported"
+            raise read.refusal(f"{what}; 'gemm' is")
+    bits, size = _named(read, how, BITS, 4), _named(read, how, SIZES, 128)
+    return Awq(read_groups(read, "awq", bits, size))
+
+
+def _named(
+    read: ConfigReader, how: Mapping[str, Any], names: tuple[str, ...], default: int
+) -> Any:
+    """Returns the value under these names of one key, or the default. Raises
+    `UnsupportedModelError` for two values.
+    """
+    found = {name: how[name] for name in names if how.get(name) is not None}
+    first = next(iter(found.values()), default)
+    if any(value != first for value in found.values()):
+        raise read.refusal(f"quantization_config (awq): {found} are not the same")
+    return first

@@ -13,6 +13,7 @@ from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelEr
 from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
 from minfer.effects.models.formats.int4_groups import Groups, read_groups
+from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
 from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
 from minfer.effects.models.formats.protocol import OneByOne
@@ -24,6 +25,28 @@ if TYPE_CHECKING:
 
 METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
+ZERO_POINT: Final = ".weight_zero_point"
+HALF: Final = 8  # is 0 in numbers of 4 bits with a sign
+KEYS: Final = KnownKeys(
+    read=words(
+        "quant_method config_groups format sparsity_config transform_config",
+        "kv_cache_scheme",  # which prepare.py warns of
+    ),
+    inert=words("quantization_status global_compression_ratio ignore version"),
+    neutral={"moe_sparsity_config": ()},
+)
+GROUP_KEYS: Final = KnownKeys(
+    read=words("weights input_activations output_activations format"),
+    inert=words("targets"),  # the names of tensors say which matrices are quantized
+)
+_NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
+_OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
+WEIGHT_KEYS: Final = KnownKeys(
+    read=_NUMBERS | words("actorder"), inert=_OBSERVED, neutral={"dynamic": (False,)}
+)
+INPUT_KEYS: Final = KnownKeys(
+    read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
+)
 Strategy = Literal["tensor", "channel", "block", "group"]
 # How files store quantized matrices, as configs name it; minfer goes by the tensors.
 STORED_AS: Final = (
@@ -43,6 +66,8 @@ class CompressedTensors(OneByOne):
     scheme: Scheme
     scaled_by: Strategy
     groups: Groups
+    # Zero points are bytes with a sign, as older versions wrote them, not 4 bits.
+    byte_zeros: bool = False
     method: str = METHOD
     markers: tuple[str, ...] = (".weight_scale",)
     # Sizes, static scales of activations, and those of a cache of 8 bits.
@@ -84,15 +109,16 @@ class CompressedTensors(OneByOne):
         )
         scales = Part(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
         yield self.groups.spread(scales, by)
-        if by.zeros is not None:
-            zeros = Part(
-                f"{matrix}.weight_zero_point",
-                by.zeros,
-                _zeros,
-                (-(-outputs // EACH), groups),
-                types=PACKED_TYPES,
-            )
-            yield self.groups.spread(zeros, by)
+        if by.zeros is None:
+            return
+        name = matrix + ZERO_POINT
+        zeros = Part(
+            name, by.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
+        )
+        if self.byte_zeros:
+            shape = (outputs, groups)
+            zeros = Part(name, by.zeros, _without_sign, shape, types=INT8_TYPES)
+        yield self.groups.spread(zeros, by)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
@@ -101,6 +127,10 @@ def _weight(stored: "Tensor") -> "Tensor":
 
 def _zeros(stored: "Tensor") -> "Tensor":
     return unpacked(stored, 0)
+
+
+def _without_sign(stored: "Tensor") -> "Tensor":
+    return stored + HALF
 
 
 def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
@@ -112,6 +142,11 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
         isinstance(one, dict) for one in listed.values()
     ):
         raise read.error("quantization_config", "an object with config_groups")
+    check_keys(read, METHOD, how, KEYS)
+    for name, group in listed.items():
+        check_keys(read, f"{METHOD}: {name}", group, GROUP_KEYS)
+        for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
+            check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
     _check_further(read, how)
     found = {_read_scheme(read, one) for one in listed.values()}
     if len(found) != 1:

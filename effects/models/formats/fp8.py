@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 BLOCK: Final = FP8_BLOCKS.group
 TYPES: Final = ("F8_E4M3",)
+KINDS: Final = ("e4m3", "float8_e4m3", "float8_e4m3fn")
+KEYS: Final = KnownKeys(
+    read=words("quant_method weight_block_size fmt"),
+    inert=words(
+        "modules_to_not_convert ignored_layers ignore scale_fmt dequantize",
+        "kv_cache_scheme",  # which prepare.py warns of
+    ),
+    neutral={"activation_scheme": ("dynamic", "static")},
+)
 SCALE_TYPES: Final = (*FLOATS, "F8_E8M0")  # the last are powers of two
 
 
@@ -84,11 +94,12 @@ def read_fp8(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "fp8". Raises
     `UnsupportedModelError`.
     """
+    check_keys(read, "fp8", how, KEYS)
     block = how.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         what = f"quantization_config (fp8): weight_block_size {block!r}"
         raise read.refusal(f"{what} is not supported; [{BLOCK}, {BLOCK}] and null are")
-    if (kind := how.get("fmt") or "e4m3") != "e4m3":
+    if (kind := how.get("fmt") or KINDS[0]) not in KINDS:
         what = f"quantization_config (fp8): fmt {kind!r} is not supported"
         raise read.refusal(f"{what}; 'e4m3' is")
     return Fp8(blocks=block is not None)

@@ -1,18 +1,26 @@
 """GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel write it: [inputs / 8, outputs],
 eight inputs in an int32. In the first version zeros are stored minus one.
 
+With `sym`, 0 is always stored as the number 8: zeros are not written by all tools in the
+version that the config names, so both ways of storing 8 are read as it.
+
 With `desc_act`, a group's inputs are not beside one another. Such checkpoints are refused
 by name, also where only their tensors show it.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.config_reader import (
+    CheckpointError,
+    ConfigReader,
+    UnsupportedModelError,
+)
 from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
+from minfer.effects.models.formats.keys import MADE_WITH, KnownKeys, check_keys, words
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
@@ -21,6 +29,20 @@ from minfer.kernels.leaves import Linear, Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
+MIDDLE: Final = 8  # is 0 where weights are symmetric
+KEYS: Final = KnownKeys(
+    read=words("quant_method bits group_size desc_act sym checkpoint_format dynamic"),
+    inert=MADE_WITH,
+    neutral={
+        "method": ("gptq",),
+        "format": ("gptq", "gptq_v2"),
+        "is_marlin_format": (False,),
+        "pack_dtype": ("int32",),
+        "adapter": (),
+        "rotation": (),
+    },
+)
+
 
 @frozen
 class Gptq(OneByOne):
@@ -28,6 +50,7 @@ class Gptq(OneByOne):
 
     groups: Groups
     less_one: bool  # zeros
+    symmetric: bool = False
     method: str = "gptq"
     text: str = "GPTQ"
     markers: tuple[str, ...] = (".qweight",)
@@ -51,46 +74,58 @@ class Gptq(OneByOne):
         zeros = Part(
             f"{matrix}.qzeros",
             zeros_of(by),
-            partial(_zeros, self.less_one),
+            self._zeros,
             (groups, -(-outputs // EACH)),
             types=TYPES,
         )
         yield self.groups.spread(zeros, by)
         scales = Part(f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS)
         yield self.groups.spread(scales, by)
-        name = f"{matrix}.g_idx"
-        check = partial(_check_order, name, inputs // groups)
         yield Part(
-            name,
+            f"{matrix}.g_idx",
             by.scaled,
             shape=(inputs,),
             types=TYPES,
-            take=check,
+            take=partial(_check_order, inputs // groups),
             optional=True,
             by_output=False,
             undivided=True,
         )
+
+    def _zeros(self, stored: "Tensor") -> "Tensor":
+        """Returns the numbers that mean 0. Raises `CheckpointError` for symmetric weights
+        with others than 8.
+        """
+        import torch
+
+        numbers = unpacked(stored, 1).t()
+        if not self.symmetric:
+            return (numbers + self.less_one) & 15
+        low, high = (int(number) for number in numbers.aminmax())
+        if low != high or high not in (MIDDLE - 1, MIDDLE):
+            raise CheckpointError(
+                f"zero points from {low} to {high}, although "
+                f"quantization_config says sym true, where all are {MIDDLE}; set sym to "
+                f"false if they are meant"
+            )
+        return torch.full_like(numbers, MIDDLE)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
     return in_bytes(unpacked(stored, 0).t())
 
 
-def _zeros(less_one: bool, stored: "Tensor") -> "Tensor":
-    return (unpacked(stored, 1).t() + less_one) & 15
-
-
 def _turned(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 
-def _check_order(name: str, group: int, stored: "Tensor") -> None:
+def _check_order(group: int, stored: "Tensor") -> None:
     """Refuse groups of inputs that are not beside one another."""
     import torch
 
     places = torch.arange(len(stored), device=stored.device)
     if not stored.equal((places // group).to(stored.dtype)):
-        raise UnsupportedModelError(f"tensor {name}: {_ORDERED}")
+        raise UnsupportedModelError(_ORDERED)
 
 
 _ORDERED = (
@@ -103,11 +138,33 @@ def read_gptq(read: ConfigReader, how: Mapping[str, Any]) -> Gptq:
     """Returns the format of a config with quant_method "gptq". Raises
     `UnsupportedModelError`.
     """
+    check_keys(read, "gptq", how, KEYS)
     groups = read_groups(read, "gptq", how.get("bits"), how.get("group_size", 128))
+    _check_modules(read, how)
     if how.get("desc_act") and groups.size:
         raise read.refusal(f"quantization_config (gptq): {_ORDERED}")
-    version = how.get("checkpoint_format") or "gptq"
+    version = how.get("checkpoint_format") or how.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         what = f"quantization_config (gptq): checkpoint_format {version!r}"
         raise read.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
-    return Gptq(groups, less_one=version == "gptq")
+    symmetric = ConfigReader(how, f"{read.where}: quantization_config (gptq)").flag("sym")
+    return Gptq(groups, less_one=version == "gptq", symmetric=symmetric)
+
+
+def _check_modules(read: ConfigReader, how: Mapping[str, Any]) -> None:
+    """Refuse modules that are quantized otherwise than the rest (`dynamic`). Those that
+    are not quantized, the tensors show. Raises `UnsupportedModelError`.
+    """
+    rules = how.get("dynamic") or {}
+    if not isinstance(rules, dict):
+        raise read.refusal(f"quantization_config (gptq): dynamic {rules!r} is no object")
+    for modules, changes in rules.items():
+        if modules.startswith("-:"):
+            continue
+        for key, value in (changes or {}).items():
+            if key not in MADE_WITH and value != how.get(key):
+                raise read.refusal(
+                    f"quantization_config (gptq): dynamic: {key} {value!r} of the "
+                    f"modules {modules!r} is not supported beside {how.get(key)!r} of "
+                    f"the others; use a checkpoint with one {key} for all"
+                )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
 from minfer.effects.models.parts import Part
 from minfer.kernels.leaves import MXFP4, Linear, Scheme
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TYPES: Final = ("U8",)
+KEYS: Final = KnownKeys(
+    read=words("quant_method"), inert=words("modules_to_not_convert dequantize")
+)
 
 
 @frozen
@@ -50,5 +54,5 @@ def _flat(stored: "Tensor") -> "Tensor":
 
 def read_mxfp4(read: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
     """Returns the format of a config with quant_method "mxfp4"."""
-    del read, how  # it has no options that change tensors
+    check_keys(read, "mxfp4", how, KEYS)
     return Mxfp4()

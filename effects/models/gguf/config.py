@@ -30,6 +30,13 @@ _LLAMA3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# By `general.type`.
+_OTHER_KINDS: Final = {
+    "adapter": "an adapter (LoRA), which has to be merged into its base model "
+    "(`llama-export-lora`)",
+    "mmproj": "the part of a model that reads images",
+    "imatrix": "a matrix of importances, from which models are quantized",
+}
 # Keys of features that change logits and are not supported, each with the values that
 # turn the feature off. Any other value is refused.
 _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -66,6 +73,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     """
     file = read_gguf(path)
     read = Metadata(file)
+    _refuse_other_kinds(read)
     arch = architecture_of(read)
     for key, allowed in _UNSUPPORTED.items():
         _refuse_unless(read, key, allowed)
@@ -107,6 +115,16 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     if keeps_int4(file):
         config["quantization_config"] = {"quant_method": "gguf"}
     return config
+
+
+def _refuse_other_kinds(read: Metadata) -> None:
+    """Refuse files that are no model. Raises `UnsupportedModelError`."""
+    kind = read.get("general.type")
+    if kind not in (None, "model"):
+        raise UnsupportedModelError(
+            f"{read.file.path}: general.type = {kind!r:.100}: the file is no model but "
+            f"{_OTHER_KINDS.get(str(kind), 'something else')}; give a model's file"
+        )
 
 
 def _refuse_unless(read: Metadata, key: str, allowed: tuple[Any, ...]) -> None:

@@ -245,7 +245,11 @@ async def _open_application(
     while (facts := remote.ready) is None:
         await asyncio.sleep(LOOK)
     setup = await asyncio.to_thread(
-        prepare_elsewhere, plan.args, facts.device, facts.num_blocks
+        prepare_elsewhere,
+        plan.args,
+        facts.device,
+        facts.num_blocks,
+        facts.max_model_len,
     )
     _check_same(setup.fingerprint, remote)
     secret = plan.deployment.secret

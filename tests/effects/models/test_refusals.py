@@ -49,6 +49,7 @@ QUANTIZED = [
     ("Kimi-K2", BLOCKS, "fp8_per_block"),
     ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
 ]
+ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
 MLA_GROUPS = ("DeepseekV3", "groups")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
 VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
@@ -160,6 +161,50 @@ def test_a_known_familys_refusal_is_the_one_that_is_shown(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match="moe_layer_freq 2"):
         prepare(EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "words"),
+    [
+        (("Llama", "plain"), {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (("Llama", "plain"), {"rms_norm_eps": 0}, "rms_norm_eps"),
+        (("Llama", "plain"), {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (("Llama", "plain"), {"layer_types": ["full_attention"]}, "layer_types"),
+        (("Qwen2", "plain"), {"rope_theta": -1.0}, "rope_theta"),
+        (("Mixtral", "experts"), {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        (
+            ("Mixtral", "experts"),
+            {"sliding_window": 8, "layer_types": [*ALTERNATING]},
+            "layer_types",
+        ),
+        (("Llama", "plain"), {"sliding_window": 8}, "sliding_window"),
+    ],
+)
+def test_a_known_familys_wrong_value_is_not_tried_elsewhere(
+    tmp_path: Path, key: tuple[str, str], changes: dict[str, Any], words: str
+) -> None:
+    save(str(tmp_path), key[0], VARIANTS[key])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k != "rope_parameters"} | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        prepare(EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20))
+    assert "logits" not in str(caught.value)
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_the_log_says_why_transformers_model_runs(
+    tmp_path: Path, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(str(tmp_path), "Llama", VARIANTS["Llama", "plain"])
+    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = EngineArgs(model=str(tmp_path), kv_cache_memory_bytes=1 << 20)
+    prepare(args, warns=warns)
+    logged = [one.getMessage() for one in caplog.records if one.name == "minfer.model"]
+    assert len(logged) == warns
+    assert all("LlamaForCausalLM of transformers runs" in one for one in logged)
+    assert all("hidden_act 'gelu' is not supported" in one for one in logged)
 
 
 @pytest.mark.parametrize(

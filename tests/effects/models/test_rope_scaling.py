@@ -7,6 +7,8 @@ import torch
 import transformers
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache, rope_table
+from minfer.effects.models.config_reader import ModelConfigError
+from minfer.effects.models.fallback import fallback_spec
 from minfer.effects.models.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_families import ROPES, SIZES, config_of
@@ -61,6 +63,30 @@ def test_rope_at_the_edges_of_its_range(original: int | None, factor: float) -> 
         assert rope is not None
         assert torch.equal(inverse_frequencies(rope, 16), module.inv_freq)
         assert rope.attention_factor == module.attention_scaling
+
+
+@pytest.mark.parametrize("key", ["fcator", "beta", "long_factor"])
+@pytest.mark.parametrize("name", ROPES)
+def test_keys_that_a_scaling_does_not_have_are_named(name: str, key: str) -> None:
+    for field in ("rope_parameters", "rope_scaling"):
+        scaling = ROPES[name] | {key: 2.0}
+        changes: dict[str, Any] = {"rope_parameters": ..., field: scaling}
+        config = config_of(**changes)
+        with pytest.raises(ModelConfigError, match=f"{field}: {key} is not a key of"):
+            parse_spec(config)
+        config[field] = scaling | {key: None}
+        assert parse_spec(config) == parse_spec(config_of(rope_parameters=ROPES[name]))
+
+
+def test_keys_that_no_scaling_has_are_named_of_other_families() -> None:
+    olmo = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(ModelConfigError, match="rope_parameters: fcator is not a key"):
+        fallback_spec({**olmo, "rope_parameters": {**linear, "fcator": 3.0}})
+    kinds = {"full_attention": linear, "sliding_attention": {**linear, "beta": 3.0}}
+    gemma = {"model_type": "gemma3_text", "rope_parameters": kinds}
+    with pytest.raises(ModelConfigError, match="sliding_attention: beta is not a key"):
+        fallback_spec(gemma)
 
 
 @pytest.mark.parametrize("name", ROPES)

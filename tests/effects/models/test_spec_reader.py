@@ -198,10 +198,10 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
             ["sliding_window", "'all'"],
         ),
         (
-            "Mistral",
+            "Mixtral",
             {"sliding_window": 8, "layer_types": ["full_attention"] * 3},
             UnsupportedModelError,
-            ["layer_types", "MistralForCausalLM"],
+            ["layer_types", "MixtralForCausalLM"],
         ),
         (
             "Qwen3",
@@ -254,3 +254,13 @@ def test_what_changes_nothing_is_accepted(changes: dict[str, Any]) -> None:
 def test_a_saved_config_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("Qwen3")))
     assert read_spec(tmp_path).family is FAMILIES["Qwen3ForCausalLM"]
+
+
+def test_mistral_with_layer_types_is_ministral() -> None:
+    """As Ministral 8B is published, and as transformers' AutoModel takes it."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    config = config_of("Ministral", layer_types=kinds, sliding_window=16)
+    published = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    spec = parse_spec({**config, **published})
+    assert spec.windows == (None, 16, 16)
+    assert spec.layers == parse_spec(config).layers

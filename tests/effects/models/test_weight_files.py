@@ -16,7 +16,7 @@ from minfer.effects.models.checkpoint import (
     TensorMismatchError,
     load_weights,
 )
-from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.spec import EMBED, LM_HEAD
 from minfer.effects.models.weight_files import INDEX_NAME, SINGLE_NAME
 from tests.effects.models.test_checkpoint import check_equal, edit, edit_tensors, save
@@ -104,6 +104,25 @@ def test_weights_under_other_names(tmp_path: Path, files: list[str], says: str) 
         (tmp_path / name).write_bytes(whole)
     with pytest.raises(CorruptFileError, match=says):
         load_weights(tmp_path, read_spec(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("adapter_model.safetensors", "LoRA is not supported: merge it into its base"),
+        ("consolidated.safetensors", "Mistral's own form"),
+        ("consolidated-00001-of-00002.safetensors", "Mistral's own form"),
+    ],
+)
+def test_weights_of_no_model_here_are_named(tmp_path: Path, name: str, says: str) -> None:
+    save(tmp_path)
+    spec = read_spec(tmp_path)
+    (tmp_path / SINGLE_NAME).rename(tmp_path / name)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*{says}"):
+        load_weights(tmp_path, spec)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*{says}"):
+        read_spec(tmp_path)
 
 
 def test_shards_that_differ_from_their_index(

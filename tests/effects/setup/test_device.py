@@ -10,9 +10,10 @@ from attrs import evolve
 from minfer.effects.cli.main import main
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.engine_config import BATCHED_TOKENS
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
-from minfer.effects.setup.prepare import BATCHED_TOKENS, prepare
+from minfer.effects.setup.prepare import prepare
 from minfer.records.config import EngineConfig
 from tests.effects.setup.test_memory import QWEN_05B, SIZES
 

@@ -4,7 +4,13 @@ import argparse
 
 import pytest
 
-from minfer.effects.setup.option_values import policy_of, read_bytes, whole
+from minfer.effects.setup.option_values import (
+    LENGTH,
+    policy_of,
+    read_bytes,
+    read_length,
+    whole,
+)
 from minfer.policies.builtin import Priority
 from minfer.records.policy import FirstCome
 from minfer.values.checks import ConfigError
@@ -29,6 +35,32 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size; write 512M"):
         read_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("1.5K", 1536),
+        ("25.6k", 25600),
+        ("1m", 10**6),
+        ("auto", -1),
+        ("-1", -1),
+    ],
+)
+def test_lengths_are_read_as_vllm_reads_them(text: str, length: int) -> None:
+    assert read_length(text) == length
+    assert LENGTH.right(length)
+
+
+@pytest.mark.parametrize("text", ["", "k", "4KB", "4KiB", "4.5.1k", "all", "-2", "-1k"])
+def test_what_is_no_length_is_reported(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"write 4096, 4k .*or auto"):
+        read_length(text)
+    assert [LENGTH.right(value) for value in (None, 2)] == [True] * 2
+    assert [LENGTH.right(value) for value in (1, 0, -2, True, "4k")] == [False] * 5
 
 
 def test_whole_numbers_are_neither_flags_nor_too_large() -> None:

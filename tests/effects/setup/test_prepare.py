@@ -7,10 +7,11 @@ import attrs
 import pytest
 
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.memory import NotEnoughMemoryError
+from minfer.effects.setup.prepare import prepare, prepare_elsewhere
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 
@@ -61,10 +62,50 @@ def test_a_config_that_names_a_type_that_does_not_run(
 
 
 def test_what_the_family_table_refuses_is_tried_with_transformers(tmp_path: Path) -> None:
-    """And if that refuses too, the error is the first one."""
-    args = say(tmp_path, rms_norm_eps=0.0)
-    with pytest.raises(CheckpointError, match="rms_norm_eps must be a positive number"):
+    """And if that refuses too, the error is the first one. Wrong values are not tried."""
+    args = say(tmp_path, hidden_act="gelu")
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu'"):
         parse_spec(read_config(tmp_path))
     assert prepare(args).spec.parameters
-    with pytest.raises(CheckpointError, match="hidden_size must be an integer"):
-        prepare(say(tmp_path, hidden_size="many"))
+    with pytest.raises(CheckpointError, match="hidden_act 'nothing'"):
+        prepare(say(tmp_path, hidden_act="nothing"))
+    for key, value in (("hidden_size", "many"), ("rms_norm_eps", 0.0)):
+        with pytest.raises(CheckpointError, match=f"{key} must be"):
+            prepare(say(tmp_path, **{key: value}))
+
+
+def test_the_longest_context_that_fits_is_found(tmp_path: Path) -> None:
+    """One more token does not fit; a model that fits whole has its own context."""
+    args = say(tmp_path)
+    own = prepare(args).spec.max_position_embeddings
+    block = prepare(args, limit=1 << 40).memory.block_bytes
+    for limit, cache in ((None, 3 * block), (1 << 40, 3 * block), (None, 1 << 30)):
+        sized = attrs.evolve(args, kv_cache_memory_bytes=cache)
+        setup = prepare(attrs.evolve(sized, max_model_len=-1), limit=limit)
+        length = setup.config.max_model_len
+        assert setup.args.max_model_len == length
+        assert prepare(attrs.evolve(sized, max_model_len=length), limit=limit).memory
+        if length == own:
+            assert cache == 1 << 30
+            continue
+        assert length == 3 * args.block_size + 1  # the last token is not kept
+        with pytest.raises(NotEnoughMemoryError):
+            prepare(attrs.evolve(sized, max_model_len=length + 1), limit=limit)
+    needed = prepare(args, limit=1 << 40).memory
+    small = needed.weights + (needed.total - needed.weights) // 2
+    setup = prepare(attrs.evolve(args, max_model_len=-1), limit=small)
+    assert 0 < setup.config.max_model_len <= own
+    with pytest.raises(NotEnoughMemoryError):
+        prepare(attrs.evolve(args, max_model_len=-1), limit=needed.weights // 2)
+
+
+def test_another_process_has_the_length_that_was_found(tmp_path: Path) -> None:
+    args = say(tmp_path)
+    block = prepare(args, limit=1 << 40).memory.block_bytes
+    args = attrs.evolve(args, max_model_len=-1, kv_cache_memory_bytes=3 * block)
+    here = prepare(args)
+    there = prepare_elsewhere(
+        args, "cpu", here.config.num_blocks, here.config.max_model_len
+    )
+    assert there.config == here.config
+    assert there.fingerprint == here.fingerprint

@@ -34,6 +34,8 @@ PARTS: Final = (
     "<tool_call>",
     "camelCaseHTTPServer",
     "▁a b",
+    "<unk>",
+    "a<unk> b</s>",
     "...!?",
 )
 TEXTS: Final = [
@@ -179,7 +181,7 @@ def test_sentencepieces_kind(tmp_path: Path, gemma: bool) -> None:
     steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
     theirs.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     theirs.pre_tokenizer = pre_tokenizers.Sequence([])
-    theirs.add_special_tokens(["<s>", "</s>"])
+    theirs.add_special_tokens(["<unk>", "<s>", "</s>"])
     theirs.add_tokens([AddedToken("<tool_call>", normalized=False)])
     ours = Tokenizer(path)
     plain = [ours.encode(text, add_special_tokens=False) for text in TEXTS]

@@ -1,13 +1,20 @@
 """What cannot run is refused by name, before weights are read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
+from minfer.effects.models.config_reader import (
+    ConfigReader,
+    ModelConfigError,
+    UnsupportedModelError,
+)
 from minfer.effects.models.fallback import fallback_spec
+from minfer.effects.models.fallback.classes import resolve
 
 # model_type, architecture, what else the config says, what the refusal says
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -124,7 +131,64 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"auto_map": {"AutoModelForCausalLM": "code.Nobody"}},
         "is never executed",
     ),
+    "another model's layers": (
+        "olmo2",
+        "Olmo2ForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types .* is not supported",
+    ),
+    "windows and other layers": (
+        "mixtral",
+        "MixtralForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 8,
+            "layer_types": ["full_attention"] * 2,
+        },
+        "layer_types .* is not supported",
+    ),
 }
+
+OF_FIELDS = {
+    "quantized",
+    "ignored cap",
+    "another model's cap",
+    "another model's layers",
+    "windows and other layers",
+}
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"], **LAYERS},
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+        {"model_type": "mistral", "layer_types": None, "num_hidden_layers": 2.0},
+        {"model_type": "olmo2", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "cohere2", **LAYERS},
+    ],
+)
+def test_the_class_is_that_of_auto_model(config: dict[str, Any], tmp_path: Path) -> None:
+    whole = {key: int(v) if isinstance(v, float) else v for key, v in config.items()}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    wanted: Any = transformers.AutoConfig.from_pretrained(tmp_path)
+    found = resolve(ConfigReader(config, "config.json"))
+    assert type(found.config) is type(wanted)
+    assert found.model is transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(wanted)]
+    assert getattr(found.config, "layer_types", None) == getattr(
+        wanted, "layer_types", None
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "initializer_range"])
+def test_numbers_that_are_not_finite_are_named(key: str, value: float) -> None:
+    config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    with pytest.raises(ModelConfigError, match=f"{key} must be a finite number"):
+        fallback_spec({**config, key: value})
+    with pytest.raises(ModelConfigError, match=f"{key} must be a finite number"):
+        fallback_spec({**config, "rope_parameters": {key: value}})
 
 
 @pytest.mark.long
@@ -135,8 +199,7 @@ def test_what_cannot_run_is_refused_by_name_before_weights_are_read(name: str) -
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         fallback_spec(config, "somewhere/config.json")
     assert str(caught.value).startswith("somewhere/config.json: ")
-    of_fields = ("quantized", "ignored cap", "another model's cap")
-    assert architecture in str(caught.value) or name in of_fields
+    assert architecture in str(caught.value) or name in OF_FIELDS
 
 
 def test_a_config_that_transformers_cannot_read_is_named() -> None:

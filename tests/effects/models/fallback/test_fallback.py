@@ -59,26 +59,68 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
             assert turn == 0 or any(output.num_cached_tokens for output in outputs)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.5],
+    "long_factor": [1.0, 2.0, 4.0, 7.0],
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 32,
+}
+
+
+def long_rope(folder: Path) -> Any:
+    more = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
+    return save(folder, "phi3", **more)
+
+
 @pytest.mark.long
-def test_longrope_is_run_as_far_as_it_does_not_depend_on_length(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "longrope",
-        "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4,
-        "rope_theta": 1e4,
-        "original_max_position_embeddings": 32,
-    }
-    model = save(
-        tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=32
-    )
+def test_longrope_has_its_short_factors_within_the_original_context(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = long_rope(tmp_path)
     prompt = list(range(3, 20))
     with LLM(str(tmp_path), **SMALL) as llm:
         assert llm.setup.config.max_model_len == 32
         params = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True)
         output = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
     assert list(output.token_ids) == generated(model, prompt, 15)
-    with pytest.raises(SettingError, match="longer than the 32 tokens"):
-        prepare(EngineArgs(model=str(tmp_path), max_model_len=64, executor="dry"))
+    assert "--max-model-len up to 128 takes the long ones" in caplog.text
+    with pytest.raises(SettingError, match="longer than the 128 tokens"):
+        prepare(EngineArgs(model=str(tmp_path), max_model_len=129, executor="dry"))
+
+
+@pytest.mark.long
+def test_longrope_has_its_long_factors_in_a_longer_context(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each token behind the original context is transformers' likeliest one: it then
+    takes the long factors for the whole sequence.
+    """
+    model = long_rope(tmp_path)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(1, VOCAB) for _ in range(n)] for n in (1, 20, 31, 33, 70)]
+    with LLM(str(tmp_path), **SMALL, max_model_len=128) as llm:
+        params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            made = [list(output.outputs[0].token_ids) for output in outputs]
+            for prompt, tokens in zip(prompts, made, strict=True):
+                whole = torch.tensor([[*prompt, *tokens]])
+                with torch.inference_mode():
+                    wanted = model(whole, use_cache=False).logits[0].argmax(-1).tolist()
+                assert tokens == wanted[len(prompt) - 1 : -1]
+    for prompt, tokens in zip(prompts[3:], made[3:], strict=True):
+        assert tokens == generated(model, prompt, 50)
+    assert "its long factors hold for sequences of all lengths" in caplog.text
+
+
+def test_the_factors_of_longrope_are_in_the_keys_of_blocks(tmp_path: Path) -> None:
+    long_rope(tmp_path)
+    keys = {
+        prepare(EngineArgs(model=str(tmp_path), max_model_len=length)).fingerprint
+        for length in (16, 32, 33, 128)
+    }
+    assert len(keys) == 2
 
 
 @pytest.mark.long

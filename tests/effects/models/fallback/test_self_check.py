@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attrs import evolve
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.fallback import load_fallback, loading
 from minfer.effects.models.fallback.self_check import self_check
+from minfer.effects.models.gqa import GQA
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.tiny_fallback import save
@@ -39,6 +41,23 @@ def test_half_precision_is_checked_in_float32_and_left_as_it_was(
         patch.setattr(loading, "self_check", check)
         load_fallback(tmp_path, read_config(tmp_path), setup.spec, make_cache)
     assert {str(p.dtype) for p in kept[0].parameters()} == {f"torch.{dtype}"}
+
+
+def test_windows_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
+    """Longer ones than the check's sequences, too."""
+    for stated in (8, 64):
+        folder = tmp_path / str(stated)
+        save(folder, "cohere2", sliding_window=stated)
+        spec = prepare(EngineArgs(model=str(folder), executor="dry")).spec
+        assert stated in spec.windows
+        load_fallback(folder, read_config(folder), spec, make_cache)
+        for wrong in (None, stated - 1, stated + 1):
+            attention = spec.layers[1].attention
+            assert isinstance(attention, GQA)
+            changed = evolve(spec.layers[1], attention=evolve(attention, window=wrong))
+            other = evolve(spec, layers=(spec.layers[0], changed, *spec.layers[2:]))
+            with pytest.raises(UnsupportedModelError, match="its logits differ"):
+                load_fallback(folder, read_config(folder), other, make_cache)
 
 
 def ignore_positions(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -285,6 +285,14 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
         change("add_string", ARCHITECTURE, "mamba", key=ARCHITECTURE),
         "architecture 'mamba' are not supported; llama, qwen2, qwen3, ",
     ),
+    "an adapter": (
+        change("add_type", "adapter", key="general.type"),
+        "general.type = 'adapter': the file is no model but an adapter (LoRA), which",
+    ),
+    "a part that reads images": (
+        change("add_type", "mmproj", key="general.type"),
+        "general.type = 'mmproj': the file is no model but the part of a model that",
+    ),
     "parts": (
         change("add_uint16", "split.count", 3),
         "the file is one of the 3 parts of a split file; join them with `llama-",

@@ -192,8 +192,6 @@ def test_the_bundled_model_writes_the_same_text(
     assert setup.draft is not None  # has the same tokens
     assert main(["plan", "--model", path, "--dtype", "bfloat16"]) == 0
     assert "toy.gguf" in capsys.readouterr().out
-    assert main(["verify", "--model", path]) == 2
-    assert "GGUF files are not compared" in capsys.readouterr().err
 
 
 def tensors(node: Any) -> list[Tensor]:

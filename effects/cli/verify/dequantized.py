@@ -1,0 +1,204 @@
+"""A quantized checkpoint, or a GGUF file, as the unquantized checkpoint that it means.
+
+transformers needs further packages for most formats, and rounds activations otherwise in
+others. So the reference is its model on dequantized matrices, in float32; all else is
+copied. Where a scheme rounds activations, rounded.py makes the reference round them.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from minfer.effects.models.checkpoint import files_of, planned_parts, read_config
+from minfer.effects.models.linear import LinearSizes, Maker
+from minfer.effects.models.moe import MoE
+from minfer.effects.models.parts import Part
+from minfer.effects.models.quantization import Files
+from minfer.effects.models.quantization_files import METHODS
+from minfer.effects.models.spec import ModelSpec, layer_prefix
+from minfer.effects.models.weight_files import (
+    EXPLICIT,
+    SINGLE_NAME,
+    SUFFIX,
+    TensorPlace,
+    find_tensors,
+)
+from minfer.effects.models.write_safetensors import size_of, write_file
+from minfer.kernels.leaves import Linear, Scheme
+from minfer.kernels.quantized import dequantize
+
+WEIGHT: Final = ".weight"
+NOT_COPIED: Final = {"config.json", *METHODS}
+
+
+@frozen
+class StoredMatrix:
+    """A quantized matrix of a checkpoint, or those of all experts of a layer in one."""
+
+    name: str  # in the model
+    sizes: LinearSizes
+    turned: bool = False  # an unquantized checkpoint has [experts, inputs, outputs]
+
+    @property
+    def end(self) -> str:
+        """How its name ends in an unquantized checkpoint."""
+        return "" if self.sizes.experts else WEIGHT
+
+    def blank(self) -> Tensor:
+        """Returns a tensor of its shape there, without data."""
+        rows, columns = sum(self.sizes.outputs), self.sizes.inputs
+        shape = (columns, rows) if self.turned else (rows, columns)
+        count = (self.sizes.experts,) if self.sizes.experts else ()
+        return torch.empty((*count, *shape), device="meta")
+
+
+@frozen(eq=False)
+class Dequantized:
+    """A checkpoint without quantization."""
+
+    folder: Path
+    # How the products with some parameters round activations, and which; None: none do.
+    scheme: Scheme | None
+    rounded: frozenset[str]
+    quantized: frozenset[str] = frozenset()  # tensors, by their names in the folder
+
+
+@frozen(eq=False)
+class SourceTensors:
+    """The tensors of a checkpoint that is to be dequantized."""
+
+    spec: ModelSpec
+    files: Files
+    places: Mapping[str, TensorPlace]  # by the model's names
+
+    def parts(self, matrix: StoredMatrix, leaf: Linear) -> list[Part]:
+        """Returns the tensors of a quantized matrix that the checkpoint has."""
+        form = self.files.format_of(matrix.name)
+        read = form.expert_parts if matrix.sizes.experts else form.parts
+        return [part for part in read(matrix.name, leaf) if part.name in self.places]
+
+    def leaf(self, matrix: StoredMatrix) -> Linear:
+        """Returns the leaf of a quantized matrix, not filled."""
+        how = self.spec.quantization
+        how = None if how is None else evolve(how, plain=frozenset())
+        sizes = evolve(matrix.sizes, bias=False, plain=False)
+        return Maker("float32", "cpu", how).linear(sizes)
+
+    def names(self, matrix: StoredMatrix) -> list[str]:
+        """Returns the names of a quantized matrix's tensors in the files."""
+        parts = self.parts(matrix, self.leaf(matrix))
+        return [self.places[part.name].name for part in parts]
+
+    def unquantized_name(self, matrix: StoredMatrix) -> str:
+        """Returns a matrix's name in an unquantized checkpoint, with the prefix that the
+        files' names have.
+        """
+        first = self.parts(matrix, self.leaf(matrix))[0].name
+        end = first.removeprefix(matrix.name)
+        return self.places[first].name.removesuffix(end) + matrix.end
+
+    def meant(self, matrix: StoredMatrix) -> Tensor:
+        """Returns the numbers that a quantized matrix means, in float32."""
+        leaf = self.leaf(matrix)
+        for part in self.parts(matrix, leaf):
+            part.fill(self.places[part.name].tensor())
+        numbers = dequantize(leaf)
+        return (numbers.mT if matrix.turned else numbers).contiguous()
+
+
+def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantized:
+    """Write what a checkpoint means to a new folder; `spec` knows which matrices are
+    quantized. Raises `CheckpointError`.
+    """
+    folder.mkdir()
+    _write_side_files(source, folder)
+    with ExitStack() as stack:
+        found = find_tensors(source, stack)
+        planned = planned_parts(spec, found, source)
+        places = {part.name: place for place, part in planned}
+        tensors = SourceTensors(spec, files_of(spec, found), places)
+        matrices = [*_quantized(spec, tensors.files)]
+        form = tensors.files.format
+        stored = {name for matrix in matrices for name in tensors.names(matrix)}
+        inert = () if form is None else form.inert
+        kept = [
+            place
+            for name, place in found.places.items()
+            if name not in stored and not name.endswith(inert)
+        ]
+        names = {matrix.name: tensors.unquantized_name(matrix) for matrix in matrices}
+
+        def written() -> Iterator[tuple[str, Tensor]]:
+            for place in kept:
+                yield place.name, place.tensor()
+            for matrix in matrices:
+                yield names[matrix.name], tensors.meant(matrix)
+
+        sizes = [size_of(place.name, place.tensor()) for place in kept]
+        sizes += [size_of(names[matrix.name], matrix.blank()) for matrix in matrices]
+        write_file(folder / SINGLE_NAME, sizes, written(), lambda _: None)
+    scheme = None if form is None else form.scheme
+    if scheme is not None and scheme.activations == "as they are":
+        scheme = None
+    rounded = (matrix for matrix in matrices if not matrix.sizes.plain)
+    return Dequantized(
+        folder,
+        scheme,
+        rounded=frozenset(matrix.name + matrix.end for matrix in rounded),
+        quantized=frozenset(names.values()),
+    )
+
+
+def _write_side_files(source: Path, folder: Path) -> None:
+    """Write the config, without its quantization, and copy what is no weights."""
+    config = read_config(source)
+    for key in ("quantization_config", EXPLICIT):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for path in source.iterdir() if source.is_dir() else ():
+        weights = path.suffix == SUFFIX or path.name.endswith(".index.json")
+        if path.is_file() and not weights and path.name not in NOT_COPIED:
+            shutil.copyfile(path, folder / path.name)
+
+
+def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
+    """Yields the quantized matrices of a model."""
+    if spec.quantization is None:
+        return
+    for i, layer in enumerate(spec.layers):
+        prefix = layer_prefix(i)
+        for sizes in layer.matrices:
+            if spec.quantization.scheme_of(prefix + sizes.names[0]).is_plain:
+                continue
+            feed = layer.feed_forward
+            if sizes.experts and isinstance(feed, MoE):
+                for one in _of_experts(sizes, feed, files):
+                    yield evolve(one, name=prefix + one.name)
+                continue
+            for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
+                yield StoredMatrix(
+                    prefix + name, evolve(sizes, names=(name,), outputs=(outputs,))
+                )
+
+
+def _of_experts(sizes: LinearSizes, feed: MoE, files: Files) -> Iterator[StoredMatrix]:
+    """Yields the matrices of experts, one by one or all in one."""
+    keys = feed.keys
+    if files.stacked or keys.turned:
+        name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
+        rows = (sum(sizes.outputs),)
+        whole = evolve(sizes, names=(name,), outputs=rows, bias=False)
+        yield StoredMatrix(f"{keys.experts}.{name}", whole, keys.turned)
+        return
+    for expert in range(sizes.experts):
+        for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
+            own = name.replace(f"{keys.experts}.0.", f"{keys.experts}.{expert}.")
+            single = evolve(sizes, names=(own,), outputs=(outputs,), experts=0)
+            yield StoredMatrix(own, single)

@@ -1,0 +1,40 @@
+"""NVIDIA's Model Optimizer: its FP8, whose tensors are those of `fp8` with one scale of a
+matrix. Its other algorithms are refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.formats.fp8 import Fp8
+from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+
+METHOD: Final = "modelopt"
+# The file of its own, hf_quant_config.json, has the rest in an object.
+OUTER_KEYS: Final = KnownKeys(
+    read=words("quant_method quantization"), inert=words("producer")
+)
+KEYS: Final = KnownKeys(
+    read=words("quant_method quant_algo"),
+    inert=words(
+        "producer exclude_modules ignore config_groups kv_cache_scheme",
+        "kv_cache_quant_algo",  # the KV cache is as the settings say
+    ),
+)
+
+
+def read_modelopt(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+    """Returns the format of a config with quant_method "modelopt". Raises
+    `UnsupportedModelError`.
+    """
+    inner = how.get("quantization")
+    if isinstance(inner, dict):
+        check_keys(read, METHOD, how, OUTER_KEYS)
+        how = inner
+    check_keys(read, METHOD, how, KEYS)
+    if (algorithm := how.get("quant_algo")) != "FP8":
+        what = (
+            f"quantization_config ({METHOD}): quant_algo {algorithm!r} is not supported"
+        )
+        raise read.refusal(f"{what}; 'FP8' is")
+    return Fp8(blocks=False)

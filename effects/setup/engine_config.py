@@ -1,0 +1,85 @@
+"""Computes the core's configuration from settings and a model."""
+
+from pathlib import Path
+from typing import Final
+
+from minfer.effects.models.cache_layout import cache_layout, one_group
+from minfer.effects.models.checkpoint import config_path
+from minfer.effects.models.shapes import parameter_count
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.setup.device import DeviceInfo
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.option_values import policy_of
+from minfer.effects.setup.speculation_settings import SpeculativeConfig
+from minfer.records.config import CacheGroup, EngineConfig
+from minfer.records.speculation import DEVICE
+from minfer.values.checks import ConfigError
+
+BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+# On a CPU a step of scored prompt tokens takes up to 1.5 times as long as of others, and
+# all decode rows wait for it.
+SCORED_COST: Final = {"cpu": 2, "cuda": 1}
+# Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
+STREAMING_WORK: Final = 1.2e13
+_BUDGET_MULTIPLE: Final = 512  # budgets are multiples of this
+
+
+def engine_config(
+    args: EngineArgs,
+    spec: ModelSpec,
+    device: DeviceInfo,
+    folder: Path,
+    speculative: SpeculativeConfig | None,
+) -> EngineConfig:
+    """Returns the core's configuration, without its number of blocks. Raises
+    ConfigError.
+    """
+    longest = spec.max_position_embeddings
+    length = args.max_model_len or spec.original_context or longest
+    if length > longest:
+        raise ConfigError(
+            f"max_model_len {length} is longer than the {longest} tokens the model was "
+            f"made for (max_position_embeddings in {config_path(folder)}); lower it"
+        )
+    return EngineConfig(
+        num_blocks=1,  # until the memory plan sets it
+        block_size=args.block_size,
+        max_model_len=length,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens
+        or _batched_tokens(args, spec, device),
+        vocab_size=spec.vocab_size,
+        depth=args.steps_in_flight,
+        max_waiting=args.max_waiting,
+        late_masks=True,
+        scored_cost=SCORED_COST[device.kind],
+        policy=policy_of(args.scheduling_policy),
+        speculation=None if speculative is None else speculative.speculation,
+        groups=_groups(spec, speculative),
+    )
+
+
+def _groups(
+    spec: ModelSpec, speculative: SpeculativeConfig | None
+) -> tuple[CacheGroup, ...]:
+    """Returns the model's cache groups; one for all layers beside a draft model, whose
+    tables are the same.
+    """
+    modelled = speculative is not None and speculative.speculation.drafter == DEVICE
+    layout = one_group(spec) if modelled else cache_layout(spec)
+    return layout.groups
+
+
+def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:
+    """Returns the most tokens of a step, if the settings do not set it.
+
+    Prompts are computed together with the next tokens of all decode rows, which wait for
+    the whole step. If a GPU's outputs are streamed, the step's work is bounded.
+    """
+    most = BATCHED_TOKENS[device.kind]
+    if device.kind != "cuda" or not args.streaming:
+        return most
+    fit = (
+        int(STREAMING_WORK / parameter_count(spec)) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
+    )
+    return max(_BUDGET_MULTIPLE, min(most, fit))

@@ -1,0 +1,219 @@
+"""Keys of `quantization_config` and zero points: read as they are meant, or named."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize as reference
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from minfer.effects.models import layers
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.quantization import Quantization
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.kernels.quantized import dequantize
+from tests.effects.checkpoints.formats_made import (
+    FORMATS,
+    GROUP,
+    Tensors,
+    Writer,
+    compressed_zeros,
+    gptq,
+    quantized,
+    rounded,
+)
+from tests.effects.models.test_formats import leaves, read
+from tests.effects.tiny_model import CONFIG, write_checkpoint
+
+AWQ, GPTQ, INT4, FP8 = (FORMATS[one][0] for one in ("awq", "gptq", "4 bits", "fp8"))
+SYMMETRIC = {**GPTQ, "sym": True}
+
+
+def byte_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    """As compressed-tensors wrote zero points before version 0.10."""
+    tensors, _ = compressed_zeros(matrix)
+    numbers, zeros, scales = rounded(matrix, zeros=True)
+    signed = (zeros - 8).to(torch.int8)
+    how: Any = QuantizationArgs(
+        num_bits=4, type="int", group_size=GROUP, symmetric=False, strategy="group"
+    )
+    copy = reference((numbers - 8).to(torch.int8), scales, signed, args=how)
+    return {**tensors, "weight_zero_point": signed}, copy.float()
+
+
+CASES: dict[str, tuple[dict[str, Any], Writer]] = {
+    "symmetric, less one": (SYMMETRIC, partial(gptq, zeros=False)),
+    "symmetric, as they are": (SYMMETRIC, partial(gptq, less=0, zeros=False)),
+    "symmetric, named v1": (
+        {**SYMMETRIC, "checkpoint_format": "gptq"},
+        partial(gptq, less=0, zeros=False),
+    ),
+    "symmetric, named v2": (
+        {**SYMMETRIC, "checkpoint_format": "gptq_v2"},
+        partial(gptq, less=0, zeros=False),
+    ),
+    "format instead of checkpoint_format": (
+        {**GPTQ, "format": "gptq_v2"},
+        partial(gptq, less=0),
+    ),
+    "modules left out": ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, gptq),
+    "the same for some": ({**GPTQ, "dynamic": {"+:.*up.*": {"bits": 4}}}, gptq),
+    "AutoAWQ's own names": (
+        {
+            "quant_method": "awq",
+            "w_bit": 4,
+            "q_group_size": GROUP,
+            "zero_point": True,
+            "version": "GEMM",
+        },
+        FORMATS["awq"][1],
+    ),
+    "zero points in bytes": (FORMATS["4 bits, zeros"][0], byte_zeros),
+    "another name of E4M3": ({**FP8, "fmt": "float8_e4m3fn"}, FORMATS["fp8"][1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_other_tools_write_is_read_as_it_is_meant(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "prepared", lambda by: by)  # leaves stay as stored
+    monkeypatch.setitem(FORMATS, name, CASES[name])
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, name)
+    for mine, its in zip(leaves(read(made)[1]), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_symmetric_weights_with_other_zero_points_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMATS, "x", (SYMMETRIC, partial(gptq, zeros=False)))
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, _ = quantized(folder, tmp_path, "x")
+    file = made / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.up_proj.qzeros"
+    for low, high, wrong in ((9, 9, 0x99999999 - (1 << 32)), (7, 8, 0x78787878)):
+        tensors[name] = torch.full_like(tensors[name], wrong)
+        save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(CheckpointError, match=f"{name}.* {low} to {high}.* sym"):
+            read(made)
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    its = INT4["config_groups"]["group_0"] | changes
+    return {**INT4, "config_groups": {"group_0": its}}
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    return group(weights=INT4["config_groups"]["group_0"]["weights"] | changes)
+
+
+REFUSED = [
+    ({**GPTQ, "dynamic": {"+:.*up.*": {"bits": 8}}}, ["dynamic: bits 8", "'+:.*up.*'"]),
+    ({**GPTQ, "dynamic": {".*up.*": {"group_size": 64}}}, ["dynamic: group_size 64"]),
+    ({**GPTQ, "dynamic": {".*up.*": {"sym": True}}}, ["dynamic: sym True"]),
+    ({**GPTQ, "dynamic": {".*up.*": {"secret": 1}}}, ["dynamic: secret 1"]),
+    ({**GPTQ, "dynamic": [1]}, ["dynamic [1]"]),
+    ({**GPTQ, "sym": "yes"}, ["sym must be true or false"]),
+    ({**GPTQ, "adapter": {"rank": 8}}, ["adapter"]),
+    ({**GPTQ, "rotation": "hadamard"}, ["rotation 'hadamard'"]),
+    ({**GPTQ, "pack_dtype": "int16"}, ["pack_dtype 'int16'"]),
+    ({**GPTQ, "is_marlin_format": True}, ["is_marlin_format True"]),
+    ({**AWQ, "zero_point": False}, ["zero_point False"]),
+    ({**AWQ, "q_group_size": 64}, ["group_size", "q_group_size", "not the same"]),
+    ({**AWQ, "format": "gemv"}, ["format 'gemv'"]),
+    ({**FP8, "activation_scheme": "mixed"}, ["activation_scheme 'mixed'"]),
+    ({**INT4, "moe_sparsity_config": {"a": 1}}, ["moe_sparsity_config"]),
+    (weights(dynamic=True), ["dynamic True"]),
+    *(({**FORMATS[name][0], "secret": 1}, ["key 'secret'"]) for name in FORMATS),
+    ({"quant_method": "mxfp4", "secret": 1}, ["key 'secret'"]),
+    (group(secret=1), ["group_0", "key 'secret'"]),
+    (weights(secret=1), ["group_0: weights", "key 'secret'"]),
+]
+
+
+@pytest.mark.parametrize(("how", "named"), REFUSED)
+def test_keys_that_are_not_known_are_named(how: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse_spec(CONFIG | {"quantization_config": how}, "model/config.json")
+    for word in ["model/config.json: quantization_config", *named]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_keys_without_a_value_are_absent(name: str) -> None:
+    how = FORMATS[name][0]
+
+    def found(config: dict[str, Any]) -> Quantization | None:
+        return parse_spec(CONFIG | {"quantization_config": config}).quantization
+
+    assert found({**how, "secret": None}) == found(how) is not None
+
+
+MODELOPT: dict[str, Any] = {
+    "producer": {"name": "modelopt", "version": "0.31.0"},
+    "quantization": {
+        "quant_algo": "FP8",
+        "kv_cache_quant_algo": None,
+        "exclude_modules": ["lm_head"],
+    },
+}
+INNER = MODELOPT["quantization"]
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "quantize_config.json": ("gptq", {**GPTQ, "model_file_base_name": "model"}),
+    "quant_config.json": ("awq", CASES["AutoAWQ's own names"][0]),
+    "hf_quant_config.json": ("fp8", MODELOPT),
+}
+
+
+@pytest.mark.parametrize("file", BESIDE)
+def test_what_stands_beside_the_config_is_read(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "prepared", lambda by: by)  # leaves stay as stored
+    name, how = BESIDE[file]
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, name)
+    (made / "config.json").write_bytes((copy / "config.json").read_bytes())
+    how = {key: value for key, value in how.items() if key != "quant_method"}
+    (made / file).write_text(json.dumps(how))
+    spec, weights = read(made)
+    assert spec.quantization is not None
+    for mine, its in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
+        torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
+    config = CONFIG | {"quantization_config": GPTQ}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quant_config.json").write_text(json.dumps({"w_bit": 3}))
+    assert read_config(tmp_path) == config
+    (tmp_path / "quant_config.json").write_text("[")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"quant_config\.json: cannot be read"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ({**MODELOPT, "secret": 1}, "key 'secret'"),
+        ({**MODELOPT, "quantization": {**INNER, "secret": 1}}, "key 'secret'"),
+        ({**MODELOPT, "quantization": {"quant_algo": "NVFP4"}}, "quant_algo 'NVFP4'"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+        ({"producer": {}}, "quant_algo None"),
+    ],
+)
+def test_other_algorithms_of_modelopt_are_named(how: dict[str, Any], named: str) -> None:
+    config = CONFIG | {"quantization_config": {"quant_method": "modelopt", **how}}
+    with pytest.raises(CheckpointError, match=named):
+        parse_spec(config)
+    inline = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    assert parse_spec(CONFIG | {"quantization_config": inline}).quantization is not None
