@@ -12,7 +12,9 @@ from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools import harmony
 from minfer.effects.text.tools.deltas import CallStart, Delta, ReasoningDelta
-from minfer.effects.text.tools.formats import HARMONY, REASONING, TOOLS, Parsing
+from minfer.effects.text.tools.formats import Parsing
+from minfer.effects.text.tools.table import HARMONY, TOOLS
+from minfer.effects.text.tools.thinking import REASONING
 
 
 class _Counter(Protocol):

@@ -28,17 +28,18 @@ from minfer.effects.serving.request_parsing.structured_fields import (
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule, rule
 from minfer.effects.text.grammars.schemas import check_schema
-from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
+from minfer.effects.text.tools.argument_forms import Callee
+from minfer.effects.text.tools.formats import NONE, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,
     MARKED,
     OBJECT,
-    Callee,
     Calling,
     arguments_schema,
     grammar,
     with_reasoning,
 )
+from minfer.effects.text.tools.thinking import REASONING
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol

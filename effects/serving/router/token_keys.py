@@ -41,7 +41,7 @@ class TokenKeys:
     def __init__(self, model: str, block_size: int) -> None:
         folder = model_folder(model)
         tokenizer = Tokenizer(folder, _CONTEXT)
-        parsers = Parsers().settled(tokenizer.all_templates)
+        parsers = Parsers().settled_for(tokenizer)
         self.folder = str(folder)
         facts = ModelFacts(
             folder=self.folder,

@@ -4,65 +4,29 @@ A model's chat template shows how it was trained to write calls, and its vocabul
 the markers. Names are vLLM's where it has the format.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools import (
-    bare,
-    deepseek,
-    harmony,
-    hermes,
-    llama,
-    mistral,
-    qwen_coder,
+from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
+from minfer.effects.text.tools.offered import (
+    Offered,
+    Tools,
+    nullable_parameters,
+    typed_parameters,
 )
-from minfer.effects.text.tools.offered import Offered, Tools, typed_parameters
-from minfer.effects.text.tools.parser import Format, Parser
-from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
+from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.table import HARMONY, TOOLS
+from minfer.effects.text.tools.tags import Tags
+from minfer.effects.text.tools.thinking import REASONING, Thinking
+
+if TYPE_CHECKING:
+    from minfer.effects.text.tokenizer import Tokenizer
 
 AUTO: Final = "auto"  # by the template
 NONE: Final = "none"
 UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
-HARMONY: Final = "openai"
-TOOLS: Final[Mapping[str, Format]] = {
-    "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES), (hermes.OPENS,)),
-    "llama3_json": Format(llama.read, (llama.TAG,), (llama.TAG,)),
-    # Mistral's templates take no other ids.
-    "mistral": Format(
-        mistral.read,
-        (mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
-        (mistral.CALLS,),
-        prefix="",
-        letters=9,
-    ),
-    "qwen3_coder": Format(
-        qwen_coder.read,
-        (qwen_coder.OPENS, qwen_coder.CLOSES),
-        (qwen_coder.OPENS,),
-        typed=True,
-    ),
-    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
-    "deepseek_v31": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
-    "json": Format(bare.read),
-    HARMONY: Format(harmony.read, harmony.MARKERS),
-}
-REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
-# Texts of templates that show their format, all of them together. Searched in this order:
-# the texts of an earlier one may be beside those of a later one.
-_SIGNS: Final = (
-    (("<|channel|>",), HARMONY),
-    (("[TOOL_CALLS]",), "mistral"),
-    (("<function=",), "qwen3_coder"),
-    (("tool▁call", "```json"), "deepseek_v3"),
-    (("tool▁call",), "deepseek_v31"),
-    (("<tool_call>",), "hermes"),
-    (("<|python_tag|>",), "llama3_json"),
-    (('"parameters": dictionary',), "llama3_json"),
-    (("tools",), "json"),
-)
-_REASONING_SIGNS: Final = ((("[THINK]",), "mistral"), (("</think>",), "think"))
 
 
 class UnknownFormatError(ValueError):
@@ -77,6 +41,7 @@ class Parsing:
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of the request's tools
     typed: tuple[tuple[str, str], ...] = ()  # as in `Offered`
+    nullable: tuple[tuple[str, str], ...] = ()  # likewise
     opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
     parallel: bool = True  # whether there may be several calls; else the first counts
@@ -88,13 +53,15 @@ class Parsing:
         if self.reasoning == NONE:
             return found
         thinking = REASONING[self.reasoning]
-        return (*found, thinking.opens, thinking.closes)
+        return (*found, thinking.opens, thinking.closes, *thinking.around)
 
     def parser(self, *, streaming: bool = True) -> Parser:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
         thinking = REASONING.get(self.reasoning)
-        offered = Offered(frozenset(self.names), frozenset(self.typed))
+        offered = Offered(
+            frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
+        )
         made = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
         if self.begun:
             made.begin(self.begun)
@@ -132,15 +99,38 @@ class Parsers:
         """
         return self.tools == UNKNOWN
 
-    def settled(self, template: str | None) -> "Parsers":
-        """The formats for a model with this chat template, without `AUTO`."""
+    def settled(
+        self,
+        template: str | None,
+        *,
+        tokens: Mapping[str, str] | None = None,
+        with_tools: str | None = None,
+    ) -> "Parsers":
+        """The formats for a model with this chat template, without `AUTO`.
+
+        `tokens` are the special tokens that the template names, and `with_tools` is the
+        template of conversations with tools, if it is another.
+        """
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            tools = _signed(template or "", _SIGNS, UNKNOWN)
+            found = chosen_tools(
+                with_tools or template or "", tuple((tokens or {}).items())
+            )
+            tools = found or UNKNOWN
         if reasoning == AUTO:  # channels have their own
-            signs = () if tools == HARMONY else _REASONING_SIGNS
-            reasoning = _signed(template or "", signs, NONE)
+            found = chosen_reasoning(template or "") if tools != HARMONY else None
+            reasoning = found or NONE
         return Parsers(tools, reasoning)
+
+    def settled_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
+        """The formats for the model of this tokenizer, without `AUTO`."""
+        if tokenizer is None:
+            return self.settled(None)
+        return self.settled(
+            tokenizer.all_templates,
+            tokens=tokenizer.special_tokens,
+            with_tools=tokenizer.templates.with_tools,
+        )
 
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
@@ -155,12 +145,13 @@ class Parsers:
         if tools == self.reasoning == NONE:
             return None
         thinking = REASONING.get(self.reasoning)
-        typed = tools != NONE and TOOLS[tools].typed
+        typed = tools != NONE and isinstance(TOOLS[tools].dialect, Tags)
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
             names=tuple(offered),
             typed=tuple(typed_parameters(offered)) if typed else (),
+            nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,
             parallel=parallel,
@@ -172,11 +163,3 @@ def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
     if name not in known:
         what = f"there is no {kind} parser {name!r}"
         raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
-
-
-def _signed(
-    template: str, signs: Sequence[tuple[Sequence[str], str]], default: str
-) -> str:
-    """The format that a template shows."""
-    there = (name for sign, name in signs if all(one in template for one in sign))
-    return next(there, default)

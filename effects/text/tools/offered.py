@@ -19,8 +19,9 @@ class Offered:
     """The tools that may be called."""
 
     names: frozenset[str] = frozenset()
-    # Parameters that are no text, each after its tool.
+    # Parameters that are no text, each after its tool, and those that are text or null.
     typed: frozenset[tuple[str, str]] = frozenset()
+    nullable: frozenset[tuple[str, str]] = frozenset()
 
 
 def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
@@ -31,6 +32,33 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
             for key, one in properties.items():
                 if not may_be_text(one, schema):
                     yield name, key
+
+
+def nullable_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
+    """The parameters that can be text or null, by their schemas."""
+    for name, schema in tools.items():
+        properties = (schema or {}).get("properties")
+        if isinstance(properties, Mapping):
+            for key, one in properties.items():
+                if may_be_text(one, schema) and may_be_null(one, schema):
+                    yield name, key
+
+
+def may_be_null(schema: Any, root: Any, within: int = 0) -> bool:
+    """Whether the schema names null as a value."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
+        return False
+    if schema.get("nullable") is True:
+        return True
+    kinds = schema.get("type")
+    if "null" in (kinds if isinstance(kinds, list) else [kinds]):
+        return True
+    if isinstance(values := schema.get("enum"), list) and None in values:
+        return True
+    parts = (schema.get(name) for name in _PARTS)
+    listed = [one for part in parts if isinstance(part, list) for one in part]
+    return any(may_be_null(one, root, within + 1) for one in listed)
 
 
 def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from minfer.effects.text.tools.deltas import CallStart
-from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.table import TOOLS
 from tests.effects.text.tools.cuts import OFFERED, fed, found, parser, reported
 
 PIECES = [
