@@ -15,7 +15,6 @@ tokens.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from minfer.effects.text.tools.argument_forms import Callee, argument_form
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.format import Format, Written
 from minfer.effects.text.tools.harmony_forms import Messages
-from minfer.effects.text.tools.marker_rules import MarkerRules
+from minfer.effects.text.tools.marker_rules import MarkerRules, as_regex
 from minfer.effects.text.tools.table import HARMONY, TOOLS
 from minfer.effects.text.tools.thinking import Thinking
 
@@ -86,7 +85,7 @@ def grammar(calling: Calling) -> str:
         if not any_name(callee.name):
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
     form = TOOLS[calling.format]
-    marks = MarkerRules.of(form.markers, calling.token)
+    marks = MarkerRules.of((*form.markers, *form.opens), calling.token)
     lines = _harmony(calling) if form.written is None else _answer(calling, form, marks)
     shared: list[str] = []
     for i, callee in enumerate(calling.callees):
@@ -200,14 +199,14 @@ def _free_text(calling: Calling, form: Format, written: Written) -> str:
     marker of calls.
     """
     if written.content:
-        return f"FREE: /{re.escape(written.content)}{TEXT}/"
+        return f"FREE: /{as_regex(written.content)}{TEXT}/"
     starts = [written.begins or written.call, *([written.call] if written.lone else [])]
-    begins = "".join(re.escape(start[0]) for start in starts)
+    begins = "".join(as_regex(start[0]) for start in starts)
     text = rf"/\s*([^\s{begins}]{TEXT})?/"
     for marker in form.opens:
-        text += rf" & ~/{TEXT}{re.escape(marker)}{TEXT}/"
+        text += rf" & ~/{TEXT}{as_regex(marker)}{TEXT}/"
     if calling.thinking is not None:
-        text += rf" & ~/\s*{re.escape(calling.thinking.opens)}{TEXT}/"
+        text += rf" & ~/\s*{as_regex(calling.thinking.opens)}{TEXT}/"
     return f"FREE: {text}"
 
 

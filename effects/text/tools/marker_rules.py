@@ -58,7 +58,7 @@ class MarkerRules:
             return [f"{name}: TEXT {rest}"]
         before = "".join(parts[:at])
         terminal = f"{name.upper()}_TEXT"
-        return [f"{name}: {terminal} {rest}", f"{terminal}: /{TEXT}{_escaped(before)}/"]
+        return [f"{name}: {terminal} {rest}", f"{terminal}: /{TEXT}{as_regex(before)}/"]
 
     def _parts(self, text: str, name: str) -> list[str]:
         """A text, cut into tokens, fields and other text."""
@@ -72,6 +72,6 @@ class MarkerRules:
         return _FIELDS.get(part) or quote(part)
 
 
-def _escaped(text: str) -> str:
+def as_regex(text: str) -> str:
     """A text as a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

@@ -77,13 +77,12 @@ def _dsml(group: str, space: str = "") -> Format:
     )
     written = Written(
         begins=f"{opens}{group}>\n",
-        call=f'{opens}invoke name="{{name}}">\n{{arguments}}{closes}invoke>',
-        between="\n",
+        call=f'{opens}invoke name="{{name}}">\n{{arguments}}{closes}invoke>\n',
         parameter=(
             f'{opens}parameter name="{{key}}" string="{{kind}}">{{value}}'
             f"{closes}parameter>\n"
         ),
-        ends=f"\n{closes}{group}>",
+        ends=f"{closes}{group}>",
     )
     form = _tagged(tags, written, ("｜DSML｜", group))
     return evolve(form, markers=(*form.markers, "｜DSML｜"))
@@ -158,13 +157,12 @@ def _hy_v3() -> Format:
     )
     written = Written(
         begins=f"<tool_calls{end}\n",
-        call=f"<tool_call{end}{{name}}<tool_sep{end}\n{{arguments}}</tool_call{end}",
-        between="\n",
+        call=f"<tool_call{end}{{name}}<tool_sep{end}\n{{arguments}}</tool_call{end}\n",
         parameter=(
             f"<arg_key{end}{{key}}</arg_key{end}\n"
             f"<arg_value{end}{{value}}</arg_value{end}\n"
         ),
-        ends=f"\n</tool_calls{end}",
+        ends=f"</tool_calls{end}",
     )
     return _tagged(tags, written, ("<arg_key{}>", ":opensource"))
 
@@ -180,10 +178,9 @@ def _minimax_m2() -> Format:
     )
     written = Written(
         begins="<minimax:tool_call>\n",
-        call='<invoke name="{name}">\n{arguments}</invoke>',
-        between="\n",
+        call='<invoke name="{name}">\n{arguments}</invoke>\n',
         parameter='<parameter name="{key}">{value}</parameter>\n',
-        ends="\n</minimax:tool_call>",
+        ends="</minimax:tool_call>",
     )
     return _tagged(tags, written, ("<minimax:tool_call>",))
 
@@ -426,9 +423,7 @@ def _minimax_m1() -> Format:
     form = _listed(
         "<tool_calls>", "</tool_calls>", ("<beginning_of_sentence>", "<tool_calls>")
     )
-    written = Written(
-        begins="<tool_calls>\n", call=_OBJECT, between="\n", ends="\n</tool_calls>"
-    )
+    written = Written(begins="<tool_calls>\n", call=f"{_OBJECT}\n", ends="</tool_calls>")
     return evolve(form, written=written)
 
 

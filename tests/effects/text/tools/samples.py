@@ -55,7 +55,11 @@ def answer(name: str, calls: Sequence[Call]) -> str:
         header = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
         messages = (header.format(call, json.dumps(args)) for call, args in calls)
         return f"<|call|>{start}".join(messages)
-    form = TOOLS[name]
+    return written_answer(TOOLS[name], calls)
+
+
+def written_answer(form: Format, calls: Sequence[Call]) -> str:
+    """An answer that is these calls, in a format."""
     written = form.written
     assert written is not None
     texts = (_call(form, written, call, i) for i, call in enumerate(calls))
@@ -90,7 +94,7 @@ def arguments_of(form: Format, written: Written, arguments: Mapping[str, Any]) -
                 for key, value in arguments.items()
             )
         case PythonCalls():
-            return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            return ", ".join(f"{key}={one!r}" for key, one in arguments.items())
         case GemmaCalls(quote=quote):
             return _gemma(arguments, quote)
     return json.dumps(arguments, ensure_ascii=False)

@@ -56,16 +56,19 @@ ADDED: Final = (
 
 
 class Vocabulary:
-    """The bundled model's tokens; with `marked`, markers are tokens of their own."""
+    """The bundled model's tokens; with `marked`, markers are tokens of their own: those
+    given, or those of the formats here.
+    """
 
-    def __init__(self, *, marked: bool) -> None:
+    def __init__(self, *, marked: bool, markers: tuple[str, ...] = ()) -> None:
         own = tokenizer().as_json()
         self.tokens = Tokenizer.from_str(own if marked else _unmarked(own))
         self.added: dict[str, int] = {}
         if marked:
             self.tokens.add_special_tokens([AddedToken(one) for one in SPECIAL])
-            self.tokens.add_tokens([AddedToken(one, special=False) for one in ADDED])
-            for one in (*SPECIAL, *ADDED):
+            added = [*ADDED, *markers]
+            self.tokens.add_tokens([AddedToken(one, special=False) for one in added])
+            for one in markers or (*SPECIAL, *ADDED):
                 token = self.tokens.token_to_id(one)
                 assert token is not None
                 self.added[one] = token
@@ -93,8 +96,8 @@ def _unmarked(written: str) -> str:
 
 
 @cache
-def vocabulary(*, marked: bool) -> Vocabulary:
-    return Vocabulary(marked=marked)
+def vocabulary(*, marked: bool, markers: tuple[str, ...] = ()) -> Vocabulary:
+    return Vocabulary(marked=marked, markers=markers)
 
 
 def calling(form: str, *, must: bool = True, **more: Any) -> Calling:
