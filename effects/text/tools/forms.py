@@ -35,7 +35,7 @@ OBJECT: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = (
     '{"type": "object", "properties": {}, "additionalProperties": false}'
 )
-_GAP: Final = r"GAP: /\n{0,2}/"  # after reasoning
+_GAP: Final = r"GAP: /\n{0,2}/"  # before calls
 FORMS: Final = frozenset(
     name for name, form in TOOLS.items() if form.written is not None or name == HARMONY
 )
@@ -121,11 +121,11 @@ def _answer(calling: Calling, form: Format, marks: MarkerRules) -> list[str]:
     if marked and not calling.must and calling.answer is None:
         return [*_calls_in_text(calling, form, written, marks, before), *thought]
     rules = [*thought, *_calls(calling, written, marks)]
+    if calling.must:
+        return [f"start: {before} GAP calls", _GAP, *rules]
     if thought:
         before = f"{before} GAP"
         rules.append(_GAP)
-    if calling.must:
-        return [f"start: {before} calls", *rules]
     if calling.answer is not None:
         return [f"start: {before} (calls | answer)", f"answer: {calling.answer}", *rules]
     free = _free_text(calling, form, written)
