@@ -52,6 +52,8 @@ class TokenKeys:
             names=(),
             tool_parser=parsers.tools,
             reasoning_parser=parsers.reasoning,
+            response_template=parsers.response,
+            call_form=parsers.written,
             reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
         )
         self._model = WorkerModel(facts=facts, tokenizer=tokenizer)

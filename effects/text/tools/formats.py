@@ -4,12 +4,14 @@ A model's chat template shows how it was trained to write calls, and its vocabul
 the markers. Names are vLLM's where it has the format.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
 from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
+from minfer.effects.text.tools.format import Format
 from minfer.effects.text.tools.offered import (
     Offered,
     Tools,
@@ -17,6 +19,14 @@ from minfer.effects.text.tools.offered import (
     typed_parameters,
 )
 from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.response_template import (
+    RESPONSE,
+    ResponseReader,
+    ResponseTemplateError,
+    begun_answer,
+    load,
+    markers_of,
+)
 from minfer.effects.text.tools.table import HARMONY, TOOLS
 from minfer.effects.text.tools.tags import Tags
 from minfer.effects.text.tools.thinking import REASONING, Thinking
@@ -24,8 +34,10 @@ from minfer.effects.text.tools.thinking import REASONING, Thinking
 if TYPE_CHECKING:
     from minfer.effects.text.tokenizer import Tokenizer
 
-AUTO: Final = "auto"  # by the template
+AUTO: Final = "auto"  # by the checkpoint
 NONE: Final = "none"
+_WHOLE: Final = (HARMONY, RESPONSE)  # formats that have more than calls
+_log: Final = logging.getLogger("minfer.tools")
 UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
 
 
@@ -44,12 +56,21 @@ class Parsing:
     nullable: tuple[tuple[str, str], ...] = ()  # likewise
     opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
+    response: str = ""  # the checkpoint's response_template, if that is the format
+    written: str = ""  # the format in which calls are required, if it is not `tools`
     parallel: bool = True  # whether there may be several calls; else the first counts
+
+    @property
+    def form(self) -> str:
+        """The format in which calls are written, where they are required."""
+        return self.written or self.tools
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that must not be skipped: a tokenizer may leave special tokens out."""
-        found = TOOLS[self.tools].markers if self.tools != NONE else ()
+        found = TOOLS[self.form].markers if self.form in TOOLS else ()
+        if self.tools == RESPONSE:
+            found = markers_of(self.response)
         if self.reasoning == NONE:
             return found
         thinking = REASONING[self.reasoning]
@@ -58,6 +79,8 @@ class Parsing:
     def parser(self, *, streaming: bool = True) -> Parser:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
+        if self.tools == RESPONSE:
+            tools = Format(dialect=ResponseReader(self.response))
         thinking = REASONING.get(self.reasoning)
         offered = Offered(
             frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
@@ -86,9 +109,11 @@ class Parsers:
 
     tools: str = AUTO
     reasoning: str = AUTO
+    response: str = ""  # the checkpoint's response_template, if `tools` is that
+    written: str = ""  # as in `Parsing`
 
     def __attrs_post_init__(self) -> None:
-        if self.tools != UNKNOWN:
+        if self.tools != UNKNOWN and not (self.tools == RESPONSE and self.response):
             _check("tool", self.tools, TOOLS)
         _check("reasoning", self.reasoning, REASONING)
 
@@ -126,11 +151,21 @@ class Parsers:
         """The formats for the model of this tokenizer, without `AUTO`."""
         if tokenizer is None:
             return self.settled(None)
-        return self.settled(
+        found = self.settled(
             tokenizer.all_templates,
             tokens=tokenizer.special_tokens,
             with_tools=tokenizer.templates.with_tools,
         )
+        described = tokenizer.response_template
+        if self.tools != AUTO or self.reasoning != AUTO or not described:
+            return found
+        try:
+            load(described)
+        except ResponseTemplateError as error:
+            _log.warning("%s; it is ignored", error)
+            return found
+        written = "" if found.unknown_tools else found.tools
+        return Parsers(RESPONSE, NONE, described, written)
 
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
@@ -140,12 +175,16 @@ class Parsers:
         `prompt` is its end, before `begun`, the beginning of the answer. Calls are parsed
         if there are tools, and channels always.
         """
-        tools = self.tools if offered or self.tools == HARMONY else NONE
+        tools = self.tools if offered or self.tools in _WHOLE else NONE
         tools = NONE if tools == UNKNOWN else tools
         if tools == self.reasoning == NONE:
             return None
+        if tools == RESPONSE:
+            begun = begun_answer(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
-        typed = tools != NONE and isinstance(TOOLS[tools].dialect, Tags)
+        typed = tools == RESPONSE or (
+            tools != NONE and isinstance(TOOLS[tools].dialect, Tags)
+        )
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
@@ -154,6 +193,8 @@ class Parsers:
             nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,
+            response=self.response,
+            written=self.written,
             parallel=parallel,
         )
 

@@ -53,7 +53,7 @@ def test_what_is_written_is_what_xgrammar_allows(name: str) -> None:
     grammar = xgrammar.Grammar.from_structural_tag(tag)
 
     def allows(text: str) -> bool:
-        accepts: bool = xgrammar.testing._is_grammar_accept_string(grammar, text)  # noqa: SLF001 - it has no other
+        accepts: bool = xgrammar.testing._is_grammar_accept_string(grammar, text)
         return accepts
 
     before = BEFORE.get(name, "")
