@@ -34,7 +34,12 @@ _TOOL: Final = {
         "parameters": {
             "type": "object",
             "properties": {
-                key: {"type": kind, "description": "probe"}
+                # Cohere's templates read what objects have in addition.
+                key: {
+                    "type": kind,
+                    "description": "probe",
+                    "additionalProperties": {"type": "string"},
+                }
                 for key, kind in _TYPES.items()
             },
             "required": [*_ARGUMENTS],

@@ -46,7 +46,7 @@ CALLEES: Final = (
 )
 ONE: Final = ("weather", ARGUMENTS)
 FEW: Final = ("weather", {"city": "", "days": 12})
-BAD: Final = (
+BAD: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("weather", {**ARGUMENTS, "days": 0}),
     ("weather", {**ARGUMENTS, "kind": "c"}),
     ("weather", {"city": "x"}),
