@@ -1,8 +1,4 @@
-"""All formats, by name, and the choice of a model's.
-
-A model's chat template shows how it was trained to write calls, and its vocabulary has
-the markers. Names are vLLM's where it has the format.
-"""
+"""A model's formats of calls and reasoning, by name, and how its answers are parsed."""
 
 import logging
 from collections.abc import Mapping
