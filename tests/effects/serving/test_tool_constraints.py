@@ -32,8 +32,8 @@ REQUESTED: Final[dict[str, Any]] = {
 NAMED: Final = {"type": "function", "function": {"name": "weather"}}
 # A format of each notation; the grammars of all are tested by themselves.
 FORMATS: Final = (
-    *("hermes", "llama3_json", "mistral", "openai", "json", "qwen3_coder", "glm45"),
-    *("deepseek_v3", "deepseek_v31", "lfm2", "gemma4", "functionary_v32"),
+    *("hermes", "llama3_json", "openai", "json", "qwen3_coder", "deepseek_v32"),
+    *("lfm2", "gemma4"),
 )
 
 

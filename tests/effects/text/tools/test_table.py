@@ -10,6 +10,7 @@ import pytest
 from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.effects.text.tools.table import ALIASES, HARMONY, ROWS, TOOLS
 from minfer.effects.text.tools.tags import Tags
+from tests.circles import claimed, long
 from tests.effects.text.tools.cuts import Found, fed, reported
 from tests.effects.text.tools.samples import MARKERS, NASTY, WRITTEN, answer, schema
 
@@ -61,7 +62,6 @@ def read(how: Parsing, text: str, *, every: bool = False) -> Found:
     return reported(first)
 
 
-@pytest.mark.long
 @each
 def test_nasty_arguments_come_back(name: str) -> None:
     how = parsing(name, NASTY, {})
@@ -71,7 +71,7 @@ def test_nasty_arguments_come_back(name: str) -> None:
     assert (got.content, got.reasoning, got.whole) == ("", "", [True])
 
 
-@pytest.mark.long
+@pytest.mark.claimed
 @each
 def test_cuts_at_every_position_change_nothing(name: str) -> None:
     some = {key: NASTY[key] for key in ("markup", "count", "object")}
@@ -80,7 +80,6 @@ def test_cuts_at_every_position_change_nothing(name: str) -> None:
     assert got.parsed == [("f", some), ("f1.x", {})]
 
 
-@pytest.mark.long
 @each
 def test_text_and_reasoning_around_calls(name: str) -> None:
     some = {"markup": NASTY["markup"], "count": 3}
@@ -94,7 +93,6 @@ def test_text_and_reasoning_around_calls(name: str) -> None:
     assert got.content == "I look.\n\nDone."
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", QUOTED)
 def test_strings_that_have_markers_in_them(name: str) -> None:
     quote = getattr(TOOLS[name].dialect, "quote", None)
@@ -103,14 +101,14 @@ def test_strings_that_have_markers_in_them(name: str) -> None:
     assert got.parsed == [("f", {"text": text})]
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("step", [*long([13]), *claimed([1])])
 @each
-def test_answers_that_break_off(name: str) -> None:
+def test_answers_that_break_off(name: str, step: int) -> None:
     """No call is whole that is not, and no word of the answer is lost."""
     arguments = {"first": "w1w w2w", "second": {"a": "w3w"}, "third": 4}
     text = "w0w " * (name in MARKED) + answer(name, [("f", arguments)] * 2)
     how = parsing(name, arguments)
-    for end in range(len(text)):
+    for end in range(0, len(text), step):
         cut = text[:end]
         for streaming in (True, False):
             got = reported(fed(how.parser(streaming=streaming), [cut]))
@@ -129,7 +127,7 @@ def test_what_is_nearly_a_call_stays_text(name: str) -> None:
     text = answer(name, [("f", {"first": "w1w", "second": 2})])
     how = parsing(name, {"first": "", "second": 0})
     draw = random.Random(name)
-    for _ in range(60):
+    for _ in range(20):
         at = draw.randrange(len(text))
         broken = text[:at] + draw.choice(("", "w2w", "{", "}", "<", '"')) + text[at + 1 :]
         got = reported(fed(how.parser(streaming=False), [broken]))

@@ -11,6 +11,7 @@ from minfer.effects.text.tools.forms import Calling
 from minfer.effects.text.tools.python_calls import PythonCalls
 from minfer.effects.text.tools.table import TOOLS
 from minfer.effects.text.tools.thinking import THINK
+from tests.circles import claimed, long
 from tests.effects.text.tools.samples import WRITTEN, written_answer
 from tests.effects.text.tools.test_forms import vocabulary
 
@@ -54,7 +55,13 @@ BAD: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("weather", {"city": "x", "days": 1, "strange": 2}),
     ("other", {}),
 )
-each = pytest.mark.parametrize("name", WRITTEN)
+# One format of each notation, with a group of calls and without.
+KINDS: Final = (
+    *("hermes", "cohere_command", "llama3_json", "kimi_k2", "functionary_v32"),
+    *("glm47", "deepseek_v32", "lfm2", "gemma4"),
+)
+OTHERS: Final = [name for name in WRITTEN if name not in KINDS]
+each = pytest.mark.parametrize("name", [*long(KINDS), *claimed(OTHERS)])
 
 
 def calling(name: str, *, must: bool = True, **more: Any) -> Calling:
@@ -83,7 +90,6 @@ def written(name: str, *calls: tuple[str, dict[str, Any]], marked: bool) -> str:
     return written_answer(form, calls)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("marked", [False, True])
 @each
 def test_required_calls_are_in_the_form_of_the_format(name: str, marked: bool) -> None:
@@ -104,7 +110,6 @@ def test_required_calls_are_in_the_form_of_the_format(name: str, marked: bool) -
     assert not takes("Well.", calling(name))
 
 
-@pytest.mark.long
 @each
 def test_calls_are_allowed_in_text(name: str) -> None:
     takes = vocabulary(marked=False).takes
