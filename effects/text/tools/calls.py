@@ -83,6 +83,13 @@ def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[boo
     return whole
 
 
+def start(source: Source, out: DeltaWriter, name: str) -> None:
+    """Begin a call. The source forgets the text it comes from, as `emit` does."""
+    out.start(name)
+    if out.streaming:
+        source.keep()
+
+
 def emit(source: Source, out: DeltaWriter, text: str) -> None:
     """Emit arguments. The source forgets the text they come from, if it has become a call
     for good.
@@ -209,13 +216,20 @@ def skip_stray(source: Source) -> Reading[str]:
 
 
 def behind(
-    source: Source, out: DeltaWriter, left: str, markers: Sequence[str]
+    source: Source,
+    out: DeltaWriter,
+    left: str,
+    markers: Sequence[str],
+    *,
+    strays: bool = True,
 ) -> Reading[str]:
     """Take the wrong text after an emitted call, of which `left` was taken before, up to
-    a marker, and that too; returns it. Brackets that close nothing are left out.
+    a marker, and that too; returns it. `strays`, brackets that close nothing, are left
+    out.
     """
     source.put_back(left)
-    yield from skip_stray(source)
+    if strays:
+        yield from skip_stray(source)
     return (yield from until(source, markers, out.content))
 
 

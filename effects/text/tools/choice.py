@@ -23,7 +23,7 @@ _NAME: Final = "probe_of_calls"
 _ARGUMENTS: Final[Mapping[str, Any]] = {
     "text": 'a <b> "c"',
     "count": 3,
-    "object": {"list": [1, "x"], "flag": True},
+    "object": {"list": [1, 2], "flag": True},
 }
 _TYPES: Final = {"text": "string", "count": "integer", "object": "object"}
 _TOOL: Final = {
@@ -57,9 +57,8 @@ _CHAT: Final[list[dict[str, Any]]] = [
     {"role": "user", "content": _USER},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]
-_OFFERED: Final = Offered(
-    frozenset({_NAME}), frozenset({(_NAME, "count"), (_NAME, "object")})
-)
+_TYPED: Final = ("count", "object", "object/list", "object/list/item", "object/flag")
+_OFFERED: Final = Offered(frozenset({_NAME}), frozenset((_NAME, path) for path in _TYPED))
 
 
 @lru_cache(maxsize=64)

@@ -8,11 +8,13 @@ from attrs import frozen
 
 from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
 from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.offered import (
     Offered,
     Tools,
     nullable_parameters,
     typed_parameters,
+    typed_paths,
 )
 from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.response_template import (
@@ -178,14 +180,15 @@ class Parsers:
         if tools == RESPONSE:
             begun = begun_answer(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
-        typed = tools == RESPONSE or (
-            tools != NONE and isinstance(TOOLS[tools].dialect, Tags)
-        )
+        form = TOOLS.get(tools)
+        dialect = form.dialect if form is not None else None
+        typed = tools == RESPONSE or isinstance(dialect, Tags | NestedTags)
+        find = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
             names=tuple(offered),
-            typed=tuple(typed_parameters(offered)) if typed else (),
+            typed=tuple(find(offered)) if typed else (),
             nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,

@@ -10,7 +10,13 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import any_name, emit, skip_stray, value
+from minfer.effects.text.tools.calls import (
+    any_name,
+    emit,
+    skip_stray,
+    start,
+    value,
+)
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.sections import sections
@@ -64,7 +70,7 @@ class GemmaCalls:
         if not name or not any_name(name) or (yield from char(source)) != "{":
             return False
         source.take(1)
-        out.start(name)
+        start(source, out, name)
         whole = yield from self._object(source, out, _DEEP)
         if not out.end(whole=whole) or not whole:
             return False

@@ -34,6 +34,30 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
                     yield name, key
 
 
+def typed_paths(tools: Tools) -> Iterator[tuple[str, str]]:
+    """The parameters that cannot be text, and what is in objects and lists that cannot:
+    `key/key`, and `key/item` for the items of a list.
+    """
+    for name, schema in tools.items():
+        for path in _typed_below(schema, schema, "", 0):
+            yield name, path
+
+
+def _typed_below(schema: Any, root: Any, above: str, within: int) -> Iterator[str]:
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
+        return
+    properties = schema.get("properties")
+    below = dict(properties) if isinstance(properties, Mapping) else {}
+    if "items" in schema:
+        below["item"] = schema["items"]
+    for key, one in below.items():
+        path = f"{above}/{key}" if above else key
+        if not may_be_text(one, root):
+            yield path
+        yield from _typed_below(one, root, path, within + 1)
+
+
 def nullable_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
     """The parameters that can be text or null, by their schemas."""
     for name, schema in tools.items():

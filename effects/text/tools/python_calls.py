@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import Accept, any_name, emit
+from minfer.effects.text.tools.calls import Accept, any_name, emit, start
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.objects import rest
 from minfer.effects.text.tools.offered import Offered
@@ -104,7 +104,7 @@ def _call(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     key = "" if (yield from char(source)) == ")" else (yield from _key(source))
     if not key and (yield from char(source)) != ")":
         return False
-    out.start(name)
+    start(source, out, name)
     whole = yield from _arguments(source, out, key)
     if out.end(whole=whole) and whole:
         source.keep()

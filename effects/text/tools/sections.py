@@ -17,13 +17,14 @@ def sections(
     *,
     closes: Sequence[str] = (),
     drops: Sequence[str] = (),
+    strays: bool = True,
 ) -> Reading[None]:
     """Read the rest of an answer.
 
     `body` takes the text after a marker of `opens`, which it gets; it returns whether all
     of it was calls. If not, the source keeps what belongs to none, which stays text.
     Markers of `closes` that come once more after a call, and those of `drops`, are left
-    out.
+    out; and so are `strays`, brackets that close nothing, after a wrong call.
     """
     marker = ""
     outside = [*opens, *drops]
@@ -40,6 +41,8 @@ def sections(
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]
         if called and not whole:
-            marker = yield from behind(source, out, left, [*opens, *closes])
+            marker = yield from behind(
+                source, out, left, [*opens, *closes], strays=strays
+            )
         elif not whole:
             out.content(left)

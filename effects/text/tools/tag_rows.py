@@ -5,6 +5,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.text.tools.format import Format, Written
+from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.tags import Tags
 from minfer.effects.text.tools.thinking import KIMI_K3_AROUND
 
@@ -168,6 +169,16 @@ def step3() -> Format:
     form = _tagged(tags, written, ("steptml:invoke",), ("<｜tool_calls_begin｜>",))
     parts = ("<｜tool_call_begin｜>", "<｜tool_sep｜>")
     return evolve(form, markers=(*form.markers, *parts))
+
+
+def minimax_m3() -> Format:
+    """MiniMax M3's format. No grammar of it is made here."""
+    mark = "]<]minimax[>["
+    return Format(
+        dialect=NestedTags(mark=mark),
+        markers=(mark,),
+        signs=((mark, "<tool_call>"),),
+    )
 
 
 def kimi_k3() -> Format:

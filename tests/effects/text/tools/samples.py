@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from minfer.effects.text.tools.format import Format, Written
 from minfer.effects.text.tools.gemma import GemmaCalls
+from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.python_calls import PythonCalls
 from minfer.effects.text.tools.table import HARMONY, ROWS, TOOLS
 from minfer.effects.text.tools.tags import Tags
@@ -55,6 +56,13 @@ def answer(name: str, calls: Sequence[Call]) -> str:
         header = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
         messages = (header.format(call, json.dumps(args)) for call, args in calls)
         return f"<|call|>{start}".join(messages)
+    if isinstance(dialect := TOOLS[name].dialect, NestedTags):
+        mark = dialect.mark
+        shown = (
+            f'{mark}<invoke name="{call}">{_nested(args, mark)}{mark}</invoke>\n'
+            for call, args in calls
+        )
+        return f"{mark}<tool_call>\n{''.join(shown)}{mark}</tool_call>"
     return written_answer(TOOLS[name], calls)
 
 
@@ -98,6 +106,20 @@ def arguments_of(form: Format, written: Written, arguments: Mapping[str, Any]) -
         case GemmaCalls(quote=quote):
             return _gemma(arguments, quote)
     return json.dumps(arguments, ensure_ascii=False)
+
+
+def _nested(value: Any, mark: str) -> str:
+    match value:
+        case str():
+            return value
+        case dict():
+            pairs = [*value.items()]
+        case list():
+            pairs = [("item", one) for one in value]
+        case _:
+            return json.dumps(value)
+    tags = (f"{mark}<{key}>{_nested(one, mark)}{mark}</{key}>" for key, one in pairs)
+    return "".join(tags)
 
 
 def _gemma(value: Any, quote: str) -> str:

@@ -41,7 +41,11 @@ SCHEMA: Final = {
         "places": {
             "type": "array",
             "description": "E.",
-            "items": {"type": "object", "description": "F."},
+            "items": {
+                "type": "object",
+                "description": "F.",
+                "properties": {"z": {"type": "array", "items": {"type": "integer"}}},
+            },
         },
     },
     "required": [*ARGUMENTS],
@@ -58,7 +62,6 @@ NONE_KNOWN: Final = frozenset(
         "Apertus-8B-Instruct",  # calls as {name: arguments}
         "HuggingFaceTB-SmolLM3-3B",  # without tools
         "LFM2.5-Instruct",  # renders no calls, and has no marker
-        "MiniMax-M3",  # arguments as nested tags
         "google-gemma-2-2b-it",  # without tools
         "llama-cpp-rwkv-world",  # without tools
         "microsoft-Phi-3.5-mini-instruct",  # without tools
