@@ -16,7 +16,9 @@ from minfer.effects.cli.options import (
 from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
-from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
+from minfer.effects.text.tools.formats import AUTO, NONE
+from minfer.effects.text.tools.table import TOOLS
+from minfer.effects.text.tools.thinking import REASONING
 from minfer.routing.policies import ROUTING_POLICIES
 from minfer.values.checks import ConfigError
 from minfer.version import __version__

@@ -241,8 +241,7 @@ class ServedModel(Renders):
 
     def set_parsers(self, parsers: Parsers) -> None:
         """Parse tool calls and reasoning with `parsers`, from now on."""
-        tokenizer = self.tokenizer
-        self.parsers = parsers.settled(tokenizer.all_templates if tokenizer else None)
+        self.parsers = parsers.settled_for(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the parameters of a request that has none: of the model's

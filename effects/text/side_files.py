@@ -24,6 +24,7 @@ Where transformers fails (an object without `__type` as a named token, an unknow
 list of objects in `additional_special_tokens`), the token is read by its text.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -209,6 +210,16 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> Templates:
         named = {str(name): text for name, text in found.items() if isinstance(text, str)}
         return Templates(named.get(_DEFAULT), named.get(_TOOL_USE), tuple(sorted(named)))
     return Templates(found if isinstance(found, str) else None)
+
+
+def read_response_template(folder: Path) -> str:
+    """The `response_template` of a folder's tokenizer_config.json as JSON, of several the
+    default; empty if there is none.
+    """
+    found = read_optional(folder / "tokenizer_config.json").get("response_template")
+    if isinstance(found, Mapping) and "fields" not in found:
+        found = found.get(_DEFAULT)
+    return json.dumps(found) if isinstance(found, Mapping) else ""
 
 
 def _text(path: Path) -> str:

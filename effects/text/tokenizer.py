@@ -12,7 +12,9 @@ from typing import Final
 from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import eos_ids
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.longest_token import longest_token, state_of
+from minfer.effects.text.side_files import read_response_template
 from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
 from minfer.effects.text.tokenizer_loading import load_backend
 
@@ -58,6 +60,8 @@ class Tokenizer:
             dict.fromkeys((*eos_ids(folder), *([] if own is None else [own])))
         )
         self.chat_template = self.templates.plain
+        # How answers are parsed, as JSON; empty if the checkpoint does not say.
+        self.response_template = "" if is_gguf(folder) else read_response_template(folder)
         self.byte_level = (
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes

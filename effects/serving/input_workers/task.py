@@ -36,6 +36,8 @@ class ModelFacts:
     # The formats of calls and reasoning: `Parsers`.
     tool_parser: str = NONE
     reasoning_parser: str = NONE
+    response_template: str = ""
+    call_form: str = ""  # in which calls are required
     reasoning_key: bytes = field(default=b"", repr=False)
     refuses_hosted_tools: bool = False
 
@@ -53,6 +55,8 @@ class ModelFacts:
             names=names,
             tool_parser=llm.parsers.tools,
             reasoning_parser=llm.parsers.reasoning,
+            response_template=llm.parsers.response,
+            call_form=llm.parsers.written,
             reasoning_key=llm.reasoning_key,
             refuses_hosted_tools=llm.refuses_hosted_tools,
         )
@@ -106,7 +110,13 @@ class WorkerModel(Renders):
     @property
     def parsers(self) -> Parsers:
         """The model's formats of tool calls and reasoning."""
-        return Parsers(self.facts.tool_parser, self.facts.reasoning_parser)
+        facts = self.facts
+        return Parsers(
+            facts.tool_parser,
+            facts.reasoning_parser,
+            facts.response_template,
+            facts.call_form,
+        )
 
     @property
     def reasoning_key(self) -> bytes:

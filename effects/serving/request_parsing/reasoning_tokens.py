@@ -12,7 +12,10 @@ from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools import harmony
 from minfer.effects.text.tools.deltas import CallStart, Delta, ReasoningDelta
-from minfer.effects.text.tools.formats import HARMONY, REASONING, TOOLS, Parsing
+from minfer.effects.text.tools.formats import Parsing
+from minfer.effects.text.tools.response_template import RESPONSE
+from minfer.effects.text.tools.table import HARMONY, TOOLS
+from minfer.effects.text.tools.thinking import REASONING
 
 
 class _Counter(Protocol):
@@ -114,7 +117,7 @@ class ReasoningTokens:
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
         parsing = request.parsing
         reasons = parsing is not None and (
-            parsing.reasoning in REASONING or parsing.tools == HARMONY
+            parsing.reasoning in REASONING or parsing.tools in (HARMONY, RESPONSE)
         )
         self._parsing = parsing if reasons else None
         self._tokenizer = tokenizer
@@ -140,6 +143,9 @@ def _counter(parsing: Parsing, tokenizer: Tokenizer) -> _Counter:
         closes = tokenizer.added(REASONING[parsing.reasoning].closes)
         if closes is not None:
             return _BetweenMarkers(tokenizer, parsing, closes)
-    elif (message := tokenizer.added(harmony.MESSAGE)) is not None:
+    elif (
+        parsing.tools == HARMONY
+        and (message := tokenizer.added(harmony.MESSAGE)) is not None
+    ):
         return _OnChannel(tokenizer, message)
     return _OfText(tokenizer)

@@ -28,17 +28,18 @@ from minfer.effects.serving.request_parsing.structured_fields import (
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule, rule
 from minfer.effects.text.grammars.schemas import check_schema
-from minfer.effects.text.tools.formats import NONE, REASONING, Parsing
+from minfer.effects.text.tools.argument_forms import Callee
+from minfer.effects.text.tools.formats import NONE, Parsing
 from minfer.effects.text.tools.forms import (
     FORMS,
     MARKED,
     OBJECT,
-    Callee,
     Calling,
     arguments_schema,
     grammar,
     with_reasoning,
 )
+from minfer.effects.text.tools.thinking import REASONING
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
@@ -121,12 +122,12 @@ def constrain_calls(
     requiring = _requiring_field(offers, requirements)
     if parsing is None or not offers or not (requiring or answer):
         return None
-    if requiring and parsing.tools not in FORMS:
-        why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
+    if requiring and parsing.form not in FORMS:
+        why = f"cannot be had of a model whose calls have the format {parsing.form!r}"
         raise ApiError(f"{requiring}: {why}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
     ignored = requirements.must and (answer is None or answer.build().kind in _JSON)
-    plain_answer = None if ignored else _plain_answer(answer, parsing.tools, requiring)
+    plain_answer = None if ignored else _plain_answer(answer, parsing.form, requiring)
     if not requiring and plain_answer is None:
         return None
     parts = [_arguments_constraint(one, requirements) for one in offers]
@@ -135,7 +136,7 @@ def constrain_calls(
         for one, part in zip(offers, parts, strict=True)
     ]
     calling = Calling(
-        format=parsing.tools,
+        format=parsing.form,
         callees=tuple(callees),
         must=requirements.must,
         several=requirements.several,

@@ -41,7 +41,7 @@ class TokenKeys:
     def __init__(self, model: str, block_size: int) -> None:
         folder = model_folder(model)
         tokenizer = Tokenizer(folder, _CONTEXT)
-        parsers = Parsers().settled(tokenizer.all_templates)
+        parsers = Parsers().settled_for(tokenizer)
         self.folder = str(folder)
         facts = ModelFacts(
             folder=self.folder,
@@ -52,6 +52,8 @@ class TokenKeys:
             names=(),
             tool_parser=parsers.tools,
             reasoning_parser=parsers.reasoning,
+            response_template=parsers.response,
+            call_form=parsers.written,
             reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
         )
         self._model = WorkerModel(facts=facts, tokenizer=tokenizer)

@@ -12,6 +12,10 @@ how the text is cut. Text that may yet be a marker, or the head of a call, is no
 until that is known; a head that is no call after all becomes content. Each character is
 read a bounded number of times.
 
+A format is a declaration: the markers of a family, in one of five notations (`objects`,
+`headers`, `tags`, `python_calls`, `gemma`; Harmony is a reader of its own), and how calls
+are written in it. `table.py` has them all, and `choice.py` finds a model's.
+
 Where calls are required, or strict, `forms.py` has the other direction: grammars that
-allow only what readers accept as such calls.
+allow only what readers accept as such calls, made from the same declaration.
 """

@@ -1,4 +1,4 @@
-"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, and lists of these.
+"""A call as a JSON object, `{"name": ..., "arguments": {...}}`, and lists of these.
 
 A call begins for the client once its name and the first brace of its arguments are there;
 until then it may turn out to be none, and its text is kept. From then on arguments are
@@ -6,8 +6,9 @@ sent as they come, as far as they begin a JSON object: one that goes wrong is in
 for the client, and the wrong text is content after it. Without streaming, a call begins
 once its arguments are complete.
 
-`parameters` means the same as `arguments`, in either order with the name (arguments that
-come before it are kept), and models write arguments as a string that holds JSON, too.
+`parameters` means the same as `arguments`, and `tool_name` as `name`, in either order
+(arguments that come before the name are kept), and models write arguments as a string
+that holds JSON, too.
 """
 
 import json
@@ -27,8 +28,10 @@ from minfer.effects.text.tools.source import (
     until,
 )
 
+_NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
-_KEYS: Final = frozenset({"name", "type", "id", *_ARGUMENTS})  # the fields of a call
+# The fields of a call.
+_KEYS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id"})
 _STRAY: Final = re.compile(r"[\s}\]]*")
 _NONE: Final = "{}"  # arguments of a call without any
 Accept = Callable[[str], bool]  # whether a name can be that of a call
@@ -80,6 +83,22 @@ def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[boo
     return whole
 
 
+def start(source: Source, out: DeltaWriter, name: str) -> None:
+    """Begin a call. The source forgets the text it comes from, as `emit` does."""
+    out.start(name)
+    if out.streaming:
+        source.keep()
+
+
+def emit(source: Source, out: DeltaWriter, text: str) -> None:
+    """Emit arguments. The source forgets the text they come from, if it has become a call
+    for good.
+    """
+    out.arguments(text)
+    if out.streaming:
+        source.keep()
+
+
 class _CallReader:
     """A call that is being read; it is emitted once name and arguments are known."""
 
@@ -102,7 +121,7 @@ class _CallReader:
             return False
         source.take(1)
         yield from space(source)
-        if key == "name" and self.name is None:
+        if key in _NAMES and self.name is None:
             self.name = yield from string(source)
             return bool(self.name) and self.accept(str(self.name)) and self._emit()
         if key in _ARGUMENTS and not self.emitted and self.arguments is None:
@@ -197,13 +216,20 @@ def skip_stray(source: Source) -> Reading[str]:
 
 
 def behind(
-    source: Source, out: DeltaWriter, left: str, markers: Sequence[str]
+    source: Source,
+    out: DeltaWriter,
+    left: str,
+    markers: Sequence[str],
+    *,
+    strays: bool = True,
 ) -> Reading[str]:
     """Take the wrong text after an emitted call, of which `left` was taken before, up to
-    a marker, and that too; returns it. Brackets that close nothing are left out.
+    a marker, and that too; returns it. `strays`, brackets that close nothing, are left
+    out.
     """
     source.put_back(left)
-    yield from skip_stray(source)
+    if strays:
+        yield from skip_stray(source)
     return (yield from until(source, markers, out.content))
 
 

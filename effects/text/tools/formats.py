@@ -1,67 +1,42 @@
-"""All formats, by name, and the choice of a model's.
+"""A model's formats of calls and reasoning, by name, and how its answers are parsed."""
 
-A model's chat template shows how it was trained to write calls, and its vocabulary has
-the markers. Names are vLLM's where it has the format.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Final
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools import (
-    bare,
-    deepseek,
-    harmony,
-    hermes,
-    llama,
-    mistral,
-    qwen_coder,
+from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
+from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.nested_tags import NestedTags
+from minfer.effects.text.tools.offered import (
+    Offered,
+    Tools,
+    nullable_parameters,
+    typed_parameters,
+    typed_paths,
 )
-from minfer.effects.text.tools.offered import Offered, Tools, typed_parameters
-from minfer.effects.text.tools.parser import Format, Parser
-from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
+from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.response_template import (
+    RESPONSE,
+    ResponseReader,
+    ResponseTemplateError,
+    begun_answer,
+    load,
+    markers_of,
+)
+from minfer.effects.text.tools.table import HARMONY, TOOLS
+from minfer.effects.text.tools.tags import Tags
+from minfer.effects.text.tools.thinking import REASONING, Thinking
 
-AUTO: Final = "auto"  # by the template
+if TYPE_CHECKING:
+    from minfer.effects.text.tokenizer import Tokenizer
+
+AUTO: Final = "auto"  # by the checkpoint
 NONE: Final = "none"
-HARMONY: Final = "openai"
-TOOLS: Final[Mapping[str, Format]] = {
-    "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES), (hermes.OPENS,)),
-    "llama3_json": Format(llama.read, (llama.TAG,), (llama.TAG,)),
-    # Mistral's templates take no other ids.
-    "mistral": Format(
-        mistral.read,
-        (mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
-        (mistral.CALLS,),
-        prefix="",
-        letters=9,
-    ),
-    "qwen3_coder": Format(
-        qwen_coder.read,
-        (qwen_coder.OPENS, qwen_coder.CLOSES),
-        (qwen_coder.OPENS,),
-        typed=True,
-    ),
-    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
-    "deepseek_v31": Format(deepseek.read, deepseek.MARKERS, (deepseek.CALLS,)),
-    "json": Format(bare.read),
-    HARMONY: Format(harmony.read, harmony.MARKERS),
-}
-REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
-# Texts of templates that show their format, all of them together. Searched in this order:
-# the texts of an earlier one may be beside those of a later one.
-_SIGNS: Final = (
-    (("<|channel|>",), HARMONY),
-    (("[TOOL_CALLS]",), "mistral"),
-    (("<function=",), "qwen3_coder"),
-    (("tool▁call", "```json"), "deepseek_v3"),
-    (("tool▁call",), "deepseek_v31"),
-    (("<tool_call>",), "hermes"),
-    (("<|python_tag|>",), "llama3_json"),
-    (('"parameters": dictionary',), "llama3_json"),
-    (("tools",), "json"),
-)
-_REASONING_SIGNS: Final = ((("[THINK]",), "mistral"), (("</think>",), "think"))
+_WHOLE: Final = (HARMONY, RESPONSE)  # formats that have more than calls
+_log: Final = logging.getLogger("minfer.tools")
+UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
 
 
 class UnknownFormatError(ValueError):
@@ -76,24 +51,38 @@ class Parsing:
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of the request's tools
     typed: tuple[tuple[str, str], ...] = ()  # as in `Offered`
+    nullable: tuple[tuple[str, str], ...] = ()  # likewise
     opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
+    response: str = ""  # the checkpoint's response_template, if that is the format
+    written: str = ""  # the format in which calls are required, if it is not `tools`
     parallel: bool = True  # whether there may be several calls; else the first counts
+
+    @property
+    def form(self) -> str:
+        """The format in which calls are written, where they are required."""
+        return self.written or self.tools
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that must not be skipped: a tokenizer may leave special tokens out."""
-        found = TOOLS[self.tools].markers if self.tools != NONE else ()
+        found = TOOLS[self.form].markers if self.form in TOOLS else ()
+        if self.tools == RESPONSE:
+            found = markers_of(self.response)
         if self.reasoning == NONE:
             return found
         thinking = REASONING[self.reasoning]
-        return (*found, thinking.opens, thinking.closes)
+        return (*found, thinking.opens, thinking.closes, *thinking.around)
 
     def parser(self, *, streaming: bool = True) -> Parser:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
+        if self.tools == RESPONSE:
+            tools = Format(dialect=ResponseReader(self.response))
         thinking = REASONING.get(self.reasoning)
-        offered = Offered(frozenset(self.names), frozenset(self.typed))
+        offered = Offered(
+            frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
+        )
         made = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
         if self.begun:
             made.begin(self.begun)
@@ -110,27 +99,71 @@ class Parsing:
 
 @frozen
 class Parsers:
-    """A model's formats of calls and reasoning: their names, `AUTO` or `NONE`.
+    """A model's formats of calls and reasoning: their names, `AUTO` or `NONE`; that of
+    calls is `UNKNOWN` if `AUTO` was asked for, and the template shows none.
 
     Raises UnknownFormatError.
     """
 
     tools: str = AUTO
     reasoning: str = AUTO
+    response: str = ""  # the checkpoint's response_template, if `tools` is that
+    written: str = ""  # as in `Parsing`
 
     def __attrs_post_init__(self) -> None:
-        _check("tool", self.tools, TOOLS)
+        if self.tools != UNKNOWN and not (self.tools == RESPONSE and self.response):
+            _check("tool", self.tools, TOOLS)
         _check("reasoning", self.reasoning, REASONING)
 
-    def settled(self, template: str | None) -> "Parsers":
-        """The formats for a model with this chat template, without `AUTO`."""
+    @property
+    def unknown_tools(self) -> bool:
+        """Whether nobody knows how the model writes calls: requests with tools cannot be
+        answered. With `NONE` the user has chosen that calls stay text.
+        """
+        return self.tools == UNKNOWN
+
+    def settled(
+        self,
+        template: str | None,
+        *,
+        tokens: Mapping[str, str] | None = None,
+        with_tools: str | None = None,
+    ) -> "Parsers":
+        """The formats for a model with this chat template, without `AUTO`.
+
+        `tokens` are the special tokens that the template names, and `with_tools` is the
+        template of conversations with tools, if it is another.
+        """
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            tools = _signed(template or "", _SIGNS)
+            found = chosen_tools(
+                with_tools or template or "", tuple((tokens or {}).items())
+            )
+            tools = found or UNKNOWN
         if reasoning == AUTO:  # channels have their own
-            signs = () if tools == HARMONY else _REASONING_SIGNS
-            reasoning = _signed(template or "", signs)
+            found = chosen_reasoning(template or "") if tools != HARMONY else None
+            reasoning = found or NONE
         return Parsers(tools, reasoning)
+
+    def settled_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
+        """The formats for the model of this tokenizer, without `AUTO`."""
+        if tokenizer is None:
+            return self.settled(None)
+        found = self.settled(
+            tokenizer.all_templates,
+            tokens=tokenizer.special_tokens,
+            with_tools=tokenizer.templates.with_tools,
+        )
+        described = tokenizer.response_template
+        if self.tools != AUTO or self.reasoning != AUTO or not described:
+            return found
+        try:
+            load(described)
+        except ResponseTemplateError as error:
+            _log.warning("%s; it is ignored", error)
+            return found
+        written = "" if found.unknown_tools else found.tools
+        return Parsers(RESPONSE, NONE, described, written)
 
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
@@ -140,18 +173,27 @@ class Parsers:
         `prompt` is its end, before `begun`, the beginning of the answer. Calls are parsed
         if there are tools, and channels always.
         """
-        tools = self.tools if offered or self.tools == HARMONY else NONE
+        tools = self.tools if offered or self.tools in _WHOLE else NONE
+        tools = NONE if tools == UNKNOWN else tools
         if tools == self.reasoning == NONE:
             return None
+        if tools == RESPONSE:
+            begun = begun_answer(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
-        typed = tools != NONE and TOOLS[tools].typed
+        form = TOOLS.get(tools)
+        dialect = form.dialect if form is not None else None
+        typed = tools == RESPONSE or isinstance(dialect, Tags | NestedTags)
+        find = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
             names=tuple(offered),
-            typed=tuple(typed_parameters(offered)) if typed else (),
+            typed=tuple(find(offered)) if typed else (),
+            nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,
+            response=self.response,
+            written=self.written,
             parallel=parallel,
         )
 
@@ -161,9 +203,3 @@ def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
     if name not in known:
         what = f"there is no {kind} parser {name!r}"
         raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
-
-
-def _signed(template: str, signs: Sequence[tuple[Sequence[str], str]]) -> str:
-    """The format that a template shows."""
-    there = (name for sign, name in signs if all(one in template for one in sign))
-    return next(there, NONE)

@@ -7,47 +7,42 @@
 
 Harmony's, whose answers are messages, are in `harmony_forms.py`.
 
-A call has the form that the model was trained on, but its arguments match their schema.
+A call has the form that the model was trained on (`Written`), but its arguments match
+their schema (`argument_forms`).
 Markers that are tokens of their own are matched as tokens: the model was not trained on
 their text in other tokens, and grammars distinguish the two. Free text has no such
 tokens.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
+from minfer.effects.text.grammars.grammar_text import TEXT
 from minfer.effects.text.grammars.schemas import check_schema
-from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
+from minfer.effects.text.tools.argument_forms import Callee, argument_form
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.format import Format, Written
 from minfer.effects.text.tools.harmony_forms import Messages
-from minfer.effects.text.tools.tag_forms import SHARED, tag_form
+from minfer.effects.text.tools.marker_rules import MarkerRules, as_regex
+from minfer.effects.text.tools.table import HARMONY, TOOLS
 from minfer.effects.text.tools.thinking import Thinking
 
 OBJECT: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = (
     '{"type": "object", "properties": {}, "additionalProperties": false}'
 )
-# An answer that begins with one of these is a call, where formats have no markers.
-_BRACE: Final = "{"
-_BRACES: Final = r"{\["
-_BREAK: Final = "\n"
-_GAP: Final = r"GAP: /\n{0,2}/"  # after reasoning
-
-
-@frozen
-class Callee:
-    """A tool that may be called, and the schema of its arguments, as text."""
-
-    name: str
-    schema: str
-    lenient: bool = False  # parts of the schema that cannot be enforced are left free
+_GAP: Final = r"GAP: /\n{0,2}/"  # before calls
+FORMS: Final = frozenset(
+    name for name, form in TOOLS.items() if form.written is not None or name == HARMONY
+)
+# Formats with markers, which distinguish calls from answers in JSON.
+MARKED: Final = frozenset(
+    name for name in FORMS if name == HARMONY or TOOLS[name].begins_with_marker
+)
 
 
 @frozen(kw_only=True)
@@ -63,19 +58,6 @@ class Calling:
     # The rule of an answer without calls, for a format among `MARKED`; None: any text.
     answer: str | None = None
     token: Callable[[str], int | None]  # the id of the added token with this text
-
-
-@frozen
-class _Form:
-    """A format's rules. With a marker, each call begins with it, or the group of all."""
-
-    calls: str  # after the marker
-    rules: tuple[str, ...]  # that it uses
-    marker: str = ""
-    between: str | None = None  # two calls; None: all are after one marker
-    begins: str = _BRACE  # without a marker: the first characters of a call
-    tagged: bool = False  # arguments are in tags, not JSON
-    whole: bool = False  # the rules are of a whole answer
 
 
 def arguments_schema(
@@ -102,11 +84,15 @@ def grammar(calling: Calling) -> str:
     for callee in calling.callees:
         if not any_name(callee.name):
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
-    form = FORMS[calling.format](calling)
-    around = () if form.whole else _answer(calling, form)
-    lines = [*around, *form.rules, f"TEXT: /{TEXT}/"]
-    for i, callee in enumerate(() if form.tagged else calling.callees):
-        lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
+    form = TOOLS[calling.format]
+    marks = MarkerRules.of((*form.markers, *form.opens), calling.token)
+    lines = _harmony(calling) if form.written is None else _answer(calling, form, marks)
+    shared: list[str] = []
+    for i, callee in enumerate(calling.callees):
+        arguments = argument_form(form, marks, callee, i)
+        lines += [f"arguments_{i}: {arguments.body}", *arguments.rules]
+        shared += arguments.shared
+    lines += [*dict.fromkeys(shared), *marks.shared, f"TEXT: /{TEXT}/"]
     # These texts mark llama.cpp's grammars. Here they can only be in strings.
     return "\n".join(lines).replace("::=", r"\u003a:=")
 
@@ -126,28 +112,74 @@ def with_reasoning(calling: Calling) -> str:
 # --- answers ----------------------------------------------------------------------------
 
 
-def _answer(calling: Calling, form: _Form) -> list[str]:
+def _answer(calling: Calling, form: Format, marks: MarkerRules) -> list[str]:
     """The rules from the beginning of an answer down to its calls."""
+    written = _written(calling, form)
     thought = _thought(calling)
     before = ("thought" if calling.opened else "thought?") if thought else ""
-    rules = [*thought, f"behind: {form.calls}"]
-    several = calling.several and form.between is not None
-    if form.marker and not calling.must and calling.answer is None:
-        times = "*" if several else "?"
-        ending = _ending("begin", form.marker, calling)
-        return [f"start: {before} (begin behind){times} TEXT", ending, *rules]
-    rules.append(f"one: {_marker(calling, form.marker)} behind")
-    rules.append(f"calls: one ({form.between} one)*" if several else "calls: one")
-    gap = "GAP" if thought else ""
-    if thought:
-        rules.append(_GAP)
+    marked = form.begins_with_marker and not written.content
+    if marked and not calling.must and calling.answer is None:
+        return [*_calls_in_text(calling, form, written, marks, before), *thought]
+    rules = [*thought, *_calls(calling, written, marks)]
     if calling.must:
-        return [f"start: {before} {gap} calls", *rules]
-    if calling.answer is None:
-        text = _text_without(form.begins, calling.thinking)
-        return [f"start: {before} ({gap} calls | FREE)", f"FREE: {text}", *rules]
-    rules.append(f"answer: {calling.answer}")
-    return [f"start: {before} {gap} (calls | answer)", *rules]
+        return [f"start: {before} GAP calls", _GAP, *rules]
+    if thought:
+        before = f"{before} GAP"
+        rules.append(_GAP)
+    if calling.answer is not None:
+        return [f"start: {before} (calls | answer)", f"answer: {calling.answer}", *rules]
+    free = _free_text(calling, form, written)
+    if thought:  # white space after it is the text's
+        before = before.removesuffix(" GAP")
+        return [f"start: {before} (GAP calls | FREE)", free, *rules]
+    return ["start: (calls | FREE)", free, *rules]
+
+
+def _written(calling: Calling, form: Format) -> Written:
+    """The form of a model's calls: there may be an older one."""
+    if form.older is not None and calling.token(form.older[0]) is None:
+        return form.older[1]
+    if form.written is None:
+        raise AssertionError("a format without a form is refused before")
+    return form.written
+
+
+def _calls(calling: Calling, written: Written, marks: MarkerRules) -> list[str]:
+    """The rules of all calls of an answer, or of a group of them, and of each."""
+    head, _, tail = written.call.partition("{arguments}")
+    ways = [
+        f"{marks.rule(head, callee.name)} arguments_{i} {marks.rule(tail)}"
+        for i, callee in enumerate(calling.callees)
+    ]
+    calls = "call"
+    if calling.several and written.between is not None:
+        calls = f"call ({marks.rule(written.between)} call)*"
+    calls = f"{marks.rule(written.begins)} {calls} {marks.rule(written.ends)}"
+    if written.lone:
+        calls = f"call | {calls}" if calling.several else "call"
+    if marks.is_token(written.optional):
+        calls = f"{marks.rule(written.optional)}? {calls}"
+    return [f"calls: {calls}", f"call: {' | '.join(ways)}"]
+
+
+def _calls_in_text(
+    calling: Calling, form: Format, written: Written, marks: MarkerRules, before: str
+) -> list[str]:
+    """The rules of text in which a marker begins each call, or the group of all."""
+    leading = marks.leading(written.begins or written.call)
+    if written.begins:
+        unit, times = "calls", "?"
+        written = evolve(written, begins=written.begins.removeprefix(leading))
+    else:
+        unit, times = "call", "*" if calling.several else "?"
+        written = evolve(written, call=written.call.removeprefix(leading))
+    around = [marks.rule(one) for one in form.around if marks.is_token(one)]
+    beside = f"({' | '.join(around)})*" if around else ""
+    return [
+        f"start: {before} {beside} (begin {unit} {beside}){times} TEXT {beside}",
+        *marks.ending("begin", leading),
+        *_calls(calling, written, marks),
+    ]
 
 
 def _thought(calling: Calling) -> list[str]:
@@ -155,159 +187,38 @@ def _thought(calling: Calling) -> list[str]:
     thinking = calling.thinking
     if thinking is None:
         return []
-    opens = _marker(calling, thinking.opens)
+    marks = MarkerRules.of((thinking.opens, thinking.closes), calling.token)
+    opens = marks.rule(thinking.opens)
     if calling.opened:  # some models open it again
-        opens = f"{opens}?" if calling.token(thinking.opens) is not None else ""
-    return [f"thought: {opens} thoughts", _ending("thoughts", thinking.closes, calling)]
+        opens = f"{opens}?" if marks.is_token(thinking.opens) else ""
+    return [f"thought: {opens} thoughts", *marks.ending("thoughts", thinking.closes)]
 
 
-def _ending(rule: str, marker: str, calling: Calling) -> str:
-    """A rule for text up to a marker. Where that is text, too, the first one counts."""
-    lazy = "" if calling.token(marker) is not None else "[lazy]"
-    return f"{rule}{lazy}: TEXT {_marker(calling, marker)}"
-
-
-def _text_without(begins: str, thinking: Thinking | None) -> str:
-    """A terminal of text that begins neither with these characters nor with reasoning,
-    and has no tag.
+def _free_text(calling: Calling, form: Format, written: Written) -> str:
+    """A terminal of text that begins neither as calls do nor with reasoning, and has no
+    marker of calls.
     """
-    tag = re.escape(llama.TAG)
-    text = rf"/\s*([^\s{begins}]{TEXT})?/ & ~/{TEXT}{tag}{TEXT}/"
-    if thinking is not None:
-        text += rf" & ~/\s*{re.escape(thinking.opens)}{TEXT}/"
-    return text
+    if written.content:
+        return f"FREE: /{as_regex(written.content)}{TEXT}/"
+    starts = [written.begins or written.call, *([written.call] if written.lone else [])]
+    begins = "".join(as_regex(start[0]) for start in starts)
+    text = rf"/\s*([^\s{begins}]{TEXT})?/"
+    for marker in form.opens:
+        text += rf" & ~/{TEXT}{as_regex(marker)}{TEXT}/"
+    if calling.thinking is not None:
+        text += rf" & ~/\s*{as_regex(calling.thinking.opens)}{TEXT}/"
+    return f"FREE: {text}"
 
 
-def _marker(calling: Calling, marker: str) -> str:
-    token = calling.token(marker) if marker else None
-    if token is not None:
-        return f"<[{token}]>"
-    return quote(marker) if marker else ""
-
-
-# --- formats ----------------------------------------------------------------------------
-
-
-def _objects(calling: Calling, key: str = "arguments") -> tuple[str, ...]:
-    """The rule of a call as an object."""
-    heads = [
-        quote(f'{{"name": {json.dumps(one.name)}, "{key}": ') for one in calling.callees
-    ]
-    calls = [f'{head} arguments_{i} "}}"' for i, head in enumerate(heads)]
-    return (f"call: {' | '.join(calls)}",)
-
-
-def _repeated(calling: Calling, between: str) -> str:
-    gap = quote(between) if between else ""
-    return f"call ({gap} call)*" if calling.several else "call"
-
-
-def _hermes(calling: Calling) -> _Form:
-    closes = _marker(calling, hermes.CLOSES)
-    calls = rf'"\n" call "\n" {closes}'
-    return _Form(calls, _objects(calling), hermes.OPENS, r'"\n"')
-
-
-def _llama(calling: Calling) -> _Form:
-    calls = _repeated(calling, "; ")
-    if calling.token(llama.TAG) is not None:
-        calls = f"{_marker(calling, llama.TAG)}? {calls}"
-    return _Form(calls, _objects(calling, "parameters"))
-
-
-def _mistral(calling: Calling) -> _Form:
-    """As lists, or where there is a token before arguments, by name."""
-    if calling.token(mistral.ARGUMENTS) is None:
-        calls = f'" "? "[" {_repeated(calling, ", ")} "]"'
-        return _Form(calls, _objects(calling), mistral.CALLS)
-    arguments = _marker(calling, mistral.ARGUMENTS)
-    named = [
-        f"{quote(one.name)} {arguments} arguments_{i}"
-        for i, one in enumerate(calling.callees)
-    ]
-    return _Form("call", (f"call: {' | '.join(named)}",), mistral.CALLS, "")
-
-
-def _bare(calling: Calling) -> _Form:
-    listed = f' | "[" {_repeated(calling, ", ")} "]"' if calling.several else ""
-    return _Form(f"call{listed}", _objects(calling), begins=_BRACES)
-
-
-def _qwen_coder(calling: Calling) -> _Form:
-    forms = [
-        tag_form(callee.name, i, callee.schema, lenient=callee.lenient)
-        for i, callee in enumerate(calling.callees)
-    ]
-    ways = [
-        f'{quote(f"<function={callee.name}>{_BREAK}")} {form.body} "</function>"'
-        for callee, form in zip(calling.callees, forms, strict=True)
-    ]
-    rules = [rule for form in forms for rule in form.rules]
-    closes = _marker(calling, qwen_coder.CLOSES)
-    return _Form(
-        rf'"\n" call "\n" {closes}',
-        (f"call: {' | '.join(ways)}", *rules, *SHARED),
-        qwen_coder.OPENS,
-        r'"\n"',
-        tagged=True,
-    )
-
-
-def _deepseek(calling: Calling, kind: str, behind: str, closes: str) -> _Form:
-    """Between tokens, of which the model has all; `kind`, `behind` the name, and what
-    `closes` the arguments are text.
-    """
-    opens, between, ends, end = (
-        _marker(calling, one)
-        for one in (
-            deepseek.CALL,
-            deepseek.BETWEEN,
-            deepseek.CALL_ENDS,
-            deepseek.CALLS_END,
-        )
-    )
-    calls = []
-    for i, one in enumerate(calling.callees):
-        name = quote(one.name + behind)
-        head = f"{quote(kind)} {between} {name}" if kind else f"{name} {between}"
-        tail = quote(closes) if closes else ""
-        calls.append(f"{opens} {head} arguments_{i} {tail} {ends}")
-    listed = _repeated(calling, "\n" if kind else "")
-    return _Form(f"{listed} {end}", (f"call: {' | '.join(calls)}",), deepseek.CALLS)
-
-
-def _deepseek_v3(calling: Calling) -> _Form:
-    return _deepseek(calling, "function", "\n```json\n", "\n```")
-
-
-def _deepseek_v31(calling: Calling) -> _Form:
-    return _deepseek(calling, "", "", "")
-
-
-def _harmony(calling: Calling) -> _Form:
-    """Messages on channels, of which some are calls."""
+def _harmony(calling: Calling) -> list[str]:
+    """The rules of messages on channels, of which some are calls."""
+    marks = MarkerRules.of(TOOLS[HARMONY].markers, calling.token)
     messages = Messages(
         names=[one.name for one in calling.callees],
         must=calling.must,
         several=calling.several,
         answer=calling.answer,
-        mark=partial(_marker, calling),
-        ending=partial(_ending, calling=calling),
+        mark=marks.rule,
+        ending=marks.ending,
     )
-    return _Form("", tuple(messages.rules()), whole=True)
-
-
-FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
-    "hermes": _hermes,
-    "llama3_json": _llama,
-    "mistral": _mistral,
-    "qwen3_coder": _qwen_coder,
-    "deepseek_v3": _deepseek_v3,
-    "deepseek_v31": _deepseek_v31,
-    "openai": _harmony,
-    "json": _bare,
-}
-# Formats with markers, which distinguish calls from answers in JSON.
-MARKED: Final = frozenset(
-    {"hermes", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"}
-)
+    return messages.rules()

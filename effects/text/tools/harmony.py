@@ -77,8 +77,18 @@ def is_analysis(header: str) -> bool:
     return _MessageHeader(header, whole=True, cut=False).is_analysis
 
 
-def read(source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
-    """Read a whole answer."""
+@frozen
+class Harmony:
+    """The format."""
+
+    opens: tuple[str, ...] = ()  # calls are messages: they are not within reasoning
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG002 - of all readers
+        """Read a whole answer."""
+        yield from _read(source, out)
+
+
+def _read(source: Source, out: DeltaWriter) -> Reading[None]:
     marker = ""
     if not (yield from ahead(source, _HEADS)):
         marker = yield from until(source, (*STOPS, MESSAGE), out.content)

@@ -41,7 +41,7 @@ class Messages:
     several: bool  # there may be more than one
     answer: str | None  # the rule of a final message that is no text
     mark: Callable[[str], str]  # a marker in a rule
-    ending: Callable[[str, str], str]  # a rule for text up to a marker
+    ending: Callable[[str, str], list[str]]  # the rules of text up to a marker
 
     def rules(self) -> list[str]:
         """The rules, from the beginning of an answer down to arguments."""
@@ -53,7 +53,7 @@ class Messages:
             f"start: {self._start()}",
             f'thought: {mark(CHANNEL)} "analysis" {head}',
             f'preamble: {mark(CHANNEL)} "commentary" {head}',
-            self.ending("texts", END),
+            *self.ending("texts", END),
             f"calls: call {again} {mark(CALL)}?",
             f"call: {' | '.join(self._calls())}",
             f'kind: " "? {mark(CONSTRAIN)} "json" | " json"',

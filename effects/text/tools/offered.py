@@ -19,8 +19,9 @@ class Offered:
     """The tools that may be called."""
 
     names: frozenset[str] = frozenset()
-    # Parameters that are no text, each after its tool.
+    # Parameters that are no text, each after its tool, and those that are text or null.
     typed: frozenset[tuple[str, str]] = frozenset()
+    nullable: frozenset[tuple[str, str]] = frozenset()
 
 
 def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
@@ -31,6 +32,57 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
             for key, one in properties.items():
                 if not may_be_text(one, schema):
                     yield name, key
+
+
+def typed_paths(tools: Tools) -> Iterator[tuple[str, str]]:
+    """The parameters that cannot be text, and what is in objects and lists that cannot:
+    `key/key`, and `key/item` for the items of a list.
+    """
+    for name, schema in tools.items():
+        for path in _typed_below(schema, schema, "", 0):
+            yield name, path
+
+
+def _typed_below(schema: Any, root: Any, above: str, within: int) -> Iterator[str]:
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
+        return
+    properties = schema.get("properties")
+    below = dict(properties) if isinstance(properties, Mapping) else {}
+    if "items" in schema:
+        below["item"] = schema["items"]
+    for key, one in below.items():
+        path = f"{above}/{key}" if above else key
+        if not may_be_text(one, root):
+            yield path
+        yield from _typed_below(one, root, path, within + 1)
+
+
+def nullable_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
+    """The parameters that can be text or null, by their schemas."""
+    for name, schema in tools.items():
+        properties = (schema or {}).get("properties")
+        if isinstance(properties, Mapping):
+            for key, one in properties.items():
+                if may_be_text(one, schema) and may_be_null(one, schema):
+                    yield name, key
+
+
+def may_be_null(schema: Any, root: Any, within: int = 0) -> bool:
+    """Whether the schema names null as a value."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
+        return False
+    if schema.get("nullable") is True:
+        return True
+    kinds = schema.get("type")
+    if "null" in (kinds if isinstance(kinds, list) else [kinds]):
+        return True
+    if isinstance(values := schema.get("enum"), list) and None in values:
+        return True
+    parts = (schema.get(name) for name in _PARTS)
+    listed = [one for part in parts if isinstance(part, list) for one in part]
+    return any(may_be_null(one, root, within + 1) for one in listed)
 
 
 def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:

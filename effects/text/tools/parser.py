@@ -1,42 +1,21 @@
 """The parser of one answer, while it comes."""
 
 import re
-import secrets
-import string
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
 
-from attrs import frozen
-
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.deltas import CallStart, Delta
+from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.objects import rest
 from minfer.effects.text.tools.offered import Offered
-from minfer.effects.text.tools.source import Reading, Source
+from minfer.effects.text.tools.source import Reading, Source, until
 from minfer.effects.text.tools.thinking import Thinking
 
 _MOST_TRIED: Final = 16  # markers within reasoning, each of which might begin a call
-_LETTERS: Final = string.ascii_letters + string.digits
 Reader = Callable[[Source, DeltaWriter, Offered], Reading[None]]
-
-
-@frozen
-class Format:
-    """The format of tool calls of a family of models."""
-
-    read: Reader
-    markers: tuple[str, ...] = ()  # which may be special tokens
-    opens: tuple[str, ...] = ()  # those of them that begin calls
-    # The beginning of a call's id, and the number of letters and digits after it.
-    prefix: str = "call_"
-    letters: int = 24
-    typed: bool = False  # schemas determine the types of arguments: see `Offered`
-
-    def new_id(self) -> str:
-        """A unique id for a call."""
-        drawn = (secrets.choice(_LETTERS) for _ in range(self.letters))
-        return self.prefix + "".join(drawn)
 
 
 class Parser:
@@ -57,8 +36,7 @@ class Parser:
         streaming: bool = True,
     ) -> None:
         self._source = Source()
-        new_id = (tools or Format(_content)).new_id
-        self._out = DeltaWriter(new_id, streaming=streaming)
+        self._out = DeltaWriter(tools.new_id if tools else str, streaming=streaming)
         self._reading = self._read(tools, offered or Offered(), thinking, opened)
         self._over = False
         self._begun: list[Delta] = []
@@ -84,7 +62,8 @@ class Parser:
         thinking: Thinking | None,
         opened: bool,
     ) -> Reading[None]:
-        read = _content if tools is None else tools.read
+        drops = thinking.around if thinking is not None else ()
+        read = partial(_content, drops) if tools is None else tools.dialect.read
         opens = tools.opens if tools is not None else ()
         if thinking is not None:
             held = yield from thinking.read(
@@ -116,10 +95,10 @@ def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> 
     return len(text)
 
 
-def _content(source: Source, out: DeltaWriter, _: Offered) -> Reading[None]:
-    """Read an answer without calls."""
-    while True:
-        out.content(source.take(len(source.text)))
-        if source.ended:
-            return
-        yield
+def _content(
+    drops: Sequence[str], source: Source, out: DeltaWriter, _: Offered
+) -> Reading[None]:
+    """Read an answer without calls, and without the markers of `drops`."""
+    while drops and (yield from until(source, drops, out.content)):
+        out.mark()
+    yield from rest(source, out)

@@ -10,6 +10,8 @@ import json
 import warnings
 from typing import Any, Final
 
+from minfer.effects.text.tools.json_scanner import JsonScanner
+
 _LONGEST: Final = 1 << 16  # characters: a tree takes a hundred times as much
 _NAMES: Final = {"true": True, "false": False, "null": None}
 _BEGINS: Final = ("[", "{", "(")
@@ -17,7 +19,17 @@ _BEGINS: Final = ("[", "{", "(")
 
 def as_json(text: str) -> str | None:
     """An array or object in Python's notation as JSON; None if it is none."""
-    if not text.startswith(_BEGINS) or len(text) > _LONGEST:
+    return literal_json(text) if text.startswith(_BEGINS) else None
+
+
+def literal_json(text: str) -> str | None:
+    """A value in Python's notation, or in JSON, as JSON; None if it is neither."""
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.end()
+    if scanner.done and end == len(text):
+        return scanner.taken()
+    if len(text) > _LONGEST and text.startswith(_BEGINS):
         return None
     try:
         with warnings.catch_warnings():

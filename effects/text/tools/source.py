@@ -6,7 +6,10 @@ lack text, and return their result. `yield from` runs them.
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
+
+from attrs import frozen
 
 Read = TypeVar("Read")
 Reading = Generator[None, None, Read]
@@ -53,16 +56,18 @@ class Source:
 
 
 def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
-    """The one of these words that comes next, or an empty string. Nothing is taken.
+    """The first of these words that comes next, or an empty string. Nothing is taken.
 
-    No word may begin another.
+    A word that begins another stands behind it.
     """
     while True:
         there = source.text[source.at : source.at + max(map(len, words))]
         for word in words:
             if there.startswith(word):
                 return word
-        if source.ended or not any(word.startswith(there) for word in words):
+            if word.startswith(there) and not source.ended:
+                break
+        else:
             return ""
         yield
 
@@ -106,17 +111,21 @@ def repeats(source: Source, marker: str) -> Reading[str]:
 def until(
     source: Source, markers: Sequence[str], emit: Callable[[str], None]
 ) -> Reading[str]:
-    """Take text and emit it, up to the first of these markers; take that too.
+    """Take text and emit it, up to the first of these markers; take that too. Of two that
+    begin alike, the longer one counts.
 
     Returns the marker, or an empty string at the end.
     """
-    first = re.compile("|".join(map(re.escape, markers)))
+    search = _search(tuple(markers))
     while True:
-        if (match := first.search(source.text, source.at)) is not None:
+        if (match := search.pattern.search(source.text, source.at)) is not None:
             emit(source.take(match.start() - source.at))
-            return source.take(len(match[0]))
+            if source.ended or source.text[source.at :] not in search.beginnings:
+                return source.take(len(match[0]))
+            yield  # it may become a longer marker
+            continue
         there = len(source.text) - source.at
-        held = 0 if source.ended else _begun(source.text, source.at, markers)
+        held = 0 if source.ended else search.begun(source.text, source.at)
         if there > held:
             emit(source.take(there - held))
         if source.ended:
@@ -124,11 +133,28 @@ def until(
         yield
 
 
-def _begun(text: str, at: int, markers: Sequence[str]) -> int:
-    """The number of characters at the end, from `at` on, that may begin a marker."""
-    longest = min(max(map(len, markers)) - 1, len(text) - at)
-    for count in range(longest, 0, -1):
-        end = text[-count:]
-        if any(marker.startswith(end) for marker in markers):
-            return count
-    return 0
+@frozen
+class _MarkerSearch:
+    """The search for the first of several markers."""
+
+    pattern: re.Pattern[str]
+    beginnings: frozenset[str]  # of markers, which may be at the end of a text
+    longest: int  # of those
+
+    def begun(self, text: str, at: int) -> int:
+        """The number of characters at the end, from `at` on, that may begin a marker."""
+        for count in range(min(self.longest, len(text) - at), 0, -1):
+            if text[-count:] in self.beginnings:
+                return count
+        return 0
+
+
+@lru_cache(maxsize=512)
+def _search(markers: tuple[str, ...]) -> _MarkerSearch:
+    ordered = sorted(markers, key=len, reverse=True)
+    beginnings = {one[:end] for one in markers for end in range(1, len(one))}
+    return _MarkerSearch(
+        re.compile("|".join(map(re.escape, ordered))),
+        frozenset(beginnings),
+        max(map(len, beginnings), default=0),
+    )

@@ -13,7 +13,7 @@ from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.serving.request_parsing.answer_parsing import AnswerParser
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.effects.text.tools import harmony, hermes
+from minfer.effects.text.tools import harmony
 from minfer.effects.text.tools.formats import Parsing
 from minfer.records.request import SamplingParams
 from tests.effects.tiny_model import write_checkpoint
@@ -59,8 +59,8 @@ MARKERS = (
     "</think>",
     "[THINK]",
     "[/THINK]",
-    hermes.OPENS,
-    hermes.CLOSES,
+    "<tool_call>",
+    "</tool_call>",
     *harmony.MARKERS,
 )
 

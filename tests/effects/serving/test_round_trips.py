@@ -16,15 +16,14 @@ from minfer.effects.serving.protocol import Endpoint, PromptUsage
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.effects.text.tools import deepseek
 from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.records.request import SamplingParams
 from tests.circles import long
 from tests.effects.text.grammars.bundled import FOLDER
 
 ADD = '{"a": [1, {"b": "é🙂\\n"}], "c": null}'
-_DEEP_ONE = f"{deepseek.CALL}function{deepseek.BETWEEN}add\n```json\n{ADD}\n```"
-_DEEP = f"{_DEEP_ONE}{deepseek.CALL_ENDS}"
+_DEEP_ONE = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{ADD}\n```"
+_DEEP = f"{_DEEP_ONE}<｜tool▁call▁end｜>"
 # A format, and an answer in it.
 ANSWERS: list[tuple[str, str]] = [
     (NONE, "It is 42."),
@@ -53,12 +52,12 @@ ANSWERS: list[tuple[str, str]] = [
             "<parameter=c>\né x\n</parameter>\n</function>\n</tool_call>"
         ),
     ),
-    ("deepseek_v3", f"{deepseek.CALLS}{_DEEP}\n{_DEEP}{deepseek.CALLS_END}"),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{_DEEP}\n{_DEEP}<｜tool▁calls▁end｜>"),
     (
         "deepseek_v31",
         (
-            f"{deepseek.CALLS}{deepseek.CALL}add{deepseek.BETWEEN}{ADD}"
-            f"{deepseek.CALL_ENDS}{deepseek.CALLS_END}"
+            f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{ADD}"
+            f"<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
         ),
     ),
     ("openai", f"<|channel|>analysis<|message|>Hm.<|end|>{'<|start|>assistant'}"),

@@ -9,7 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from minfer.effects.serving.request_parsing import tool_constraints as calling
 from minfer.effects.text.tools.formats import NONE, Parsers
-from minfer.effects.text.tools.forms import FORMS
 from minfer.sampling import structured
 from tests.effects.served import Serving, events, serving
 from tests.quick import at_most
@@ -31,6 +30,11 @@ REQUESTED: Final[dict[str, Any]] = {
     "seed": 3,
 }
 NAMED: Final = {"type": "function", "function": {"name": "weather"}}
+# A format of each notation; the grammars of all are tested by themselves.
+FORMATS: Final = (
+    *("hermes", "llama3_json", "openai", "json", "qwen3_coder", "deepseek_v32"),
+    *("lfm2", "gemma4"),
+)
 
 
 def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -45,7 +49,7 @@ def bundled() -> Iterator[Serving]:
         yield made
 
 
-@pytest.fixture(params=sorted(FORMS))
+@pytest.fixture(params=FORMATS)
 def each(request: pytest.FixtureRequest, bundled: Serving) -> Iterator[Serving]:
     """It, in every format."""
     bundled.llm.set_parsers(Parsers(request.param, NONE))

@@ -12,7 +12,8 @@ import pytest
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.patterns import rewrite_pattern
-from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
+from minfer.effects.text.tools.argument_forms import Callee
+from minfer.effects.text.tools.forms import Calling, arguments_schema, grammar
 from tests.circles import claimed, long
 from tests.effects.text.grammars.bundled import (
     ENDS,

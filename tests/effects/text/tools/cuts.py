@@ -16,9 +16,10 @@ from minfer.effects.text.tools.deltas import (
     ReasoningDelta,
     merge,
 )
-from minfer.effects.text.tools.formats import REASONING, TOOLS
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.table import TOOLS
+from minfer.effects.text.tools.thinking import REASONING
 
 OFFERED = Offered(
     frozenset({"get_weather", "add", "now"}),

@@ -7,9 +7,11 @@ import time
 import pytest
 
 from minfer.effects.text.tools.deltas import CallStart
-from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.table import ROWS, TOOLS
+from tests.circles import claimed, long
 from tests.effects.text.tools.cuts import OFFERED, fed, found, parser, reported
+from tests.effects.text.tools.samples import answer
 
 PIECES = [
     "<tool_call>",
@@ -99,7 +101,24 @@ OWN = {
     "qwen3_coder": TAGS,
     "deepseek_v3": TOKENS,
     "deepseek_v31": TOKENS,
+    "hermes": PIECES,
+    "llama3_json": PIECES,
+    "mistral": PIECES,
+    "json": PIECES,
 }
+# Pieces of texts in formats that are not above, beside their own markers.
+OTHERS = [
+    *(
+        '{"name": "add", "arguments": {"a": 1}}',
+        "add",
+        "add(",
+        "a=1",
+        "now()",
+        "call:add{",
+    ),
+    *('{"a": 1}', "{", "}", "[", "]", ")", ",", ":", '"', "'", ">", "<", " ", "\n", "1"),
+    *("<think>", "</think>", "functions.add:0", "function"),
+]
 CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
 
@@ -113,12 +132,18 @@ def pieces(text: str, draw: random.Random) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [None, *TOOLS])
+@pytest.mark.parametrize("name", [None, *ROWS])
 def test_chance_texts(name: str | None) -> None:
     """Nothing raises, cuts change nothing, and no word is lost."""
-    for seed in range(300):
+    form = ROWS.get(name or "")
+    own = (
+        [*form.opens, *form.markers, *getattr(form.dialect, "literals", ())]
+        if form
+        else []
+    )
+    for seed in range(300 if name is None or name in OWN else 100):
         draw = random.Random(seed)
-        markers = OWN.get(name or "", PIECES)
+        markers = OWN.get(name or "hermes") or [*own, *OTHERS]
         there = [draw.choice(markers) for _ in range(draw.randrange(1, 14))]
         for word in range(draw.randrange(4)):
             there.insert(draw.randrange(len(there) + 1), f"w{word}w")
@@ -161,25 +186,35 @@ def test_a_marker_that_is_repeated_counts_once(name: str, between: str) -> None:
         assert found(more, name) == plain, more
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", list(TOOLS))
+# Beginnings of texts that do not end, in the formats of `OWN`.
+BEGINS = {
+    "hermes": '<tool_call>{"arguments": {"a": "',
+    "llama3_json": '{"name": "add", "parameters": {"a": "',
+    "mistral": '[TOOL_CALLS]add[ARGS]{"a": "',
+    "json": '[{"parameters": {"a": "',
+    "openai": "<|channel|>final<|message|>",
+    "qwen3_coder": "<function=add>",
+    "deepseek_v3": f"{CALL}function<｜tool▁sep｜>",
+    "deepseek_v31": f'{CALL}add<｜tool▁sep｜>{{"a": "',
+}
+
+
+def written_begins(name: str) -> str:
+    """The beginning of a call with a text that does not end."""
+    text = answer(name, [("get_weather", {"city": "x"})])
+    return text[: text.index("x", text.index("city")) + 1]
+
+
+@pytest.mark.parametrize(
+    "name", [*long(BEGINS), *claimed(sorted({*ROWS} - {*BEGINS, "kimi_k3"}))]
+)
 def test_cost_is_linear(name: str) -> None:
     """Four times the text takes about four times as long, one character at a time."""
-    begins = {
-        "hermes": '<tool_call>{"arguments": {"a": "',
-        "llama3_json": '{"name": "add", "parameters": {"a": "',
-        "mistral": '[TOOL_CALLS]add[ARGS]{"a": "',
-        "json": '[{"parameters": {"a": "',
-        "openai": "<|channel|>final<|message|>",
-        "qwen3_coder": "<function=add>",
-        "deepseek_v3": f"{CALL}function<｜tool▁sep｜>",
-        "deepseek_v31": f'{CALL}add<｜tool▁sep｜>{{"a": "',
-    }
 
     def seconds(size: int) -> float:
         one = parser(name)
         start = time.process_time()
-        one.push(begins[name])
+        one.push(BEGINS[name] if name in BEGINS else written_begins(name))
         for _ in range(size):
             one.push("x ")
         one.push("", final=True)

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.tools.forms import Callee, Calling
+from minfer.effects.text.tools.argument_forms import Callee
+from minfer.effects.text.tools.argument_rules import ArgumentRules
+from minfer.effects.text.tools.forms import Calling
+from minfer.effects.text.tools.marker_rules import MarkerRules
+from minfer.effects.text.tools.table import TOOLS
 from minfer.effects.text.tools.tag_forms import tag_form
 from tests.effects.text.tools.test_forms import vocabulary
 from tests.effects.text.tools.test_qwen_coder import call
@@ -31,6 +35,15 @@ def takes(schema: dict[str, Any], *values: tuple[str, str]) -> bool:
         format="qwen3_coder", callees=(callee,), must=True, token=lambda _: None
     )
     return vocabulary(marked=False).takes(call("f", *values), calling)
+
+
+def form(name: str, schema: dict[str, Any], *, lenient: bool = False) -> ArgumentRules:
+    written = TOOLS["qwen3_coder"].written
+    assert written is not None
+    marks = MarkerRules.of((), lambda _: None)
+    return tag_form(
+        name, 0, json.dumps(schema), marks, written.parameter, lenient=lenient
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +98,7 @@ def test_any_object_has_any_parameters() -> None:
 )
 def test_what_cannot_be_enforced(schema: dict[str, Any], says: str) -> None:
     with pytest.raises(GrammarError, match=says):
-        tag_form("f", 0, json.dumps({"type": "object", **schema}))
+        form("f", {"type": "object", **schema})
 
 
 def test_a_lenient_form_leaves_that_free() -> None:
@@ -102,5 +115,5 @@ def test_a_lenient_form_leaves_that_free() -> None:
 
 @pytest.mark.parametrize("schema", [{"required": ["a"]}, {"properties": {"a>b": {}}}])
 def test_a_lenient_form_of_no_names_takes_any(schema: dict[str, Any]) -> None:
-    text = json.dumps({"type": "object", **schema})
-    assert tag_form("f", 0, text, lenient=True).body == "tagged_any"
+    made = form("f", {"type": "object", **schema}, lenient=True)
+    assert made.body == "tagged_any"

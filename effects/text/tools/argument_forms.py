@@ -1,0 +1,41 @@
+"""Grammars of the arguments of one call, in the notation of its format."""
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.tools.argument_rules import ArgumentRules
+from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.gemma import GemmaCalls
+from minfer.effects.text.tools.gemma_forms import gemma_form
+from minfer.effects.text.tools.marker_rules import MarkerRules
+from minfer.effects.text.tools.python_calls import PythonCalls
+from minfer.effects.text.tools.python_forms import python_form
+from minfer.effects.text.tools.tag_forms import tag_form
+from minfer.effects.text.tools.tags import Tags
+
+
+@frozen
+class Callee:
+    """A tool that may be called, and the schema of its arguments, as text."""
+
+    name: str
+    schema: str
+    lenient: bool = False  # parts of the schema that cannot be enforced are left free
+
+
+def argument_form(
+    form: Format, marks: MarkerRules, callee: Callee, number: int
+) -> ArgumentRules:
+    """The rules of the arguments of a tool of this number. Raises GrammarError for a
+    schema that cannot be enforced.
+    """
+    where, schema, lenient = callee.name, callee.schema, callee.lenient
+    match form.dialect:
+        case Tags():
+            around = form.written.parameter if form.written is not None else ""
+            return tag_form(where, number, schema, marks, around, lenient=lenient)
+        case PythonCalls():
+            return python_form(where, number, schema, lenient=lenient)
+        case GemmaCalls(quote=quote):
+            return gemma_form(where, number, schema, marks, quote, lenient=lenient)
+    return ArgumentRules(json_rule(schema))

@@ -1,0 +1,115 @@
+"""What grammars of arguments share: the rules, and the properties of a schema."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.tools.offered import resolve
+
+DEFINITIONS: Final = ("$defs", "definitions")
+SAID: Final = frozenset({"title", "description", "default", "examples", "$comment"})
+_OBJECT: Final = SAID | {"type", "properties", "required", "additionalProperties"}
+
+
+@frozen
+class ArgumentRules:
+    """The grammar of one tool's arguments."""
+
+    body: str  # of a rule
+    rules: tuple[str, ...] = ()  # that it needs
+    shared: tuple[str, ...] = ()  # likewise, and other tools do, too
+
+
+@frozen
+class Property:
+    """A property of an object."""
+
+    key: str
+    schema: Any
+    required: bool
+
+
+def properties_of(
+    where: str,
+    schema: Mapping[str, Any],
+    not_in_keys: frozenset[str],
+    *,
+    lenient: bool,
+) -> list[Property] | None:
+    """The properties of an object; None if it may have any. Raises GrammarError for what
+    cannot be enforced; with `lenient`, that is left free as far as it can be.
+    """
+    odd = sorted(schema.keys() - _OBJECT.union(DEFINITIONS))
+    if odd and not lenient:
+        raise GrammarError(f"{where}: {odd[0]!r} cannot be enforced in this format")
+    properties = schema.get("properties", {})
+    required = schema.get("required", ())
+    if unknown := [key for key in required if key not in properties]:
+        reason = f"{unknown[0]!r} is required, and not among the properties"
+        raise GrammarError(f"{where}: {reason}, which cannot be enforced in this format")
+    if not properties and schema.get("additionalProperties") is not False:
+        return None
+    for key in properties:
+        if set(key) & not_in_keys:
+            raise GrammarError(f"{where}: {key!r} cannot be a name in this format")
+    return [Property(key, one, key in required) for key, one in properties.items()]
+
+
+def separated(
+    name: str, parts: Sequence[tuple[str, bool]], separator: str
+) -> ArgumentRules:
+    """Parts in their order with a separator between two, each with whether it is
+    required: the others may be left out. The rules are named after `name`.
+    """
+    rules, firsts = [], []
+    for at, (part, required) in enumerate(parts):
+        more = f"{separator} {part}" if required else f"({separator} {part})?"
+        rules.append(f"{name}_from_{at}: {more} {name}_from_{at + 1}")
+    rules.append(f'{name}_from_{len(parts)}: ""')
+    for at, (part, required) in enumerate(parts):
+        firsts.append(f"{part} {name}_from_{at + 1}")
+        if required:
+            break
+    else:
+        firsts.append('""')
+    return ArgumentRules(f"({' | '.join(firsts)})", tuple(rules))
+
+
+def json_value(schema: Any, root: Mapping[str, Any]) -> str:
+    """A rule of a JSON value that matches a schema within `root`."""
+    shared = {name: root[name] for name in DEFINITIONS if name in root}
+    whole = {**shared, **schema} if isinstance(schema, Mapping) else schema
+    return json_rule(json.dumps(whole))
+
+
+def listed_texts(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
+    """The only texts that are allowed, if they are enumerated."""
+    one = resolve(schema, root)
+    if not isinstance(one, Mapping) or not one.keys() & {"enum", "const"}:
+        return None
+    values = one.get("enum", [one.get("const")])
+    return [value for value in values if isinstance(value, str)]
+
+
+def branches(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
+    """A schema, or its alternatives."""
+    one = resolve(schema, root)
+    several = one.get("anyOf") if isinstance(one, Mapping) else None
+    if several is None:
+        yield one
+        return
+    for part in several:
+        yield resolve(part, root)
+
+
+def is_free_text(schema: Any) -> bool:
+    """Whether any text matches."""
+    if not isinstance(schema, Mapping):
+        return schema is True
+    kinds = schema.get("type", "string")
+    text = "string" in (kinds if isinstance(kinds, list) else [kinds])
+    return text and not schema.keys() - SAID - {"type"}

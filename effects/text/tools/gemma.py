@@ -1,0 +1,171 @@
+"""Calls of Gemma: `<|tool_call>call:NAME{city:<|"|>Zürich<|"|>,days:3}<tool_call|>`.
+
+Arguments are like JSON, but strings are between markers of their own, and keys are bare.
+They are sent as they come.
+"""
+
+import re
+from functools import partial
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.calls import (
+    any_name,
+    emit,
+    skip_stray,
+    start,
+    value,
+)
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    run,
+    space,
+    until,
+)
+from minfer.effects.text.tools.tag_values import begun_json, json_of, quoted
+
+_CALL: Final = "call:"
+_NAME: Final = re.compile(r"[\w.:/-]*")
+_KEY: Final = re.compile(r"[^:{}\[\],<\"]*")
+_WORD: Final = re.compile(r"[^,{}\[\]<\"]*")
+_DEEP: Final = 64  # levels of objects and lists
+
+
+@frozen(kw_only=True)
+class GemmaCalls:
+    """A format whose calls are Gemma's."""
+
+    call: str
+    ends: str
+    quote: str  # the marker around strings
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The marker that begins a call."""
+        return (self.call,)
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:  # noqa: ARG002 - of all readers
+        """Read a whole answer."""
+
+        def body(marker: str) -> Reading[bool]:
+            yield from repeats(source, marker)
+            return (yield from self._call(source, out))
+
+        yield from sections(source, out, self.opens, body, closes=(self.ends,))
+
+    def _call(self, source: Source, out: DeltaWriter) -> Reading[bool]:
+        """Take a call, up to its end; returns whether there is nothing else."""
+        if not (yield from ahead(source, [_CALL])):
+            return False
+        source.take(len(_CALL))
+        name = yield from run(source, _NAME)
+        if not name or not any_name(name) or (yield from char(source)) != "{":
+            return False
+        source.take(1)
+        start(source, out, name)
+        whole = yield from self._object(source, out, _DEEP)
+        if not out.end(whole=whole) or not whole:
+            return False
+        source.keep()
+        yield from skip_stray(source)
+        if (yield from ahead(source, [self.ends])):
+            source.take(len(self.ends))
+            return True
+        return not (yield from char(source))
+
+    def _object(self, source: Source, out: DeltaWriter, levels: int) -> Reading[bool]:
+        """Take the rest of an object; returns whether it is complete."""
+        emit(source, out, "{")
+        first = True
+        while not (yield from self._closes(source, out, "}")):
+            if not first and not (yield from self._comma(source, out)):
+                return False
+            first = False
+            key = yield from self._key(source)
+            if key is None or (yield from char(source)) != ":":
+                return False
+            source.take(1)
+            emit(source, out, f"{quoted(key)}: ")
+            if not (yield from self._value(source, out, levels)):
+                return False
+        return True
+
+    def _list(self, source: Source, out: DeltaWriter, levels: int) -> Reading[bool]:
+        """Take the rest of a list; returns whether it is complete."""
+        emit(source, out, "[")
+        first = True
+        while not (yield from self._closes(source, out, "]")):
+            if not first and not (yield from self._comma(source, out)):
+                return False
+            first = False
+            if not (yield from self._value(source, out, levels)):
+                return False
+        return True
+
+    def _closes(self, source: Source, out: DeltaWriter, end: str) -> Reading[bool]:
+        """Take the end of an object or list, if it comes next."""
+        yield from space(source)
+        if (yield from char(source)) != end:
+            return False
+        source.take(1)
+        emit(source, out, end)
+        return True
+
+    def _comma(self, source: Source, out: DeltaWriter) -> Reading[bool]:
+        if (yield from char(source)) != ",":
+            return False
+        source.take(1)
+        yield from space(source)
+        emit(source, out, ", ")
+        return True
+
+    def _key(self, source: Source) -> Reading[str | None]:
+        """Take the name of a value, bare or in quotes."""
+        if (yield from ahead(source, [self.quote])):
+            source.take(len(self.quote))
+            parts: list[str] = []
+            end = yield from until(source, [self.quote], parts.append)
+            return "".join(parts) if end else None
+        quote = '"' if (yield from char(source)) == '"' else ""
+        source.take(len(quote))
+        key = yield from run(source, _KEY)
+        if quote and (yield from char(source)) == quote:
+            source.take(1)
+        return key.strip() or None
+
+    def _value(self, source: Source, out: DeltaWriter, levels: int) -> Reading[bool]:
+        """Take a value, and emit it as JSON; returns whether it is complete."""
+        yield from space(source)
+        if (yield from ahead(source, [self.quote])):
+            source.take(len(self.quote))
+            emit(source, out, '"')
+            end = yield from until(
+                source, [self.quote], lambda text: emit(source, out, quoted(text)[1:-1])
+            )
+            emit(source, out, '"' if end else "")
+            return bool(end)
+        match (yield from char(source)):
+            case '"':
+                return (yield from value(source, partial(emit, source, out)))
+            case "{" if levels:
+                source.take(1)
+                return (yield from self._object(source, out, levels - 1))
+            case "[" if levels:
+                source.take(1)
+                return (yield from self._list(source, out, levels - 1))
+        word = yield from run(source, _WORD)
+        if not (yield from char(source)):
+            emit(source, out, begun_json(word))
+            return False
+        if not word.strip():
+            return False
+        emit(source, out, json_of(word))
+        return True

@@ -1,0 +1,135 @@
+"""Grammars of arguments in Gemma's notation that match a schema:
+`{city:<|"|>Zürich<|"|>,days:3}`.
+
+Properties come in the schema's order. A text is any, or one of an enumeration; other
+keywords for texts, lists and nested objects cannot be enforced here.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import define, field
+
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.grammar_text import quote
+from minfer.effects.text.tools.argument_rules import (
+    SAID,
+    ArgumentRules,
+    branches,
+    is_free_text,
+    json_value,
+    listed_texts,
+    properties_of,
+    separated,
+)
+from minfer.effects.text.tools.marker_rules import MarkerRules
+from minfer.effects.text.tools.offered import may_be_text, resolve
+
+_NOT_IN_KEYS: Final = frozenset(':,{}[]<>"\n')
+_DEEP: Final = 8  # levels of objects and lists whose schemas are followed
+_ANY: Final = "gemma_any"
+_ANY_OBJECT: Final = "gemma_object"
+_TEXT: Final = "gemma_text"
+_LIST: Final = SAID | {"type", "items"}
+
+
+def gemma_form(
+    name: str,
+    number: int,
+    schema: str,
+    marks: MarkerRules,
+    quote_mark: str,
+    *,
+    lenient: bool = False,
+) -> ArgumentRules:
+    """The arguments of the tool of this number. Raises GrammarError for a schema that
+    cannot be enforced; with `lenient`, that part is left free.
+    """
+    root = json.loads(schema)
+    builder = _Builder(f"gemma_{number}", root, marks.rule(quote_mark), lenient)
+    body = builder.object(root, name, 0)
+    return ArgumentRules(body, tuple(builder.rules), _shared(marks, quote_mark))
+
+
+def _shared(marks: MarkerRules, quote_mark: str) -> tuple[str, ...]:
+    """The rules of any value."""
+    items = f'({_ANY} ("," {_ANY})*)?'
+    pairs = '(gemma_pair ("," gemma_pair)*)?'
+    plain = json_value({"type": ["number", "boolean", "null"]}, {})
+    return (
+        *marks.ending("gemma_string_end", quote_mark),
+        f"{_TEXT}: {marks.rule(quote_mark)} gemma_string_end",
+        f'gemma_pair: /[A-Za-z0-9_ .-]+/ ":" {_ANY}',
+        f'{_ANY_OBJECT}: "{{" {pairs} "}}"',
+        f'{_ANY}: {_TEXT} | {_ANY_OBJECT} | "[" {items} "]" | {plain}',
+    )
+
+
+@define
+class _Builder:
+    """Makes the rules of one tool."""
+
+    prefix: str
+    root: Mapping[str, Any]
+    quote_mark: str  # as a part of a rule
+    lenient: bool
+    rules: list[str] = field(factory=list)
+
+    def object(self, schema: Mapping[str, Any], where: str, level: int) -> str:
+        """The body of a rule of an object."""
+        try:
+            properties = properties_of(where, schema, _NOT_IN_KEYS, lenient=self.lenient)
+        except GrammarError:
+            if not self.lenient:
+                raise
+            properties = None
+        if properties is None:
+            return _ANY_OBJECT
+        parts = []
+        for one in properties:
+            value = self.value(one.schema, f"{where}.{one.key}", level + 1)
+            rule = self._rule(f"{quote(f'{one.key}:')} {value}")
+            parts.append((rule, one.required))
+        form = separated(f"{self.prefix}_{len(self.rules)}", parts, quote(","))
+        self.rules += form.rules
+        return f'"{{" {form.body} "}}"'
+
+    def value(self, schema: Any, where: str, level: int) -> str:
+        """The body of a rule of a value."""
+        ways = [self._way(one, where, level) for one in branches(schema, self.root)]
+        return f"({' | '.join(dict.fromkeys(ways))})"
+
+    def _way(self, schema: Any, where: str, level: int) -> str:
+        one = resolve(schema, self.root)
+        kind = one.get("type") if isinstance(one, Mapping) else None
+        if kind == "object" and level < _DEEP:
+            return self._rule(self.object(one, where, level))
+        if kind == "array" and level < _DEEP:
+            if not self.lenient and (odd := sorted(one.keys() - _LIST)):
+                raise GrammarError(
+                    f"{where}: {odd[0]!r} cannot be enforced in this format"
+                )
+            item = self._rule(self.value(one.get("items", True), where, level + 1))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if may_be_text(one, self.root):
+            return self._text(one, where)
+        if kind in ("object", "array") or not isinstance(one, Mapping):
+            return _ANY
+        return json_value(one, self.root)
+
+    def _text(self, schema: Any, where: str) -> str:
+        texts = listed_texts(schema, self.root)
+        if texts is not None:
+            either = " | ".join(map(quote, texts))
+            return f"{self.quote_mark} ({either}) {self.quote_mark}"
+        if isinstance(schema, Mapping) and schema.get("type") == "string":
+            if not self.lenient and not is_free_text(schema):
+                raise GrammarError(f"{where}: a text cannot be bound in this format")
+            return _TEXT
+        return _ANY
+
+    def _rule(self, body: str) -> str:
+        name = f"{self.prefix}_rule_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name

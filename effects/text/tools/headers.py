@@ -1,0 +1,167 @@
+"""Calls whose name is in a header, before the JSON object of their arguments.
+
+    [TOOL_CALLS]NAME[ARGS]{...}
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>...
+
+A header is a pattern in which `{name}` is the call's name, `{id}` any word and `{index}`
+a number; white space in it may be any. Some formats have several.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import zip_longest
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.text.tools.calls import (
+    any_name,
+    calls,
+    skip_stray,
+    stream_arguments,
+)
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    run,
+    space,
+)
+
+_LONGEST: Final = 256  # characters of a header
+_FENCE: Final = re.compile("`")
+_FENCES: Final = re.compile("`*")
+_LISTS: Final = ("[", "{")  # beginnings of calls as objects
+_FIELDS: Final = {
+    "{name}": r"(?P<name>[\w.:/-]+?)",
+    "{id}": r"[\w.:/-]*?",
+    "{index}": r"[0-9]+",
+}
+
+
+@define(frozen=True, slots=False, kw_only=True)
+class Headers:
+    """A format whose calls have a header and JSON."""
+
+    call: str  # the marker before each call
+    heads: tuple[str, ...]  # between that marker and the arguments
+    ends: str = ""  # the marker after each call
+    group: str = ""  # the marker before all calls
+    group_ends: str = ""
+    lists: bool = False  # there may be a list of objects in place of a header
+    offered: bool = False  # only names of the request's tools are names
+    others: tuple[str, ...] = field(default=())  # markers within headers
+    # The first call may lack the marker: it is at the end of the prompt.
+    begun: bool = False
+    drops: tuple[str, ...] = ()  # markers around an answer
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The markers that begin calls."""
+        return (self.group, self.call) if self.group else (self.call,)
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+
+        def body(marker: str) -> Reading[bool]:
+            return (yield from self._calls(source, out, tools, marker))
+
+        if self.begun:
+            yield from self._first(source, out, tools)
+        closes = [one for one in (self.ends, self.group_ends, *self.others) if one]
+        yield from sections(
+            source, out, self.opens, body, closes=closes, drops=self.drops
+        )
+
+    def _first(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Take a call at the beginning, whose marker may be in the prompt."""
+        begun = [one.removeprefix(self.call) for one in self.drops]
+        if word := (yield from ahead(source, begun)):
+            source.take(len(word))
+            out.mark()
+            return
+        source.keep()
+        yield from self._call(source, out, tools)
+        left = source.kept()
+        out.content(left)
+
+    def _calls(
+        self, source: Source, out: DeltaWriter, tools: Offered, marker: str
+    ) -> Reading[bool]:
+        """Take calls up to their common end; returns whether there is nothing else."""
+        if marker == self.group:
+            yield from repeats(source, marker)
+            if not (yield from ahead(source, [self.call])):
+                return False
+            source.take(len(self.call))
+        while (yield from self._call(source, out, tools)):
+            source.keep()
+            if not self.group_ends:
+                return True
+            yield from space(source)
+            after = yield from ahead(source, [self.call, self.group_ends])
+            source.take(len(after))
+            if after != self.call:
+                return after == self.group_ends or not (yield from char(source))
+        return False
+
+    def _call(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[bool]:
+        """Take one call, up to its end; returns whether it is complete."""
+        yield from repeats(source, self.call)
+        if self.lists and (yield from char(source)) in _LISTS:
+            whole = yield from calls(source, out)
+        else:
+            name = yield from self._name(source)
+            known = name in tools.names if self.offered else any_name(name)
+            if not name or not known:
+                return False
+            whole = yield from stream_arguments(source, out, name)
+        if not whole:
+            return False
+        yield from skip_stray(source)
+        if any(map(_FENCE.search, self.heads)):
+            yield from run(source, _FENCES)
+            yield from space(source)
+        if self.ends and (yield from ahead(source, [self.ends])):
+            source.take(len(self.ends))
+            return True
+        return not self.group_ends or not (yield from char(source))
+
+    def _name(self, source: Source) -> Reading[str]:
+        """Take a header; returns the name in it, or an empty string if it is none."""
+        while True:
+            brace = source.text.find("{", source.at)
+            if brace >= 0:
+                found = (
+                    one.fullmatch(source.text, source.at, brace) for one in self._patterns
+                )
+                match = next(filter(None, found), None)
+                source.take(brace - source.at if match else 0)
+                return match["name"] if match else ""
+            if source.ended or len(source.text) - source.at > _LONGEST:
+                return ""
+            yield
+
+    @cached_property
+    def _patterns(self) -> list[re.Pattern[str]]:
+        return [_pattern(head, self.others) for head in self.heads]
+
+
+def _pattern(head: str, markers: Sequence[str]) -> re.Pattern[str]:
+    """A header as a pattern; markers may be repeated."""
+    parts = re.split("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    words = re.findall("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    written = [r"\s*"]
+    for text, word in zip_longest(parts, words, fillvalue=""):
+        written += [rf"{re.escape(piece)}\s*" for piece in text.split()]
+        if word in _FIELDS:
+            written.append(rf"{_FIELDS[word]}\s*")
+        elif word:
+            written.append(rf"(?:{re.escape(word)}\s*)+")
+    return re.compile("".join(written))

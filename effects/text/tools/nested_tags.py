@@ -1,0 +1,161 @@
+"""Calls of MiniMax M3: arguments are tags by their names, and lists and objects are tags
+in tags; a token comes before each.
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="NAME">]<]minimax[>[<city>Zürich]<]minimax[>[</city>
+    ]<]minimax[>[<days>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</days>...
+
+(without the line breaks before the token). A value that has tags in it is a list if these
+are items, and an object else; other values are text, unless the schema says otherwise.
+"""
+
+import re
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.calls import any_name, emit, start
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    repeats,
+    run,
+    space,
+    until,
+)
+from minfer.effects.text.tools.tag_values import begun_json, json_of, quoted
+
+_NAME: Final = re.compile(r"[^<>\[\]/\s\"]*")
+_ITEM: Final = "item"
+_DEEP: Final = 64  # levels of objects and lists
+
+
+@frozen(kw_only=True)
+class NestedTags:
+    """A format whose arguments are tags in tags, each after a token."""
+
+    mark: str  # the text of the token
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The markers that begin calls."""
+        return (f"{self.mark}<tool_call>", self._invoke)
+
+    @property
+    def _invoke(self) -> str:
+        return f'{self.mark}<invoke name="'
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        return (f"{self.mark}</invoke>", f"{self.mark}</tool_call>")
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+
+        def body(marker: str) -> Reading[bool]:
+            return (yield from self._calls(source, out, tools, marker))
+
+        yield from sections(
+            source, out, self.opens, body, closes=self._ends, strays=False
+        )
+
+    def _calls(
+        self, source: Source, out: DeltaWriter, tools: Offered, marker: str
+    ) -> Reading[bool]:
+        """Take the calls of a group; returns whether there is nothing else."""
+        end_of_call, end_of_group = self._ends
+        if marker != self._invoke:
+            yield from repeats(source, marker)
+            if not (yield from ahead(source, [self._invoke])):
+                return False
+            source.take(len(self._invoke))
+        while True:
+            name = yield from run(source, _NAME)
+            if not name or not any_name(name) or not (yield from ahead(source, ['">'])):
+                return False
+            source.take(2)
+            start(source, out, name)
+            whole = yield from self._members(source, out, tools, (name, ""), end_of_call)
+            if not out.end(whole=whole) or not whole:
+                return False
+            source.keep()
+            yield from space(source)
+            after = yield from ahead(source, [self._invoke, end_of_group])
+            source.take(len(after))
+            if after != self._invoke:
+                return True
+
+    def _members(
+        self,
+        source: Source,
+        out: DeltaWriter,
+        tools: Offered,
+        path: tuple[str, str],
+        end: str,
+        levels: int = _DEEP,
+    ) -> Reading[bool]:
+        """Take the tags up to an end, and emit them as an object, or as a list if they
+        are items; returns whether they are complete.
+        """
+        begun, closes = "{", "{}"
+        while True:
+            yield from space(source)
+            if (yield from ahead(source, [end])):
+                source.take(len(end))
+                emit(source, out, closes)
+                return True
+            key = yield from self._tag(source)
+            if not key or not levels:
+                return False
+            if begun == "{" and key == _ITEM and path[1]:
+                begun = "["
+            listed = begun == "[" or closes == "]"
+            emit(source, out, begun if listed else f"{begun}{quoted(key)}: ")
+            begun, closes = ", ", "]" if listed else "}"
+            if not (yield from self._value(source, out, tools, path, key, levels)):
+                return False
+
+    def _tag(self, source: Source) -> Reading[str]:
+        """Take an opening tag; returns the name in it, or an empty string."""
+        opens = f"{self.mark}<"
+        if not (yield from ahead(source, [opens])):
+            return ""
+        source.take(len(opens))
+        name = yield from run(source, _NAME)
+        if not name or not (yield from ahead(source, [">"])):
+            return ""
+        source.take(1)
+        return name
+
+    def _value(
+        self,
+        source: Source,
+        out: DeltaWriter,
+        tools: Offered,
+        path: tuple[str, str],
+        key: str,
+        levels: int,
+    ) -> Reading[bool]:
+        """Take a value and its closing tag; returns whether it is complete."""
+        name, above = path
+        here = (name, f"{above}/{key}" if above else key)
+        end = f"{self.mark}</{key}>"
+        next_tag = yield from ahead(source, [f"{self.mark}</", f"{self.mark}<"])
+        if next_tag == f"{self.mark}<":
+            return (yield from self._members(source, out, tools, here, end, levels - 1))
+        if here not in tools.typed:
+            emit(source, out, '"')
+            marker = yield from until(
+                source, [end], lambda text: emit(source, out, quoted(text)[1:-1])
+            )
+            emit(source, out, '"' if marker else "")
+            return bool(marker)
+        parts: list[str] = []
+        marker = yield from until(source, [end], parts.append)
+        text = "".join(parts)
+        emit(source, out, json_of(text) if marker else begun_json(text))
+        return bool(marker)

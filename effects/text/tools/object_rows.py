@@ -1,0 +1,136 @@
+"""Formats of tool calls as JSON objects, in Python's notation, and Gemma's."""
+
+from typing import Final
+
+from attrs import evolve
+
+from minfer.effects.text.tools.format import Format, Written
+from minfer.effects.text.tools.gemma import GemmaCalls
+from minfer.effects.text.tools.objects import Objects
+from minfer.effects.text.tools.python_calls import PythonCalls
+from minfer.effects.text.tools.thinking import COHERE_AROUND
+
+OBJECT: Final = '{"name": "{name}", "arguments": {arguments}}'
+PARAMETERS: Final = '{"name": "{name}", "parameters": {arguments}}'
+
+
+def listed_form(begins: str, ends: str) -> Written:
+    """Calls as a list of objects."""
+    return Written(begins=f"{begins}[", call=OBJECT, between=", ", ends=f"]{ends}")
+
+
+def listed(opens: str, closes: str, *signs: tuple[str, ...]) -> Format:
+    """A format that has all calls as a list between two markers."""
+    return Format(
+        dialect=Objects(opens=(opens,), closes=closes),
+        written=listed_form(opens, closes),
+        markers=(opens, closes),
+        signs=signs or ((opens,),),
+    )
+
+
+def each(
+    opens: str, closes: str, gap: str = "\n", *signs: tuple[str, ...], pad: str = "\n"
+) -> Format:
+    """A format that has each call between two markers."""
+    return Format(
+        dialect=Objects(opens=(opens,), closes=closes),
+        written=Written(call=f"{opens}{pad}{OBJECT}{pad}{closes}", between=gap),
+        markers=(opens, closes),
+        signs=signs or ((opens,),),
+    )
+
+
+def command() -> Format:
+    """Cohere's format of models with tokens for it."""
+    begins, ends = "<|START_ACTION|>", "<|END_ACTION|>"
+    call = '{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}'
+    return Format(
+        dialect=Objects(opens=(begins,), closes=ends, drops=COHERE_AROUND),
+        written=Written(
+            begins=f"{begins}[\n    ", call=call, between=",\n    ", ends=f"\n]{ends}"
+        ),
+        markers=(begins, ends, *COHERE_AROUND),
+        signs=((begins,),),
+    )
+
+
+def command_r() -> Format:
+    """Cohere's format before its models had tokens for it."""
+    begins = "Action:\n```json\n"
+    call = '{\n        "tool_name": "{name}",\n        "parameters": {arguments}\n    }'
+    return Format(
+        dialect=Objects(opens=(begins, "Action: ```json\n"), closes="```"),
+        written=Written(
+            begins=f"{begins}[\n    ", call=call, between=",\n    ", ends="\n]```"
+        ),
+        signs=(("Action:", "tool_name"),),
+    )
+
+
+def gemma(call: str, ends: str, quote: str) -> Format:
+    """Gemma's format, with markers of a call and the one around strings."""
+    return Format(
+        dialect=GemmaCalls(call=call, ends=ends, quote=quote),
+        written=Written(call=f"{call}call:{{name}}{{arguments}}{ends}"),
+        markers=(call, ends, quote),
+        signs=((call,),),
+    )
+
+
+def python(opens: str, closes: str, *signs: tuple[str, ...], bare: bool) -> Format:
+    """A format in Python's notation; `bare`, its markers may be missing."""
+    begins, ends = ("[", "]") if bare else (f"{opens}[", f"]{closes}")
+    markers = [one for one in (opens, closes) if one]
+    return Format(
+        dialect=PythonCalls(
+            opens=tuple(markers[:1]), closes=tuple(markers[1:]), bare=bare
+        ),
+        written=Written(
+            begins=begins, call="{name}({arguments})", between=", ", ends=ends
+        ),
+        markers=tuple(markers),
+        signs=signs,
+    )
+
+
+def followed(marker: str, *signs: tuple[str, ...]) -> Format:
+    """A format that has all calls as a list after a marker."""
+    return Format(
+        dialect=Objects(opens=(marker,)),
+        written=listed_form(marker, ""),
+        markers=(marker,),
+        signs=signs or ((marker,),),
+    )
+
+
+def gigachat() -> Format:
+    """GigaChat's format, newer and older."""
+    form = followed(
+        "<|function_call|>", ("<|function_call|>",), ("function call", "<|role_sep|>")
+    )
+    opens = ("<|function_call|>", "function call<|role_sep|>\n")
+    written = Written(call=f"<|function_call|>{OBJECT}", between=None)
+    return evolve(form, dialect=Objects(opens=opens), written=written)
+
+
+def minimax_m1() -> Format:
+    """MiniMax M1's format: an object on each line."""
+    form = listed(
+        "<tool_calls>", "</tool_calls>", ("<beginning_of_sentence>", "<tool_calls>")
+    )
+    written = Written(begins="<tool_calls>\n", call=f"{OBJECT}\n", ends="</tool_calls>")
+    return evolve(form, written=written)
+
+
+def bare(call: str, *signs: tuple[str, ...], tag: str = "") -> Format:
+    """A format whose answers may begin with calls, without a marker."""
+    return Format(
+        dialect=Objects(opens=(tag,) if tag else (), bare=True),
+        written=Written(call=call, between="; ", optional=tag)
+        if tag
+        else Written(call=call, begins="[", between=", ", ends="]", lone=True),
+        markers=(tag,) if tag else (),
+        signs=signs,
+        specific=bool(tag),
+    )

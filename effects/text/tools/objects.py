@@ -1,0 +1,100 @@
+"""Calls as JSON objects: `{"name": ..., "arguments": {...}}`, one, several or a list.
+
+With both markers there may be text around calls, and between two markers there may be
+several objects, or lists of them. With the first marker alone, calls are followed by any
+text. Without markers, an answer that begins with an object or a list may also be JSON
+that the user requested: so it is a call only if it has the name of a tool of the request,
+and arguments. Such calls are separated by `;` or `,`, or by nothing.
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.calls import Accept, any_name, calls, skip_stray
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    space,
+)
+
+_BEGIN: Final = ("{", "[")
+_BETWEEN: Final = (";", ",")  # what models write between calls
+
+
+@frozen(kw_only=True)
+class Objects:
+    """A format whose calls are JSON objects."""
+
+    opens: tuple[str, ...] = ()  # markers, any of which begins calls
+    closes: str = ""  # the marker that ends them
+    bare: bool = False  # an answer may begin with calls, without a marker
+    drops: tuple[str, ...] = ()  # markers around an answer
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+        if self.bare:
+            yield from _several(source, out, tools.names.__contains__)
+        if not self.opens:
+            yield from rest(source, out)
+            return
+
+        def body(marker: str) -> Reading[bool]:
+            yield from repeats(source, marker)
+            if self.closes:
+                return (yield from self._between(source, out))
+            yield from _several(source, out, any_name, source.kept(), bare=True)
+            source.keep()
+            return True
+
+        closes = (self.closes,) if self.closes else ()
+        yield from sections(
+            source, out, self.opens, body, closes=closes, drops=self.drops
+        )
+
+    def _between(self, source: Source, out: DeltaWriter) -> Reading[bool]:
+        """Take calls up to the closing marker; returns whether there is nothing else."""
+        while (yield from calls(source, out)):
+            source.keep()
+            yield from space(source)
+            if (yield from ahead(source, [self.closes])):
+                source.take(len(self.closes))
+                return True
+            if not (yield from char(source)):
+                return True  # the marker is missing
+        return False
+
+
+def _several(
+    source: Source,
+    out: DeltaWriter,
+    accept: Accept,
+    begun: str = "",
+    *,
+    bare: bool = False,
+) -> Reading[None]:
+    """Take calls as long as there are any. Other text, after `begun`, is content."""
+    source.keep(begun)
+    yield from space(source)
+    while (yield from char(source)) in _BEGIN:
+        whole = yield from calls(source, out, accept, bare=bare)
+        if not whole:
+            break
+        yield from skip_stray(source)
+        source.keep()
+        if (yield from char(source)) in _BETWEEN:
+            source.take(1)
+            yield from space(source)
+    out.content(source.kept())
+
+
+def rest(source: Source, out: DeltaWriter) -> Reading[None]:
+    """Take the rest of the text as content."""
+    while (yield from char(source)):
+        out.content(source.take(len(source.text)))

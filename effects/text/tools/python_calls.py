@@ -1,0 +1,185 @@
+"""Calls in Python's notation: `[get_weather(city="Zürich", days=3), now()]`.
+
+Arguments have names. Each is sent once it is complete: it is a value that Python can
+write and JSON has, or JSON. Without markers, calls are at the beginning of the answer and
+have the names of tools of the request.
+"""
+
+import re
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.calls import Accept, any_name, emit, start
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.objects import rest
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.python_values import literal_json
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    repeats,
+    run,
+    space,
+)
+from minfer.effects.text.tools.tag_values import begun_json, quoted
+
+_NAME: Final = re.compile(r"[\w.-]*")
+_KEY: Final = re.compile(r"\w*")
+_PLAIN: Final = re.compile(r"[^'\"()\[\]{},]*")  # outside of strings
+_OPENS, _CLOSES, _QUOTES = "([{", ")]}", "'\""
+_WITHIN: Final = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in _QUOTES}
+_BETWEEN: Final = (",", ";")
+
+
+@frozen(kw_only=True)
+class PythonCalls:
+    """A format whose calls are Python's."""
+
+    opens: tuple[str, ...] = ()  # markers, any of which begins calls
+    closes: tuple[str, ...] = ()  # markers, any of which ends them
+    bare: bool = False  # an answer may begin with calls, without a marker
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+        if self.bare:
+            source.keep()
+            yield from _calls(source, out, tools.names.__contains__)
+            out.content(source.kept())
+        if not self.opens:
+            yield from rest(source, out)
+            return
+
+        def body(marker: str) -> Reading[bool]:
+            yield from repeats(source, marker)
+            if not (yield from _calls(source, out, any_name)):
+                return False
+            yield from space(source)
+            if self.closes:
+                closes = yield from ahead(source, self.closes)
+                source.take(len(closes))
+                return bool(closes) or not (yield from char(source))
+            return True
+
+        yield from sections(source, out, self.opens, body, closes=self.closes)
+
+
+def _calls(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
+    """Take calls, in brackets or not; returns whether all are complete."""
+    yield from space(source)
+    listed = (yield from char(source)) == "["
+    source.take(listed)
+    while True:
+        yield from space(source)
+        if not (yield from _call(source, out, accept)):
+            return False
+        yield from space(source)
+        after = yield from char(source)
+        if after in _BETWEEN and after:
+            source.take(1)
+        elif after == "]" and listed:
+            source.take(1)
+            source.keep()
+            return True
+        elif (
+            listed
+            or not _NAME.match(after)
+            or listed
+            or not after
+            or not _NAME.fullmatch(after)
+        ):
+            return not listed
+
+
+def _call(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
+    """Take a call, and emit it; returns whether it is complete."""
+    name = yield from run(source, _NAME)
+    if not name or not accept(name) or (yield from char(source)) != "(":
+        return False
+    source.take(1)
+    yield from space(source)
+    key = "" if (yield from char(source)) == ")" else (yield from _key(source))
+    if not key and (yield from char(source)) != ")":
+        return False
+    start(source, out, name)
+    whole = yield from _arguments(source, out, key)
+    if out.end(whole=whole) and whole:
+        source.keep()
+    return whole
+
+
+def _arguments(source: Source, out: DeltaWriter, key: str) -> Reading[bool]:
+    """Take arguments, the first of which is `key`; returns whether they are complete."""
+    begun = "{"
+    while key:
+        emit(source, out, f"{begun}{quoted(key)}: ")
+        begun = ", "
+        text = yield from _value(source)
+        if not (yield from char(source)):
+            emit(source, out, begun_json(text.lstrip(_QUOTES)))
+            return False
+        if (value := literal_json(text)) is None:
+            return False
+        emit(source, out, value)
+        if (yield from char(source)) == ",":
+            source.take(1)
+            yield from space(source)
+        key = "" if (yield from char(source)) == ")" else (yield from _key(source))
+    if (yield from char(source)) != ")":
+        return False
+    source.take(1)
+    emit(source, out, "{}" if begun == "{" else "}")
+    return True
+
+
+def _key(source: Source) -> Reading[str]:
+    """Take the name of an argument and `=`; returns the name, or an empty string."""
+    key = yield from run(source, _KEY)
+    yield from space(source)
+    if (yield from char(source)) != "=":
+        return ""
+    source.take(1)
+    return key
+
+
+def _value(source: Source) -> Reading[str]:
+    """Take a value, up to what follows it, or to the end; returns its text."""
+    parts: list[str] = []
+    depth = 0
+    while True:
+        parts.append((yield from run(source, _PLAIN)))
+        mark = yield from char(source)
+        if not mark or (depth == 0 and mark in (",", *_CLOSES)):
+            return "".join(parts).strip()
+        source.take(1)
+        parts.append(mark)
+        depth += (mark in _OPENS) - (mark in _CLOSES)
+        if mark in _QUOTES:
+            parts.append((yield from _string(source, mark)))
+
+
+def _string(source: Source, quote: str) -> Reading[str]:
+    """Take the rest of a string; line breaks in it become escapes."""
+    if (yield from ahead(source, [quote * 2])):
+        source.take(2)
+        parts = [quote * 2]
+        end = quote * 3
+    else:
+        parts, end = [], quote
+    while True:
+        parts.append((yield from run(source, _WITHIN[quote])))
+        mark = yield from char(source)
+        if not mark:
+            return "".join(parts)
+        if (yield from ahead(source, [end])):
+            parts.append(source.take(len(end)))
+            return "".join(parts)
+        source.take(1)
+        if mark == "\\":
+            parts.append(mark)
+            mark = yield from char(source)
+            source.take(1)
+        parts.append("\\n" if mark == "\n" and len(end) == 1 else mark)

@@ -1,0 +1,61 @@
+"""Grammars of arguments in Python's notation, `city="Zürich", days=3`, that match a
+schema.
+
+They come in the schema's order. True, False and None are Python's words; other values are
+JSON, which Python reads, too.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.grammar_text import json_rule, quote
+from minfer.effects.text.tools.argument_rules import (
+    ArgumentRules,
+    json_value,
+    properties_of,
+    separated,
+)
+from minfer.effects.text.tools.offered import resolve
+
+# Characters that no name of an argument has; there are more, which are no problem here.
+_NOT_IN_KEYS: Final = frozenset(" -=()[]{},.\"'\n")
+_ANY: Final = "python_any"
+_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
+
+
+def python_form(
+    name: str, number: int, schema: str, *, lenient: bool = False
+) -> ArgumentRules:
+    """The arguments of the tool of this number. Raises GrammarError for a schema that
+    cannot be enforced; with `lenient`, that part is left free.
+    """
+    item = f"/[A-Za-z_][A-Za-z0-9_]*/ {quote('=')} {json_rule('{}')}"
+    shared = (f'{_ANY}: (python_item (", " python_item)*)?', f"python_item: {item}")
+    root = json.loads(schema)
+    try:
+        properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
+    except GrammarError:
+        if not lenient:
+            raise
+        properties = None
+    if properties is None:
+        return ArgumentRules(_ANY, (), shared)
+    parts, rules = [], []
+    for at, one in enumerate(properties):
+        rule = f"python_{number}_{at}"
+        rules.append(f"{rule}: {quote(f'{one.key}=')} {_value(one.schema, root)}")
+        parts.append((rule, one.required))
+    form = separated(f"python_{number}", parts, quote(", "))
+    return ArgumentRules(form.body, (*rules, *form.rules), shared)
+
+
+def _value(schema: Any, root: Mapping[str, Any]) -> str:
+    """A rule of a value."""
+    one = resolve(schema, root)
+    kind = one.get("type") if isinstance(one, Mapping) else None
+    words = _WORDS.get(kind) if isinstance(kind, str) else None
+    if words and not one.keys() & {"enum", "const"}:
+        return f"({' | '.join(map(quote, words))})"
+    return json_value(schema, root)

@@ -1,0 +1,220 @@
+"""Answers of checkpoints that describe them: the `response_template` of transformers.
+
+It is a table of regions, each with what opens and what closes it, and how its text is
+parsed. transformers checks it and parses regions, and is imported only for such
+checkpoints; regions are found here, because a closing marker may be within a value: a
+region whose text cannot be parsed goes on to the next marker, and if none helps it stays
+text, as it was written. Other text is content. Calls are emitted once they are complete.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Any, Final
+
+from attrs import define, field
+
+from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.source import Reading, Source
+from minfer.effects.text.tools.tag_values import json_of
+
+RESPONSE: Final = "response_template"  # the name of the format
+_REASONING: Final = frozenset({"thinking", "reasoning", "reasoning_content"})
+_CALLS: Final = "tool_calls"
+_TOKEN: Final = re.compile(r"<[^<>\s]{1,40}>")
+_MAX_CLOSES: Final = 64  # that are tried for one region
+
+
+class ResponseTemplateError(ValueError):
+    """A checkpoint's response_template cannot be used."""
+
+
+@define
+class _Found:
+    """What opens or closes a region, where it was found."""
+
+    field: Any  # transformers' record of the region
+    match: Any  # of the `regex` library
+    opens: bool
+
+
+@lru_cache(maxsize=16)
+def load(text: str) -> Any:
+    """transformers' record of a template, which is JSON here. Raises
+    ResponseTemplateError.
+    """
+    try:
+        from transformers.utils.chat_parsing.response_templates import (
+            load_response_template,
+        )
+
+        made = load_response_template(json.loads(text))
+    except Exception as error:  # of an older transformers, and whatever it raises
+        reason = f"the checkpoint's response_template cannot be used: {error}"
+        raise ResponseTemplateError(reason) from error
+    if made.implicit == _CALLS:
+        reason = "calls without a marker are not supported"
+        raise ResponseTemplateError(f"the checkpoint's response_template: {reason}")
+    return made
+
+
+def markers_of(text: str) -> tuple[str, ...]:
+    """The texts of a template that may be special tokens."""
+    fields = json.loads(text)["fields"].values()
+    literals = [one.get(key, ()) for one in fields for key in ("open", "close")]
+    listed = [[one] if isinstance(one, str) else one for one in literals]
+    tokens = _TOKEN.findall(text.replace("\\\\", "").replace('\\"', '"'))
+    return tuple(dict.fromkeys([*chain.from_iterable(listed), *tokens]))
+
+
+def begun_answer(text: str, prompt: str) -> str:
+    """The part of the answer at the end of a prompt; empty if it does not show."""
+    ends = [match.end() for match in load(text).start_anchor_re.finditer(prompt)]
+    return prompt[ends[-1] :] if ends else ""
+
+
+@define
+class ResponseReader:
+    """The reader of one template's answers; the template is JSON."""
+
+    text: str
+    opens: Sequence[str] = field(default=())
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+        template = load(self.text)
+        fields = template.fields.values()
+        implicit = template.fields.get(template.implicit)
+        watched = [(one, one.open_re, True) for one in fields if one.open_re is not None]
+        if implicit is not None and implicit.close_re is not None:
+            watched.append((implicit, implicit.close_re, False))
+        emit = _emitter(template.implicit or "", out)
+        while (found := (yield from _until(source, watched, emit))) is not None:
+            if found.opens and found.field.name == _CALLS:
+                yield from _read_calls(source, out, tools, found)
+                continue
+            out.mark()
+            if found.opens:
+                yield from _read_text(source, out, found.field)
+
+
+def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
+    return out.reasoning if name in _REASONING else out.content
+
+
+def _read_text(source: Source, out: DeltaWriter, region: Any) -> Reading[None]:
+    """Take a region of text, up to its end."""
+    closes = [] if region.close_re is None else [(region, region.close_re, False)]
+    yield from _until(source, closes, _emitter(region.name, out))
+    out.mark()
+
+
+def _read_calls(
+    source: Source, out: DeltaWriter, tools: Offered, opening: _Found
+) -> Reading[None]:
+    """Take a region of calls; if no closing marker makes it one, it stays text."""
+    region = opening.field
+    closes = [] if region.close_re is None else [(region, region.close_re, False)]
+    source.keep(opening.match[0])
+    parts: list[str] = []
+    for _ in range(_MAX_CLOSES):
+        found = yield from _until(source, closes, parts.append)
+        captures = opening.match.groupdict()
+        if found is not None:
+            captures |= found.match.groupdict()
+        calls = _calls_of(region, "".join(parts), captures)
+        if calls:
+            for name, arguments in calls:
+                out.start(name)
+                out.arguments(_typed(name, arguments, tools))
+                out.end(whole=True)
+            source.kept()
+            return
+        if found is None:
+            break
+        parts.append(found.match[0])
+    out.content(source.kept())
+
+
+def _calls_of(
+    region: Any, text: str, captures: Mapping[str, Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The names and arguments of the calls in a region; empty if it cannot be parsed."""
+    from transformers.utils.chat_parsing.content_parsers import process_field
+
+    known = {name: value for name, value in captures.items() if value is not None}
+    try:
+        value = process_field(text, region, known)
+        return [*map(_call, value if isinstance(value, list) else [value])]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _call(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """The name and arguments of a call. Raises ValueError, KeyError or TypeError."""
+    function = value.get("function", value) if isinstance(value, Mapping) else {}
+    name, arguments = function["name"], function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, Mapping):
+        raise TypeError("arguments must be an object")
+    if not isinstance(name, str) or not name or not any_name(name):
+        raise TypeError("a name must be one that a tool can have")
+    return name, arguments
+
+
+def _typed(name: str, arguments: Mapping[str, Any], tools: Offered) -> str:
+    """Arguments as JSON; those that are text but cannot be, by their schema, are what the
+    text says.
+    """
+    return f"{{{', '.join(_members(name, arguments, tools))}}}"
+
+
+def _members(name: str, arguments: Mapping[str, Any], tools: Offered) -> Iterator[str]:
+    dumps = partial(json.dumps, ensure_ascii=False)
+    for key, value in arguments.items():
+        text = dumps(value)
+        if isinstance(value, str) and (name, key) in tools.typed:
+            text = json_of(value)
+        elif value == "null" and (name, key) in tools.nullable:
+            text = "null"
+        yield f"{dumps(key)}: {text}"
+
+
+def _until(
+    source: Source,
+    watched: Sequence[tuple[Any, Any, bool]],
+    emit: Callable[[str], None],
+) -> Reading[_Found | None]:
+    """Take text and emit it, up to the first match of these patterns; take that, too.
+    Returns it, or None at the end. A match at the end of the text may become longer.
+    """
+    while True:
+        found: _Found | None = None
+        held = len(source.text)
+        for region, pattern, opens in watched:
+            match = pattern.search(source.text, source.at, partial=not source.ended)
+            if match is None or (source.ended and match.start() == match.end()):
+                continue
+            grows = match.partial or match.end() == len(source.text)
+            if grows and not source.ended:
+                held = min(held, match.start())
+            elif found is None or _order(match) < _order(found.match):
+                found = _Found(region, match, opens)
+        if found is not None and found.match.start() < held:
+            emit(source.take(found.match.start() - source.at))
+            source.take(len(found.match[0]))
+            return found
+        emit(source.take(held - source.at))
+        if source.ended:
+            return None
+        yield
+
+
+def _order(match: Any) -> tuple[int, int]:
+    """Earlier matches come first, and of these the longer one."""
+    return match.start(), -match.end()

@@ -1,0 +1,48 @@
+"""The loop that all formats with markers share: text, a group of calls, text."""
+
+from collections.abc import Callable, Sequence
+
+from minfer.effects.text.tools.calls import behind
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.source import Reading, Source, until
+
+Body = Callable[[str], Reading[bool]]
+
+
+def sections(
+    source: Source,
+    out: DeltaWriter,
+    opens: Sequence[str],
+    body: Body,
+    *,
+    closes: Sequence[str] = (),
+    drops: Sequence[str] = (),
+    strays: bool = True,
+) -> Reading[None]:
+    """Read the rest of an answer.
+
+    `body` takes the text after a marker of `opens`, which it gets; it returns whether all
+    of it was calls. If not, the source keeps what belongs to none, which stays text.
+    Markers of `closes` that come once more after a call, and those of `drops`, are left
+    out; and so are `strays`, brackets that close nothing, after a wrong call.
+    """
+    marker = ""
+    outside = [*opens, *drops]
+    while marker := marker or (yield from until(source, outside, out.content)):
+        if marker not in opens:
+            out.mark()
+            marker = ""
+            continue
+        source.keep(marker)
+        before = out.calls
+        whole = yield from body(marker)
+        left = source.kept()
+        marker = ""
+        called = out.calls > before
+        outside = [*opens, *drops, *(closes if called else ())]
+        if called and not whole:
+            marker = yield from behind(
+                source, out, left, [*opens, *closes], strays=strays
+            )
+        elif not whole:
+            out.content(left)

@@ -1,0 +1,129 @@
+"""Values of parameters in tags, as JSON."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.json_scanner import JsonScanner
+from minfer.effects.text.tools.python_values import as_json
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    space,
+    until,
+)
+
+_WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
+_NULL: Final = "null"
+Emit = Callable[[str], None]
+
+
+@frozen(kw_only=True)
+class ValueEnds:
+    """What may come after a value."""
+
+    sure: tuple[str, ...]
+    # These are only the end if one of `follow` comes next, or the end of the text: else
+    # they are part of the value.
+    unsure: tuple[str, ...]
+    follow: tuple[str, ...]
+
+    def read(self, source: Source, emit: Emit) -> Reading[str]:
+        """Take a value and emit it; returns the tag after it."""
+        while True:
+            marker = yield from until(source, [*self.sure, *self.unsure], emit)
+            if marker not in self.unsure:
+                return marker
+            gap = yield from space(source)
+            after = yield from char(source)
+            if not after or (yield from ahead(source, self.follow)):
+                return marker
+            emit(marker + gap)
+
+
+TakeValue = Callable[[Source, DeltaWriter, ValueEnds], Reading[str]]
+
+
+def text_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+    """Take a value that is text; returns the tag after it."""
+    out.arguments('"')
+    marker = yield from ends.read(source, lambda text: out.arguments(_inner(text)))
+    if marker:
+        out.arguments('"')
+    return marker
+
+
+def nullable_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+    """Take a value that is text, or null; returns the tag after it."""
+    text = ""
+    open_string = False
+
+    def emit(part: str) -> None:
+        nonlocal text, open_string
+        text += part if not open_string else ""
+        if open_string:
+            out.arguments(_inner(part))
+        elif not _NULL.startswith(text):
+            open_string = True
+            out.arguments(quoted(text)[:-1])
+
+    marker = yield from ends.read(source, emit)
+    if not open_string:
+        whole = _NULL if text == _NULL else quoted(text)
+        out.arguments(whole if marker else quoted(text)[:-1])
+    elif marker:
+        out.arguments('"')
+    return marker
+
+
+def typed_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
+    """Take a value that is no text; returns the tag after it."""
+    parts: list[str] = []
+    marker = yield from ends.read(source, parts.append)
+    value = "".join(parts)
+    out.arguments(
+        json_of(value)
+        if marker
+        else begun_json(without_begun(value, (*ends.sure, *ends.unsure)))
+    )
+    return marker
+
+
+def without_begun(text: str, tags: Sequence[str]) -> str:
+    """A text without an incomplete tag at its end."""
+    at = text.rfind("<")
+    begun = at >= 0 and any(tag.strip().startswith(text[at:]) for tag in tags)
+    return text[:at] if begun else text
+
+
+def json_of(value: str) -> str:
+    """A value as JSON: it is that, or Python's notation, or else text."""
+    text = value.strip()
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.end()
+    if scanner.done and end == len(text):
+        return scanner.taken()
+    return _WORDS.get(text.lower()) or as_json(text) or quoted(value)
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _inner(text: str) -> str:
+    return quoted(text)[1:-1]
+
+
+def begun_json(value: str) -> str:
+    """An incomplete value, as the beginning of JSON."""
+    text = value.strip()
+    scanner = JsonScanner()
+    begins = scanner.feed(text) == len(text)
+    return scanner.taken() if begins else quoted(value)[:-1]

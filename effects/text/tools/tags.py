@@ -1,0 +1,269 @@
+"""Calls in tags, with the bare text of each parameter.
+
+    <tool_call>                      <tool_call>NAME
+    <function=NAME>                  <arg_key>KEY</arg_key>
+    <parameter=KEY>                  <arg_value>VALUE</arg_value>
+    VALUE                            </tool_call>
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is text, which is sent as it comes, unless its schema, or the tag itself, requires
+another type: then it is JSON, or Python's notation of it, once it is complete; if it is
+neither it is text. A text that may be null by its schema is null if it is the word.
+Models leave tags out: the first one, if the name is that of a tool, and closing ones.
+Text between parameters, where there should be none, is content after the call.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from html import unescape
+from typing import Final
+
+from attrs import define
+
+from minfer.effects.text.tools.calls import any_name, skip_stray
+from minfer.effects.text.tools.delta_writer import DeltaWriter
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.sections import sections
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    repeats,
+    run,
+    space,
+    until,
+)
+from minfer.effects.text.tools.tag_values import (
+    TakeValue,
+    ValueEnds,
+    nullable_value,
+    quoted,
+    text_value,
+    typed_value,
+    without_begun,
+)
+
+_NAME: Final = re.compile(r"[^<>{}\[\]|\s\"]*")
+_FIELDS: Final = {
+    "{name}": "",
+    "{key}": r"(?P<key>.*?)",
+    "{string}": r"(?P<string>\w*)",
+    "{type}": r"(?P<type>\w*)",
+    "{index}": "[0-9]*",
+}
+_FIELD: Final = re.compile("|".join(map(re.escape, _FIELDS)))
+_NO_ARGUMENTS: Final = "{}"
+_TAG: Final = re.compile("<[^<>{}]*>")
+_TEXTS: Final = ("true", "string")  # what attributes say of a text
+
+
+@define(frozen=True, slots=False, kw_only=True)
+class Tags:
+    """A format whose calls are in tags."""
+
+    function: str  # the tag of a call, with {name}
+    parameter: str  # the tag before a value, with {key}, and {string} or {type}
+    parameter_ends: str
+    function_ends: str = ""
+    group: tuple[str, ...] = ()  # tags before calls, any of them
+    group_ends: tuple[str, ...] = ()
+    breaks: bool = False  # one line break belongs to each tag around a value
+    escaped: bool = False  # keys are escaped as in HTML
+    drops: tuple[str, ...] = ()  # markers around an answer
+
+    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+        """Read a whole answer."""
+
+        def body(marker: str) -> Reading[bool]:
+            return (yield from self._calls(source, out, tools, marker))
+
+        yield from sections(
+            source, out, self.opens, body, closes=self._closing, drops=self.drops
+        )
+
+    @cached_property
+    def opens(self) -> tuple[str, ...]:
+        """The markers that begin calls."""
+        return (*self.group, *filter(None, [self._function[0]]))
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The tags that have no fields in them."""
+        texts = (self.function, self.parameter, self.parameter_ends, self.function_ends)
+        pieces = [piece for text in texts for piece in _FIELD.split(text)]
+        return tuple(dict.fromkeys(tag for one in pieces for tag in _TAG.findall(one)))
+
+    @cached_property
+    def _function(self) -> tuple[str, str]:
+        """The tag of a call before and after its name."""
+        before, _, after = self.function.partition("{name}")
+        return before, after
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        """The tags after which there are no more parameters."""
+        return (*filter(None, [self.function_ends]), *self.group_ends)
+
+    @cached_property
+    def _closing(self) -> tuple[str, ...]:
+        return (self.parameter_ends, *self._ends)
+
+    @cached_property
+    def _begins_value(self) -> str:
+        """The beginning of a parameter's tag."""
+        return self.parameter[: self.parameter.index("{")]
+
+    @cached_property
+    def _key(self) -> tuple[str, re.Pattern[str]]:
+        """The end of a parameter's tag, and the pattern between beginning and end."""
+        return _rest_of_tag(self.parameter[len(self._begins_value) :])
+
+    @cached_property
+    def _value_ends(self) -> ValueEnds:
+        """What may come after a value: a text may have any tag in it, so that a closing
+        one counts if what follows it is right; and others may be missing.
+        """
+        function = [f"\n{self.function_ends}\n{one}" for one in self.group_ends]
+        return ValueEnds(
+            sure=(
+                *([f"\n{self.parameter_ends}"] if self.breaks else []),
+                f"\n{self._begins_value}",
+                *(function if self.function_ends else []),
+            ),
+            unsure=(
+                self.parameter_ends,
+                *(() if self.function_ends else self.group_ends),
+            ),
+            follow=(self._begins_value, *self._closing, *self.opens),
+        )
+
+    def _calls(
+        self, source: Source, out: DeltaWriter, tools: Offered, marker: str
+    ) -> Reading[bool]:
+        """Take the calls of a group, or one; returns whether there is nothing else."""
+        grouped = marker in self.group
+        before, after = self._function
+        if grouped:
+            yield from repeats(source, marker)
+            if before and not (yield from ahead(source, [before])):
+                return False
+            source.take(len(before))
+        while True:
+            name = yield from run(source, _NAME)
+            empty = yield from self._is_empty(source, after)
+            if not empty and not (yield from self._tag_ends(source, after)):
+                return False
+            if not (name in tools.names or (grouped and any_name(name))) or not name:
+                return False
+            out.start(name)
+            if empty:
+                out.arguments(_NO_ARGUMENTS)
+                end = self.function_ends if out.end(whole=True) else None
+            else:
+                end = yield from self._arguments(source, out, name, tools)
+            if end is None:
+                return False
+            source.keep()
+            if not (yield from self._another(source, end)):
+                return True
+
+    def _is_empty(self, source: Source, after: str) -> Reading[bool]:
+        """Take the end of a tag that is a whole call, `/>`, if it is one."""
+        if not after or "{" in after:
+            return False
+        end = yield from ahead(source, [f"{after[:-1]}/>", after])
+        source.take(len(end) if end != after else 0)
+        return bool(end) and end != after
+
+    def _tag_ends(self, source: Source, after: str) -> Reading[bool]:
+        """Take what comes after the name in the tag of a call; returns whether it is
+        right.
+        """
+        if not after:
+            yield from space(source)
+            return bool((yield from ahead(source, [self._begins_value, *self._ends])))
+        if "{" in after:
+            last, pattern = _rest_of_tag(after)
+            parts: list[str] = []
+            marker = yield from until(source, [last, *self._ends], parts.append)
+            return marker == last and bool(pattern.fullmatch("".join(parts)))
+        right = yield from ahead(source, [after])
+        source.take(len(right))
+        return bool(right)
+
+    def _another(self, source: Source, end: str) -> Reading[bool]:
+        """Take what follows a call; returns whether that begins one more in its group."""
+        before = self._function[0]
+        if end and end not in self.group_ends:
+            yield from skip_stray(source)
+            wanted = [*self.group_ends, *filter(None, [before])]
+            after = yield from ahead(source, wanted)
+            source.take(len(after))
+            if after and after == before:
+                return True
+        yield from skip_stray(source)
+        return False
+
+    def _arguments(
+        self, source: Source, out: DeltaWriter, name: str, tools: Offered
+    ) -> Reading[str | None]:
+        """Take parameters and emit them as an object, up to the end of a call; returns
+        the tag there, or None if the call was not emitted.
+        """
+        begun = "{"
+        odd: list[str] = []
+        within = (self._begins_value, *self._ends)
+        last, pattern = self._key
+        marker = yield from until(source, within, odd.append)
+        while marker.endswith(self._begins_value):
+            parts: list[str] = []
+            marker = yield from until(source, [last, *self._ends], parts.append)
+            tag = pattern.fullmatch("".join(parts)) if marker == last else None
+            if tag is None:
+                odd += [self._begins_value, *parts, *([last] if marker == last else ())]
+            else:
+                if self.breaks and (yield from ahead(source, ["\n"])):
+                    source.take(1)
+                key = unescape(tag["key"]) if self.escaped else tag["key"]
+                out.arguments(f"{begun}{quoted(key)}: ")
+                begun = ", "
+                take = _value_of(tag.groupdict(), (name, key), tools)
+                marker = yield from take(source, out, self._value_ends)
+            if marker.endswith(self.parameter_ends) or marker == last:
+                marker = yield from until(source, within, odd.append)
+        if marker:
+            out.arguments(_NO_ARGUMENTS if begun == "{" else "}")
+        if not out.end(whole=bool(marker)):
+            return None
+        out.content(without_begun("".join(odd).strip(), (*within, self.parameter_ends)))
+        return marker
+
+
+def _value_of(
+    attributes: Mapping[str, str], parameter: tuple[str, str], tools: Offered
+) -> TakeValue:
+    """The reader of a value: by the attributes of its tag, or by its schema."""
+    stated = attributes.get("string", attributes.get("type"))
+    if stated is not None:
+        return text_value if stated in _TEXTS else typed_value
+    if parameter in tools.typed:
+        return typed_value
+    return nullable_value if parameter in tools.nullable else text_value
+
+
+def _rest_of_tag(text: str) -> tuple[str, re.Pattern[str]]:
+    """The last part of a tag whose beginning was read, and the pattern before that."""
+    last = text[text.rindex("}") + 1 :].split()[-1]
+    text = text.removesuffix(last)
+    literals = map(_joined, _FIELD.split(text))
+    fields = [_FIELDS[name] for name in _FIELD.findall(text)]
+    pattern = "".join(a + b for a, b in zip(literals, [*fields, ""], strict=True))
+    return last, re.compile(pattern, re.DOTALL)
+
+
+def _joined(text: str) -> str:
+    """A text as a pattern, with any white space where it has some."""
+    return r"\s*".join(map(re.escape, re.split(r"\s+", text)))

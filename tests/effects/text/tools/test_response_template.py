@@ -1,0 +1,191 @@
+"""Answers of checkpoints with a response_template, beside transformers' own parser."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from transformers.utils.chat_parsing import parse_response
+
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import NONE, UNKNOWN, Parsers, Parsing
+from minfer.effects.text.tools.response_template import RESPONSE
+from tests.effects.scripted import write_talker
+from tests.effects.text.tools.cuts import Found, cuts, fed, reported
+
+HERMES: Final[dict[str, Any]] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": ["<|im_end|>"]},
+    },
+}
+GEMMA: Final[dict[str, Any]] = {
+    "start_anchor": "<|turn>model\n",
+    "fields": {
+        "thinking": {"open": "<|channel>thought\n", "close": "<channel|>"},
+        "tool_calls": {
+            "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {
+                "unquoted_keys": True,
+                "string_delims": [['<|"|>', '<|"|>']],
+            },
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": ["<turn|>"]},
+    },
+}
+PYTHON: Final[dict[str, Any]] = {
+    "start_anchor": "assistant:",
+    "fields": {
+        "tool_calls": {
+            "open": "<|call|>",
+            "close": "<|end|>",
+            "content": "python-call-list",
+            "transform": {
+                "function": {"name": "{name}", "arguments": "{arguments}"},
+            },
+            "transform_each": True,
+        },
+        "content": {},
+    },
+}
+CALL: Final = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+GEMMA_CALL: Final = '<|tool_call>call:f{a:<|"|>x, y<|"|>,b:[1,{c:true}]}<tool_call|>'
+TYPED: Final = {"f": {"properties": {"a": {"type": "integer"}}}}
+
+
+def parsing(template: dict[str, Any], tools: Any = None, prompt: str = "") -> Parsing:
+    made = Parsers(RESPONSE, NONE, json.dumps(template)).parsing(tools or {}, prompt)
+    assert made is not None
+    return made
+
+
+def read(how: Parsing, text: str) -> Found:
+    first = fed(how.parser(), [text])
+    for pieces in cuts(text, 4):
+        assert fed(how.parser(), pieces) == first, pieces
+    assert fed(how.parser(streaming=False), [text]) == first
+    return reported(first)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (HERMES, "Hi."),
+        (HERMES, f"<think>Hm.</think>I look.{CALL}\n{CALL}"),
+        (HERMES, f"{CALL}<|im_end|>"),
+        (GEMMA, GEMMA_CALL * 2),
+        (GEMMA, f"<|channel>thought\nHm.<channel|>Hi.{GEMMA_CALL}"),
+        (PYTHON, "<|call|>[f(a=1, b='x'), g()]<|end|>"),
+    ],
+)
+def test_answers_are_what_transformers_makes_of_them(
+    template: dict[str, Any], text: str
+) -> None:
+    got = read(parsing(template, {"f": None}), text)
+    theirs = parse_response(text, template, prefix="")
+    calls = [one["function"] for one in theirs.get("tool_calls", [])]
+    assert got.parsed == [(one["name"], one["arguments"]) for one in calls]
+    assert got.content.strip() == theirs.get("content", "")
+    assert got.reasoning.strip() == theirs.get("thinking", "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a </tool_call> b", ["a </tool_call> b"]),
+        ("</tool_call>", ["</tool_call>"]),
+        ("<tool_call>", ["<tool_call>"]),
+    ],
+)
+def test_a_closing_marker_within_a_value(text: str, values: list[str]) -> None:
+    call = json.dumps({"name": "f", "arguments": {"a": text}})
+    got = read(parsing(HERMES), f"w1<tool_call>{call}</tool_call>w2")
+    assert [args["a"] for _, args in got.parsed] == values
+    assert got.content == "w1\n\nw2"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL[:-20],
+        "<tool_call>no</tool_call>",
+        "So: <tool_call> is a marker.",
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call> x',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>["f"]</tool_call>',
+        "<tool_call>" * 3,
+        "1 < 2 <tool_c",
+    ],
+)
+def test_what_is_no_call_stays_text_as_it_was_written(text: str) -> None:
+    got = read(parsing(HERMES), text)
+    assert (got.content, got.calls) == (text, [])
+
+
+def test_calls_within_reasoning_do_not_count() -> None:
+    got = read(parsing(HERMES), f"<think>{CALL}</think>Hi.")
+    assert (got.calls, got.content, got.reasoning) == ([], "Hi.", CALL)
+
+
+def test_reasoning_that_the_prompt_has_begun() -> None:
+    how = parsing(HERMES, prompt="<|im_start|>assistant\n<think>")
+    got = read(how, "Hm.</think>Hi.")
+    assert (got.reasoning, got.content) == ("Hm.", "Hi.")
+
+
+def test_texts_are_what_the_schema_requires() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": "5", "b": "5"}}</tool_call>'
+    assert read(parsing(HERMES, TYPED), call).parsed == [("f", {"a": 5, "b": "5"})]
+
+
+def test_special_tokens_of_the_template_are_seen() -> None:
+    assert {"<|im_end|>", "<tool_call>", "</think>"} <= set(parsing(HERMES).markers)
+    assert {'<|"|>', "<|tool_call>", "<turn|>"} <= set(parsing(GEMMA).markers)
+
+
+def described(tmp_path: Path, template: object) -> Tokenizer:
+    write_talker(tmp_path, "{{ tools }}<tool_call>")
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, "response_template": template}))
+    return Tokenizer(tmp_path)
+
+
+def test_a_checkpoints_own_template_comes_before_the_table(tmp_path: Path) -> None:
+    found = Parsers().settled_for(described(tmp_path, HERMES))
+    assert (found.tools, found.written) == (RESPONSE, "hermes")
+    assert json.loads(found.response) == HERMES
+    named = {"default": GEMMA, "other": HERMES}
+    found = Parsers().settled_for(described(tmp_path, named))
+    assert json.loads(found.response) == GEMMA
+    assert Parsers("mistral").settled_for(described(tmp_path, HERMES)).tools == "mistral"
+    assert Parsers(UNKNOWN, NONE) == Parsers(UNKNOWN, NONE).settled_for(
+        described(tmp_path, HERMES)
+    )
+
+
+@pytest.mark.parametrize("template", [{"fields": {}}, {"fields": {"x": {"open": "("}}}])
+def test_a_template_that_does_not_load_is_ignored(
+    tmp_path: Path, template: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "minfer.tools"):
+        found = Parsers().settled_for(described(tmp_path, template))
+    assert found.tools == "hermes"
+    assert "response_template cannot be used" in caplog.text

@@ -1,0 +1,157 @@
+"""Every format of the table: what it writes it reads, however the text is cut."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from minfer.effects.text.tools.formats import Parsers, Parsing
+from minfer.effects.text.tools.table import ALIASES, HARMONY, ROWS, TOOLS
+from minfer.effects.text.tools.tags import Tags
+from tests.circles import claimed, long
+from tests.effects.text.tools.cuts import Found, fed, reported
+from tests.effects.text.tools.samples import MARKERS, NASTY, WRITTEN, answer, schema
+
+FORMATS = (*WRITTEN, HARMONY)
+each = pytest.mark.parametrize("name", FORMATS)
+# Formats in which a text may have any marker: strings are in quotes.
+MARKED = [name for name in FORMATS if TOOLS[name].begins_with_marker]
+QUOTED = [name for name in FORMATS if not isinstance(TOOLS[name].dialect, Tags)]
+
+
+def parsing(name: str, *tools: Mapping[str, Any], reasoning: str = "none") -> Parsing:
+    offered = {f"f{i}.x" if i else "f": schema(tool) for i, tool in enumerate(tools)}
+    made = Parsers(name, reasoning).parsing(offered, "")
+    assert made is not None
+    return made
+
+
+def pieces(text: str, seed: int) -> Iterator[str]:
+    draw = random.Random(seed)
+    while text:
+        size = draw.choice((0, 1, 2, 3, 5, 20))
+        yield text[:size]
+        text = text[size:]
+
+
+def few_cuts(text: str) -> Iterator[Sequence[str]]:
+    """The text in characters, in about tokens, by chance, and in two at some borders."""
+    yield list(text)
+    yield [text[at : at + 4] for at in range(0, len(text), 4)]
+    for seed in range(3):
+        yield [*pieces(text, seed)]
+    for at in range(1, len(text), 1 + len(text) // 20):
+        yield [text[:at], text[at:]]
+
+
+def bare(name: str, text: str) -> str:
+    """A text without white space, and without the markers around answers."""
+    for marker in TOOLS[name].around:
+        text = text.replace(marker, "")
+    return "".join(text.split())
+
+
+def read(how: Parsing, text: str, *, every: bool = False) -> Found:
+    first = fed(how.parser(), [text])
+    borders = range(1, len(text)) if every else ()
+    for cut in [*few_cuts(text), *([text[:at], text[at:]] for at in borders)]:
+        assert fed(how.parser(), cut) == first, cut
+    assert fed(how.parser(streaming=False), [text]) == first
+    return reported(first)
+
+
+@each
+def test_nasty_arguments_come_back(name: str) -> None:
+    how = parsing(name, NASTY, {})
+    text = answer(name, [("f", NASTY)])
+    got = read(how, text)
+    assert got.parsed == [("f", NASTY)]
+    assert (got.content, got.reasoning, got.whole) == ("", "", [True])
+
+
+@pytest.mark.claimed
+@each
+def test_cuts_at_every_position_change_nothing(name: str) -> None:
+    some = {key: NASTY[key] for key in ("markup", "count", "object")}
+    text = answer(name, [("f", some), ("f1.x", {})])
+    got = read(parsing(name, some, {}), f"{text}", every=True)
+    assert got.parsed == [("f", some), ("f1.x", {})]
+
+
+@each
+def test_text_and_reasoning_around_calls(name: str) -> None:
+    some = {"markup": NASTY["markup"], "count": 3}
+    calls = answer(name, [("f", some), ("f1.x", {"flag": True})])
+    if name == HARMONY or not TOOLS[name].begins_with_marker:
+        return  # calls are at the beginning, or in messages
+    how = parsing(name, some, {"flag": True}, reasoning="think")
+    got = read(how, f"<think>Hm: {calls}</think>I look.\n{calls}\nDone.")
+    assert got.parsed == [("f", some), ("f1.x", {"flag": True})]
+    assert got.reasoning == f"Hm: {calls}"
+    assert got.content == "I look.\n\nDone."
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_strings_that_have_markers_in_them(name: str) -> None:
+    quote = getattr(TOOLS[name].dialect, "quote", None)
+    text = MARKERS.replace(quote, "") if quote else MARKERS
+    got = read(parsing(name, {"text": ""}), answer(name, [("f", {"text": text})]))
+    assert got.parsed == [("f", {"text": text})]
+
+
+@pytest.mark.parametrize("step", [*long([13]), *claimed([1])])
+@each
+def test_answers_that_break_off(name: str, step: int) -> None:
+    """No call is whole that is not, and no word of the answer is lost."""
+    arguments = {"first": "w1w w2w", "second": {"a": "w3w"}, "third": 4}
+    text = "w0w " * (name in MARKED) + answer(name, [("f", arguments)] * 2)
+    how = parsing(name, arguments)
+    for end in range(0, len(text), step):
+        cut = text[:end]
+        for streaming in (True, False):
+            got = reported(fed(how.parser(streaming=streaming), [cut]))
+            whole = [c for c, ok in zip(got.calls, got.whole, strict=True) if ok]
+            if name != HARMONY:  # a call without arguments looks like one that is cut
+                read_back = [json.loads(args) for _, args in whole]
+                assert read_back == [arguments] * len(whole)
+            emitted = got.content + "".join(map("".join, got.calls))
+            for word in ("w0w", "w1w", "w2w", "w3w"):
+                assert emitted.count(word) == cut.count(word), (cut, got)
+
+
+@pytest.mark.long
+@each
+def test_what_is_nearly_a_call_stays_text(name: str) -> None:
+    text = answer(name, [("f", {"first": "w1w", "second": 2})])
+    how = parsing(name, {"first": "", "second": 0})
+    draw = random.Random(name)
+    for _ in range(20):
+        at = draw.randrange(len(text))
+        broken = text[:at] + draw.choice(("", "w2w", "{", "}", "<", '"')) + text[at + 1 :]
+        got = reported(fed(how.parser(streaming=False), [broken]))
+        assert reported(fed(how.parser(streaming=False), list(broken))) == got
+        if not got.calls and name != HARMONY:
+            assert bare(name, got.content) == bare(name, broken)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_other_names_are_the_same_format(alias: str) -> None:
+    assert TOOLS[alias] is ROWS[ALIASES[alias]]
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"])
+def test_null_of_a_parameter_that_may_be_text(name: str) -> None:
+    maybe = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    tool = {"type": "object", "properties": {"a": maybe, "b": {"type": "string"}}}
+    made = Parsers(name, "none").parsing({"f": tool}, "")
+    assert made is not None
+    for text, value in (
+        ("null", None),
+        ("nullable", "nullable"),
+        ("nul", "nul"),
+        ("", ""),
+    ):
+        got = read(made, answer(name, [("f", {"a": text, "b": "null"})]))
+        assert got.parsed == [("f", {"a": value, "b": "null"})]
