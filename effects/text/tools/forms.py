@@ -23,11 +23,12 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
+from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.harmony_forms import Messages
-from minfer.effects.text.tools.tag_forms import SHARED, tag_form
+from minfer.effects.text.tools.tag_forms import SHARED, tag_form, text_form
 from minfer.effects.text.tools.thinking import Thinking
 
 OBJECT: Final = '{"type": "object"}'
@@ -42,12 +43,21 @@ _GAP: Final = r"GAP: /\n{0,2}/"  # after reasoning
 
 
 @frozen
+class TextArgument:
+    """The only argument of a tool: a text of a grammar."""
+
+    name: str
+    grammar: TextGrammar
+
+
+@frozen
 class Callee:
     """A tool that may be called, and the schema of its arguments, as text."""
 
     name: str
     schema: str
     lenient: bool = False  # parts of the schema that cannot be enforced are left free
+    text: TextArgument | None = None  # in place of the schema
 
 
 @frozen(kw_only=True)
@@ -106,9 +116,21 @@ def grammar(calling: Calling) -> str:
     around = () if form.whole else _answer(calling, form)
     lines = [*around, *form.rules, f"TEXT: /{TEXT}/"]
     for i, callee in enumerate(() if form.tagged else calling.callees):
-        lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
+        lines += _json_arguments(callee, i)
     # These texts mark llama.cpp's grammars. Here they can only be in strings.
     return "\n".join(lines).replace("::=", r"\u003a:=")
+
+
+def _json_arguments(callee: Callee, number: int) -> list[str]:
+    """The rules of a tool's arguments as JSON. Raises GrammarError."""
+    rule = f"arguments_{number}"
+    if callee.text is None:
+        return [f"{rule}: {json_rule(callee.schema)}"]
+    prefix = f"TEXT_{number}_"
+    head = quote(f'{{{json.dumps(callee.text.name)}: "')
+    tail = quote('"}')
+    terminals = callee.text.grammar.terminals(prefix, escaped=True)
+    return [f"{rule}: {head} {prefix}0 {tail}", *terminals]
 
 
 def with_reasoning(calling: Calling) -> str:
@@ -236,6 +258,8 @@ def _bare(calling: Calling) -> _Form:
 def _qwen_coder(calling: Calling) -> _Form:
     forms = [
         tag_form(callee.name, i, callee.schema, lenient=callee.lenient)
+        if callee.text is None
+        else text_form(i, callee.text.name, callee.text.grammar)
         for i, callee in enumerate(calling.callees)
     ]
     ways = [

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.tools import deepseek, harmony
 from minfer.effects.text.tools.formats import TOOLS
@@ -19,6 +20,7 @@ from minfer.effects.text.tools.forms import (
     OBJECT,
     Callee,
     Calling,
+    TextArgument,
     arguments_schema,
     grammar,
 )
@@ -243,6 +245,58 @@ def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
             assert not takes(f"{begun}\n\n{bad}", bound)
             assert takes(one, bound) is not opened
             assert takes(f"{begun}\n\nHi.", bound) is not must
+
+
+TEXTS: Final = (  # of a grammar: one that it allows, and one that it does not
+    (TextGrammar("regex", 'a"(?:\\n|b)+'), 'a"\n\nb', 'a"c'),
+    (TextGrammar("lark", 'start: line+\nline: "+" /.*/ "\\n"'), '+a\n+"\\\n', "+a\nb\n"),
+)
+
+
+def called_with(form: str, text: str, *, marked: bool) -> str:
+    """A call with this text."""
+    if form == "qwen3_coder":
+        return tagged("add", ("input", text))
+    one, _, _ = answers(form, marked=marked)
+    arguments = json.dumps({"input": text}, ensure_ascii=False)
+    return one.replace('{"a": 1}', arguments)
+
+
+@pytest.mark.long
+@both
+@each
+@pytest.mark.parametrize(("text", "right", "wrong"), TEXTS)
+def test_a_text_is_of_its_grammar(
+    form: str, marked: bool, text: TextGrammar, right: str, wrong: str
+) -> None:
+    takes = vocabulary(marked=marked).takes
+    callee = Callee("add", OBJECT, text=TextArgument("input", text))
+    bound = evolve(calling(form, must=marked), callees=(callee, NOW))
+    answer = called_with(form, right, marked=marked)
+    assert takes(answer, bound)
+    assert not takes(called_with(form, wrong, marked=marked), bound)
+    assert found(answer, form).parsed == [("add", {"input": right})]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("a <parameter=x>", True),
+        ("a\n</p>", True),
+        ("</parameter>", False),
+        ("a\n<parameter=x>", False),
+        ("a\n</function>\n</tool_call>", False),
+    ],
+)
+def test_a_text_before_a_tag_does_not_end_within(text: str, fits: bool) -> None:
+    """A reader takes the first tag for the end."""
+    grammar = TextGrammar("lark", "start: /(?s:.)*/")
+    callee = Callee("patch", OBJECT, text=TextArgument("input", grammar))
+    bound = evolve(calling("qwen3_coder"), callees=(callee,))
+    answer = tagged("patch", ("input", text))
+    assert vocabulary(marked=False).takes(answer, bound) == fits
+    read = found(answer, "qwen3_coder").parsed
+    assert (read == [("patch", {"input": text})]) == fits
 
 
 def test_any_object_may_be_the_arguments_of_a_tool_that_is_not_strict() -> None:
