@@ -12,7 +12,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from attrs import field, frozen
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    model_validator,
+)
 
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import (
@@ -326,29 +331,38 @@ class NamedFunction(TypedObject):
         return NamedTool(type="function", function=FunctionName(name=name))
 
 
+def _read_allowed(value: object) -> NamedFunction | HostedTool:
+    hosted = isinstance(value, dict) and value.get("type") in HOSTED
+    return (HostedTool if hosted else NamedFunction).model_validate(value)
+
+
+AllowedTool = Annotated[
+    NamedFunction | HostedTool,
+    BeforeValidator(_read_allowed, json_schema_input_type=NamedFunction | HostedTool),
+]
+
+
+def _without_hosted(tools: list[AllowedTool]) -> list[AllowedTool]:
+    return [tool for tool in tools if isinstance(tool, NamedFunction)]
+
+
 class AllowedFunctions(TypedObject):
     """Only these tools may be called, whichever are in the prompt."""
 
     kinds: ClassVar[tuple[str, ...]] = ("allowed_tools",)
     mode: Mode
-    tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_hosted_out(cls, given: Any) -> Any:
-        tools = given.get("tools") if isinstance(given, dict) else None
-        if not isinstance(tools, list):
-            return given
-        kept = [
-            tool
-            for tool in tools
-            if not (isinstance(tool, dict) and tool.get("type") in HOSTED)
-        ]
-        return {**given, "tools": kept}
+    tools: Annotated[
+        list[AllowedTool],
+        Few,
+        AfterValidator(_without_hosted),
+        Field(min_length=1),
+    ]
 
     def to_chat(self, tools: Sequence[FlatTool]) -> AllowedTools:
         """The tool choice in the form of a chat."""
-        named = [tool.to_chat(tools) for tool in self.tools]
+        named = [
+            tool.to_chat(tools) for tool in self.tools if isinstance(tool, NamedFunction)
+        ]
         return AllowedTools(
             type="allowed_tools",
             allowed_tools=AllowedToolList(mode=self.mode, tools=named),

@@ -34,6 +34,7 @@ from minfer.effects.serving.openai.response_tools import (
     FunctionChoice,
     HostedTool,
     NamedFunction,
+    NamespaceTool,
     ResponseTools,
     chat_choice,
     flatten,
@@ -225,7 +226,10 @@ class ResponsesBody(SampledBody):
                     message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
                     raise ApiError(f"{place}.type: {message}", f"{place}.type")
                 note_ignored(f"tools.{kind}")
-        if _ENCRYPTED in (self.include or ()) and not IS_INSTALLED:
+            spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]
+            if any(space.description and not space.tools for space in spaces):
+                note_ignored("tools.description")
+        if any(value != _ENCRYPTED or not IS_INSTALLED for value in self.include or ()):
             note_ignored("include")
 
     def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:

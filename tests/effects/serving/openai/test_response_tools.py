@@ -16,6 +16,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
+from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
@@ -235,6 +236,7 @@ def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
 
 RECURSIVE = 'start: "(" start? ")"'
 NAMED = {"type": "custom", "name": "patch"}
+NAMELESS = {"type": "function", "name": 5}
 WRITTEN = (  # a format, an input that it allows, and how one begins that it does not
     (custom("ab+", "regex"), "abbb", "xab"),
     (custom('"[^"]+"\\n', "regex"), '"a b"\n', 'a"'),
@@ -266,6 +268,42 @@ def test_a_custom_tool_keeps_to_its_grammar(
         found = server.post("responses", **fields).json()
     made = [item for item in found["output"] if item["type"] == "custom_tool_call"]
     assert not any(call["input"].startswith(wrong) for call in made)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"include": ["nonsense"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "web_search_call"]}, "include"),
+        ({"include": ["reasoning.encrypted_content"]}, None),
+        ({"tools": [{**SPACE, "tools": []}]}, "tools.description"),
+        ({"tools": [{**SPACE, "tools": [], "description": None}]}, None),
+    ],
+)
+def test_the_header_names_what_adds_nothing(
+    server: Serving, fields: dict[str, Any], name: str | None
+) -> None:
+    with script(server, ["Yes."]):
+        found = server.post("responses", model="tiny", input="hi", **fields)
+    assert found.status_code == 200, found.text
+    assert found.headers.get("x-minfer-ignored") == name
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
+def test_an_image_in_an_output_is_left_out(server: Serving, kind: str) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
+    given = {"arguments": "{}"} if kind == "function_call" else {"input": ""}
+    items = [
+        {"type": kind, "call_id": "c", "name": "run", **given},
+        {"type": f"{kind}_output", "call_id": "c", "output": [image]},
+        HI,
+    ]
+    assert OMITTED_IMAGE in prompt_of(server, input=items)
+    with script(server, ["Yes."]):
+        found = server.post("responses", model="tiny", input=items)
+    assert found.headers["x-minfer-ignored"] == "output.input_image"
+    data = json.dumps({"input": [{**HI, "content": [image]}]}).encode()
+    assert refused(ResponsesBody, data).param == "input[0].content[0].type"
 
 
 def test_text_before_a_call_is_free(server: Serving) -> None:
@@ -356,6 +394,28 @@ def test_a_grammar_that_is_too_large(server: Serving, tool: dict[str, Any]) -> N
             "input[0].input",
         ),
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, "tool_choice.type"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [HOSTED, {"type": "function", "name": "run"}, NAMELESS],
+                },
+            },
+            "tool_choice.tools[2].name",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [HOSTED],
+                },
+            },
+            "tool_choice.tools",
+        ),
     ],
 )
 def test_what_makes_no_sense(fields: dict[str, Any], param: str) -> None:
