@@ -12,7 +12,8 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
 from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.tools import deepseek, harmony
+from minfer.effects.text.grammars.schemas import check_schema
+from minfer.effects.text.tools import deepseek, forms, harmony
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (
     FORMS,
@@ -305,6 +306,24 @@ def test_any_object_may_be_the_arguments_of_a_tool_that_is_not_strict() -> None:
     assert takes(BAD, loose)
     assert not takes(STRANGE, loose)
     assert not takes(call("add", [1]), loose)
+
+
+def test_the_schema_of_an_agents_tool_is_checked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+
+    def check(text: str, param: str, *, lenient: bool = False) -> str:
+        checked.append(text)
+        return check_schema(text, param, lenient=lenient)
+
+    monkeypatch.setattr(forms, "check_schema", check)
+    parameters = {"properties": {"once": {"enum": [1, 2]}}}
+    results = {arguments_schema(parameters, "tools[0].parameters") for _ in range(3)}
+    assert (len(results), len(checked)) == (1, 1)
+    for _ in range(2):  # an error is not kept
+        with pytest.raises(GrammarError, match=r"tools\[1\].parameters"):
+            arguments_schema({"properties": {"a": {"if": {}}}}, "tools[1].parameters")
 
 
 def test_no_arguments_but_those_of_an_object() -> None:
