@@ -44,7 +44,7 @@ from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.effects.text.grammars.escaped_patterns import BracketError, check_brackets
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_terminals import TextGrammar
-from minfer.effects.text.tools.forms import TextArgument
+from minfer.effects.text.tools.text_arguments import TextArgument
 
 INPUT: Final = "input"  # the argument of a function that stands for a custom tool
 _SEPARATOR: Final = "__"  # between a namespace and a name

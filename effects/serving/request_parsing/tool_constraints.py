@@ -35,11 +35,11 @@ from minfer.effects.text.tools.forms import (
     OBJECT,
     Callee,
     Calling,
-    TextArgument,
     arguments_schema,
     grammar,
     with_reasoning,
 )
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol

@@ -23,12 +23,12 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
-from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.harmony_forms import Messages
-from minfer.effects.text.tools.tag_forms import SHARED, tag_form, text_form
+from minfer.effects.text.tools.tag_forms import SHARED, tag_form
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import Thinking
 
 OBJECT: Final = '{"type": "object"}'
@@ -41,14 +41,6 @@ _BRACE: Final = "{"
 _BRACES: Final = r"{\["
 _BREAK: Final = "\n"
 _GAP: Final = r"GAP: /\n{0,2}/"  # after reasoning
-
-
-@frozen
-class TextArgument:
-    """The only argument of a tool: a text of a grammar."""
-
-    name: str
-    grammar: TextGrammar
 
 
 @frozen
@@ -133,11 +125,8 @@ def _json_arguments(callee: Callee, number: int) -> list[str]:
     rule = f"arguments_{number}"
     if callee.text is None:
         return [f"{rule}: {json_rule(callee.schema)}"]
-    prefix = f"TEXT_{number}_"
-    head = quote(f'{{{json.dumps(callee.text.name)}: "')
-    tail = quote('"}')
-    terminals = callee.text.grammar.terminals(prefix, escaped=True)
-    return [f"{rule}: {head} {prefix}0 {tail}", *terminals]
+    text = callee.text.as_json(number)
+    return [f"{rule}: {text.body}", *text.rules]
 
 
 def with_reasoning(calling: Calling) -> str:
@@ -266,7 +255,7 @@ def _qwen_coder(calling: Calling) -> _Form:
     forms = [
         tag_form(callee.name, i, callee.schema, lenient=callee.lenient)
         if callee.text is None
-        else text_form(i, callee.text.name, callee.text.grammar)
+        else callee.text.in_tags(i)
         for i, callee in enumerate(calling.callees)
     ]
     ways = [

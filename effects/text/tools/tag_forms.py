@@ -18,16 +18,12 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT, json_rule, quote
-from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.tools.offered import may_be_text, resolve
 
 _ENDS: Final = "\n</parameter>\n"
-# What ends a value for a reader, so that none of it can be in a text.
-_TAGS: Final = r"<\/parameter>|\n<parameter=|\n<\/function>"
 _DEFINITIONS: Final = ("$defs", "definitions")
 _SAID: Final = frozenset({"title", "description", "default", "examples", "$comment"})
 _OBJECT: Final = _SAID | {"type", "properties", "required", "additionalProperties"}
-_BREAK: Final = "\n"
 _NOT_IN_KEYS: Final = frozenset("<>\n")
 _ANY: Final = "tagged_any"
 SHARED: Final = (  # rules that all tools use
@@ -54,19 +50,6 @@ def tag_form(name: str, number: int, schema: str, *, lenient: bool = False) -> T
         if lenient:
             return Tagged(_ANY)
         raise
-
-
-def text_form(number: int, key: str, grammar: TextGrammar) -> Tagged:
-    """A single argument that is a text of a grammar. Raises GrammarError."""
-    rule, prefix = f"tagged_{number}_0", f"TEXT_{number}_"
-    return Tagged(
-        f"{quote(f'<parameter={key}>{_BREAK}')} {rule}",
-        (
-            f"{rule}[lazy]: {prefix}TEXT {quote(_ENDS)}",
-            f"{prefix}TEXT: {prefix}0 & ~/(?s:.*)({_TAGS})(?s:.*)/",
-            *grammar.terminals(prefix, escaped=False),
-        ),
-    )
 
 
 def _tag_form(

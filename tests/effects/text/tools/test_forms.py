@@ -21,10 +21,10 @@ from minfer.effects.text.tools.forms import (
     OBJECT,
     Callee,
     Calling,
-    TextArgument,
     arguments_schema,
     grammar,
 )
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import BRACKETS, THINK
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ENDS, allowed, tokenizer
