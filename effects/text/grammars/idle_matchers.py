@@ -25,7 +25,7 @@ from minfer.sampling.structured import StructuredOutputs
 # have bounds within bounds. Each counts once, and once more for so many characters; and
 # of few constraints any are kept.
 CAPACITY: Final = 256
-CHARACTERS: Final = 12_288
+CHARACTERS: Final = 24_576
 CONSTRAINTS: Final = 16
 # Of outputs, after which a matcher serves no more. With ordinary schemas it does not grow
 # after the first 256 tokens.
