@@ -290,7 +290,7 @@ def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool
         return offer
     try:
         if enforced:
-            offer.text.grammar.terminals("", escaped=True)
+            offer.text.grammar.check()
             return offer
     except GrammarError as error:
         if must:

@@ -31,6 +31,7 @@ from minfer.effects.text.grammars.escaped_patterns import (
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.patterns import CharacterSet, character, pattern_parts
+from minfer.sampling.structured import MAX_CONSTRAINT
 
 _TOKEN: Final = re.compile(
     r"""
@@ -107,7 +108,7 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     if "start" not in grammar.definitions:
         raise GrammarError("has no rule 'start'")
     _check_recursion(grammar)
-    if not all(_is_space(token, grammar) for body in grammar.ignored for token in body):
+    if not _ignores_spaces(grammar):
         why = "what '%ignore' names, other than white space, cannot be enforced within"
         raise GrammarError(f"{why} a call; put it into the rules")
     names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
@@ -129,6 +130,13 @@ class TextGrammar:
 
     syntax: Literal["lark", "regex"]
     definition: str
+
+    def check(self) -> None:
+        """Raise GrammarError if the text cannot be enforced within JSON."""
+        if len(self.definition) > MAX_CONSTRAINT:
+            why = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
+            raise GrammarError(f"{why}; make it smaller")
+        self.terminals("", escaped=True)
 
     def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
         """The text as terminals, the first of which is the whole. Raises GrammarError."""
@@ -258,6 +266,21 @@ def _names_of(grammar: _Grammar, name: str) -> list[str]:
     return [token.text for token in body if token.kind == "name"]
 
 
+def _ignores_spaces(grammar: _Grammar) -> bool:
+    """Whether only white space is ignored."""
+    due = [token for body in grammar.ignored for token in body]
+    seen: set[str] = set()
+    while due:
+        token = due.pop()
+        if token.kind == "name" and token.text in grammar.definitions:
+            if token.text not in seen:
+                seen.add(token.text)
+                due += grammar.definitions[token.text].body
+        elif not _is_space(token, grammar):
+            return False
+    return True
+
+
 def _is_space(token: _Token, grammar: _Grammar) -> bool:
     """Whether a word stands for white space, or for no text."""
     match token.kind:
@@ -265,11 +288,8 @@ def _is_space(token: _Token, grammar: _Grammar) -> bool:
             return _SPACES.issuperset(token.text)
         case "pattern":
             return all(map(_is_space_part, pattern_parts(token.text)))
-        case "name" if token.text in grammar.imports:
-            return grammar.imports[token.text] in _COMMON_SPACES
-        case "name" if token.text in grammar.definitions:
-            body = grammar.definitions[token.text].body
-            return all(_is_space(word, grammar) for word in body)
+        case "name":
+            return grammar.imports.get(token.text) in _COMMON_SPACES
     return token.kind in ("sign", "times")
 
 

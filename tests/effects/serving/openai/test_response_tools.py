@@ -237,6 +237,7 @@ def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
 RECURSIVE = 'start: "(" start? ")"'
 NAMED = {"type": "custom", "name": "patch"}
 NAMELESS = {"type": "function", "name": 5}
+DOUBLED = [f"A{i}: A{i + 1} A{i + 1}" for i in range(30)]
 WRITTEN = (  # a format, an input that it allows, and how one begins that it does not
     (custom("ab+", "regex"), "abbb", "xab"),
     (custom('"[^"]+"\\n', "regex"), '"a b"\n', 'a"'),
@@ -339,7 +340,13 @@ def test_a_grammar_that_cannot_be_enforced(
 
 
 @pytest.mark.parametrize(
-    "tool", [custom("start: A\nA: /a{5000}{5000}/"), custom("[a-z]{5000}{500}", "regex")]
+    "tool",
+    [
+        custom("\n".join(["start: A0", *DOUBLED, 'A30: "a" | "b"'])),
+        custom('start: "a"' + "\n// note" * 9000),
+        custom("a" * 70_000, "regex"),
+    ],
+    ids=["lark", "long lark", "long regex"],
 )
 def test_a_grammar_that_is_too_large(server: Serving, tool: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [tool]}

@@ -11,6 +11,7 @@ from lark.exceptions import UnexpectedInput
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from tests.effects.text.grammars.random_words import draw, matcher, takes
+from tests.quick import at_most
 
 # A patch in the form that Codex's `apply_patch` takes.
 PATCH = r"""
@@ -203,6 +204,18 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
 def test_what_cannot_be_enforced_is_refused(definition: str, why: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(why)):
         TextGrammar("lark", definition).terminals("T_", escaped=True)
+
+
+def test_the_work_is_bounded_by_a_grammars_size() -> None:
+    """Of definitions that each name the next one, once and twice."""
+    for body in ("A{0}", "A{0} A{0}"):
+        lines = [f"A{i}: {body.format(i + 1)}" for i in range(900)]
+        spaces = ["start: A0", *lines, 'A900: " "', "%ignore A0"]
+        with at_most(1):
+            assert len(TextGrammar("lark", "\n".join(spaces)).terminals("", escaped=True))
+        cycle = ["start: A0", *lines, "A900: A0"]
+        with at_most(1), pytest.raises(GrammarError, match="contains itself"):
+            TextGrammar("lark", "\n".join(cycle)).terminals("", escaped=True)
 
 
 @pytest.mark.parametrize("pattern", ["a)|(?:b", "(a", "a)", "((a)", "(?:a|(?P<n>b)"])
