@@ -18,11 +18,10 @@ it, which a terminal cannot say.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from minfer.effects.text.grammars.escaped_patterns import (
     escape_text,
@@ -30,29 +29,17 @@ from minfer.effects.text.grammars.escaped_patterns import (
     write_pattern,
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.lark_definitions import (
+    MAX_SHOWN,
+    Definition,
+    LarkGrammar,
+    LarkToken,
+    read_lark,
+    refused,
+)
 from minfer.effects.text.grammars.patterns import CharacterSet, character, pattern_parts
 from minfer.sampling.structured import MAX_CONSTRAINT
 
-_TOKEN: Final = re.compile(
-    r"""
-    (?P<comment>(?://|\#)[^\n]*+)
-    | (?P<low>"(?:\\.|[^"\\\n])*+")\s*\.\.\s*(?P<high>"(?:\\.|[^"\\\n])*+")
-    | (?P<text>"(?:\\.|[^"\\\n])*+")(?P<ignoring>i(?![a-z]))?
-    | /(?P<pattern>(?:\\.|[^/\\\n])++)/(?P<flags>[a-z]*)
-    | (?P<statement>%[a-z]+)
-    | (?P<path>common\.[A-Z_]+)
-    | (?P<name>[!?]{0,2}_?[A-Za-z][A-Za-z0-9_-]*)
-    | (?P<alias>->\s*[A-Za-z_][A-Za-z0-9_-]*)
-    | (?P<times>~\s*[0-9]+(?:\s*\.\.\s*[0-9]+)?|\{[0-9]*,?[0-9]*\}|[*+?])
-    | (?P<sign>[()\[\]|&:,])
-    | (?P<priority>\.\s*-?[0-9]+)
-    | (?P<line>\n)
-    | (?P<blank>[ \t\r]+)
-    | (?P<other>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_HEX: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
 # Lark's library, as far as its texts have characters that JSON escapes.
 _COMMON: Final = {
     "LF": r"\n",
@@ -70,41 +57,13 @@ _SPACES: Final = frozenset(" \t\n\r\f\v")
 _COMMON_SPACES: Final = frozenset(
     f"common.{name}" for name in ("LF", "CR", "NEWLINE", "WS", "WS_INLINE")
 )
-_LONGEST: Final = 32  # characters that an error shows
-_MAX_NAMES: Final = 1000
-
-
-@frozen
-class _Token:
-    """A word of a grammar."""
-
-    kind: str
-    text: str
-    flags: str = ""  # of a text or a pattern
-
-
-@frozen
-class _Definition:
-    """A rule or a terminal."""
-
-    name: str
-    body: list[_Token]
-
-
-@define
-class _Grammar:
-    """A grammar's definitions, by their names, and what it imports and ignores."""
-
-    definitions: dict[str, _Definition] = field(factory=dict)
-    imports: dict[str, str] = field(factory=dict)  # names in Lark's library
-    ignored: list[list[_Token]] = field(factory=list)
 
 
 def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     """A grammar as terminals whose names begin with `prefix`, of which the first is the
     whole: with JSON's escapes, if texts are to be `escaped`. Raises GrammarError.
     """
-    grammar = _read(definition)
+    grammar = read_lark(definition)
     if "start" not in grammar.definitions:
         raise GrammarError("has no rule 'start'")
     _check_recursion(grammar)
@@ -145,100 +104,10 @@ class TextGrammar:
         return [f"{prefix}0: /{write_pattern(self.definition, escaped=escaped)}/"]
 
 
-# --- reading ----------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------
 
 
-def _read(definition: str) -> _Grammar:
-    grammar = _Grammar()
-    for line in _lines(definition):
-        first, *rest = line
-        if first.kind == "statement":
-            _read_statement(grammar, first.text, rest)
-        elif first.kind == "name":
-            _read_definition(grammar, first.text.lstrip("!?"), rest)
-        else:
-            raise _refused(first.text)
-    return grammar
-
-
-def _read_statement(grammar: _Grammar, word: str, rest: list[_Token]) -> None:
-    if word == "%ignore" and rest:
-        grammar.ignored.append(rest)
-    elif word == "%import" and rest and rest[0].kind == "path":
-        path = rest[0].text
-        alias = [token.text for token in rest[1:] if token.kind == "alias"]
-        name = alias[0].removeprefix("->").strip() if alias else path.split(".")[1]
-        grammar.imports[name] = path
-    elif word == "%import" and rest and rest[0].text == "common":
-        names = [token.text for token in rest[1:] if token.kind == "name"]
-        grammar.imports |= {name: f"common.{name}" for name in names}
-    else:
-        raise _refused(word)
-
-
-def _read_definition(grammar: _Grammar, name: str, rest: list[_Token]) -> None:
-    if rest and rest[0].kind == "priority":
-        rest = rest[1:]
-    if not rest or rest[0].text != ":":
-        raise _refused(rest[0].text if rest else name)
-    if name in grammar.definitions:
-        raise GrammarError(f"defines {name[:_LONGEST]!r} twice")
-    grammar.definitions[name] = _Definition(name, rest[1:])
-    if len(grammar.definitions) > _MAX_NAMES:
-        raise GrammarError(f"has more than {_MAX_NAMES} rules and terminals")
-
-
-def _lines(definition: str) -> Iterator[list[_Token]]:
-    """The definitions and statements: a line that begins with a bar continues another."""
-    line: list[_Token] = []
-    fresh = False
-    for token in _tokens(definition):
-        if token.kind == "line":
-            fresh = True
-            continue
-        if fresh and line and token.text != "|":
-            yield line
-            line = []
-        fresh = False
-        line.append(token)
-    if line:
-        yield line
-
-
-def _tokens(definition: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(definition):
-        kind = match.lastgroup or ""
-        if kind in ("comment", "blank"):
-            continue
-        if kind in ("pattern", "flags"):
-            yield _Token("pattern", match["pattern"], match["flags"])
-        elif kind in ("text", "ignoring"):
-            yield _Token("text", _unquoted(match["text"]), match["ignoring"] or "")
-        elif kind == "high":
-            yield _Token("pattern", _range(match["low"], match["high"]))
-        else:
-            yield _Token(kind, match[0])
-
-
-def _unquoted(word: str) -> str:
-    """The text of a literal, which has the escapes of JSON, and those of bytes."""
-    written = _HEX.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
-    try:
-        text: str = json.loads(written)
-    except ValueError:
-        raise GrammarError(f"{word[:_LONGEST]} is no text in Lark's form") from None
-    return text
-
-
-def _range(low: str, high: str) -> str:
-    """A pattern of the characters between two."""
-    ends = [_unquoted(low), _unquoted(high)]
-    if any(len(end) != 1 for end in ends):
-        raise _refused(f"{low}..{high}")
-    return f"[{literal(ends[0])}-{literal(ends[1])}]"
-
-
-def _check_recursion(grammar: _Grammar) -> None:
+def _check_recursion(grammar: LarkGrammar) -> None:
     """Raise GrammarError for a definition within itself."""
     done: set[str] = set()
     path: dict[str, Iterator[str]] = {}
@@ -254,19 +123,19 @@ def _check_recursion(grammar: _Grammar) -> None:
                 done.add(name)
                 due.pop()
             elif within in path:
-                why = f"the rule {within[:_LONGEST]!r} contains itself, which cannot be"
+                why = f"the rule {within[:MAX_SHOWN]!r} contains itself, which cannot be"
                 raise GrammarError(f"{why} enforced within a call; write a repetition")
             else:
                 due.append(within)
 
 
-def _names_of(grammar: _Grammar, name: str) -> list[str]:
+def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
     definition = grammar.definitions.get(name)
     body = [] if definition is None else definition.body
     return [token.text for token in body if token.kind == "name"]
 
 
-def _ignores_spaces(grammar: _Grammar) -> bool:
+def _ignores_spaces(grammar: LarkGrammar) -> bool:
     """Whether only white space is ignored."""
     due = [token for body in grammar.ignored for token in body]
     seen: set[str] = set()
@@ -281,7 +150,7 @@ def _ignores_spaces(grammar: _Grammar) -> bool:
     return True
 
 
-def _is_space(token: _Token, grammar: _Grammar) -> bool:
+def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
     """Whether a word stands for white space, or for no text."""
     match token.kind:
         case "text":
@@ -304,11 +173,6 @@ def _is_rule(name: str) -> bool:
     return name.lstrip("_")[:1].islower()
 
 
-def _refused(text: str) -> GrammarError:
-    why = f"{text[:_LONGEST]!r} in a grammar cannot be enforced within a call"
-    return GrammarError(f"{why}; leave it out, or write it otherwise")
-
-
 # --- writing ----------------------------------------------------------------------------
 
 
@@ -320,7 +184,7 @@ class _Writer:
     escaped: bool
     ignored: str = ""  # the terminal of what is ignored; empty: nothing is
 
-    def definition(self, definition: _Definition) -> str:
+    def definition(self, definition: Definition) -> str:
         """A definition as a terminal. What is ignored may be behind each word of a rule,
         and before the first.
         """
@@ -336,7 +200,7 @@ class _Writer:
             return f"%import {path} -> {self.names[name]}"
         return f"{self.names[name]}: {self._pattern(pattern)}"
 
-    def body(self, tokens: list[_Token], *, spaced: bool = False) -> str:
+    def body(self, tokens: list[LarkToken], *, spaced: bool = False) -> str:
         """What is behind a definition's colon."""
         words = []
         for token in tokens:
@@ -351,7 +215,7 @@ class _Writer:
             )
         return " ".join(filter(None, words))
 
-    def _word(self, token: _Token) -> str:
+    def _word(self, token: LarkToken) -> str:
         match token.kind:
             case "text" if token.flags and token.text:
                 return self._pattern(f"(?i:{literal(token.text)})")
@@ -365,14 +229,14 @@ class _Writer:
             case "name" if token.text in self.names:
                 return self.names[token.text]
             case "name":
-                raise GrammarError(f"does not define {token.text[:_LONGEST]!r}")
+                raise GrammarError(f"does not define {token.text[:MAX_SHOWN]!r}")
             case "alias":
                 return ""
             case "times":
                 return token.text
             case "sign" if token.text not in ":,":
                 return token.text
-        raise _refused(token.text)
+        raise refused(token.text)
 
     def _pattern(self, pattern: str) -> str:
         return f"/{write_pattern(pattern, escaped=self.escaped)}/"

@@ -193,6 +193,7 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
         ("start: /a/x", "flag"),
         (r"start: /\p{Greek}/", "general category"),
         ('start: "\\q"', "is no text"),
+        ('start: "\\ud800"', "is no text"),
         ('start: "ab".."c"', '\'"ab".."c"\''),
         ('%override start: "a"', "'%override'"),
         ("start: /a)|(b/", "nothing opens"),
