@@ -10,6 +10,10 @@ turn (a step's).
 Times are in microseconds of the wall clock: medians and quartiles of turns. On a busy
 machine look at ratios of kinds within one run. `--front` adds a thread that computes in
 Python, as a client in the same process does for the text of each token.
+
+`--waves N` measures outputs that end instead: so many times, as many strict calls as a
+batch has rows come at once, of 128 tokens each. That is done in alternation with the idle
+matchers that are kept now, and with those of before (`BEFORE`).
 """
 
 import argparse
@@ -28,8 +32,9 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from bench.results import run, show
+from bench.results import run, show, spread
 from bench.structured import ENDLESS, vocabulary
+from bench.tool_calls import edits
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, most_draws
 from minfer.effects.execution.packing.inputs import most_words
@@ -44,9 +49,11 @@ from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.models.ranks import ALONE
+from minfer.effects.text.grammars import idle_matchers
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
+from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.plan import Plan
@@ -125,7 +132,7 @@ class Work:
 
     def synchronize(self) -> None:
         """Draw, and wait."""
-        begun = time.perf_counter()
+        begun, processor = time.perf_counter(), time.thread_time()
         draw = self.slot.draw
         if draw is None:
             raise AssertionError("this device draws no tokens")
@@ -137,6 +144,7 @@ class Work:
             lines = self.lines.numpy().view(np.uint32)
             drawn[:count] = [self.device.any_of(line) for line in lines]
         self.device.lost += time.perf_counter() - begun  # the device stands still
+        self.device.drawing += time.thread_time() - processor
         time.sleep(max(0.0, self.end + self.device.lost - time.perf_counter()))
         self.device.arrived = time.perf_counter()
 
@@ -152,6 +160,7 @@ class Device:
         self.rng = np.random.default_rng(0)
         self.free = 0.0  # when it has done all that it was given
         self.lost = 0.0  # seconds in which it stood still, as tokens were drawn for it
+        self.drawing = 0.0  # of a processor's seconds
         self.arrived = 0.0  # when tokens were there last
         self.sent = 0.0  # when masks were handed over last
         blocks = config.max_model_len // config.block_size
@@ -378,7 +387,91 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
         bench.close()
 
 
+# --- waves ------------------------------------------------------------------------------
+
+# Idle matchers by room, characters that take a room more, and tokens that one serves.
+Kept = tuple[int, int, int]
+BEFORE: Kept = (128, 4096, 1024)
+NOW: Kept = (idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS)
+OUTPUT = 128  # tokens of a call
+
+
+def strict_calls(tools: int) -> StructuredOutputs:
+    """Calls of so many strict tools, in a form with markers as text."""
+    schema = arguments_schema(edits(bounded=False), "tools")
+    callees = tuple(Callee(f"edit_{number:02}", schema) for number in range(tools))
+    calling = Calling(format="hermes", callees=callees, must=True, token=lambda _: None)
+    return StructuredOutputs(grammar=grammar(calling))
+
+
+def keep(kept: Kept) -> None:
+    """Have this many idle matchers kept."""
+    idle_matchers.CAPACITY, idle_matchers.CHARACTERS, idle_matchers.TOKENS = kept  # type: ignore[misc]  # to compare
+
+
+def one_wave(bench: Bench, batch: int, wave: int, constraint: Any) -> dict[str, float]:
+    """As many calls as a batch has rows, from their arrival to their end."""
+    how = SamplingParams(temperature=1, ignore_eos=True, structured_outputs=constraint)
+    begun, processor = time.perf_counter(), time.process_time()
+    for i in range(batch):
+        prompt = (5, wave % 250, i, *range(60))
+        request = Request(
+            id=f"w{wave}-{i}",
+            prompt=prompt,
+            max_tokens=OUTPUT,
+            sampling=how,
+            lockstep=True,
+            seed=i,
+        )
+        bench.driver.post(Submit(request))
+    lost, drawing, ready, turns = bench.device.lost, bench.device.drawing, 0.0, 0
+    bench.driver.turn()
+    while bench.driver.busy:
+        bench.driver.turn()
+        turns += 1
+        state = bench.driver.state
+        if not ready and len(state.running) == batch and not state.paused:
+            ready = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun - (bench.device.lost - lost)
+    spent = time.process_time() - processor - (bench.device.drawing - drawing)
+    ready = ready or seconds  # some had ended before the last one began
+    return {"seconds": seconds, "processor": spent, "ready": ready, "turns": turns}
+
+
+def waves(args: argparse.Namespace) -> dict[str, Any]:
+    """Waves of strict calls, with few idle matchers kept and with as many as now."""
+    found: dict[str, Any] = {}
+    compiler = LlguidanceCompiler(made_up(), VOCAB, [EOS])
+    how = {"forward": args.forward, "draws": args.draws, "front": 0.0}
+    watching.THREADS = 0  # type: ignore[misc]  # no mask is late, on few processors
+    for tools in (1, 20):
+        constraint = strict_calls(tools)
+        for batch in args.batches:
+            both: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+            benches = {name: Bench(compiler, batch, how) for name in both}
+            for wave in range(args.waves + 1):
+                for name in sorted(both, reverse=bool(wave % 2)):
+                    keep(BEFORE if name == "before" else NOW)
+                    with paused_collector(), short_switch_interval():
+                        timed = one_wave(benches[name], batch, wave, constraint)
+                    both[name] += [timed] if wave else []
+            for bench in benches.values():
+                bench.close()
+            pairs = list(zip(both["now"], both["before"], strict=True))
+            ratios = {
+                f"{part}, now to before": spread([a[part] / b[part] for a, b in pairs])
+                for part in ("seconds", "processor", "ready")
+            }
+            entry = f"{tools} strict tools, {batch} rows"
+            found[entry] = {**both, **ratios}
+            show({entry: ratios})
+    keep(NOW)
+    return found
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.waves:
+        return {"forward": args.forward, "waves": args.waves, **waves(args)}
     how = {
         "forward": args.forward,
         "draws": args.draws,
@@ -405,5 +498,6 @@ if __name__ == "__main__":
         "--turns": 200,
         "--batches": {"type": int, "nargs": "*", "default": [1, 32, 128]},
         "--only": "",
+        "--waves": 0,
     }
     run("mask_cost", measure, options)

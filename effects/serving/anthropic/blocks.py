@@ -17,6 +17,7 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
+from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     template_content,
@@ -114,7 +115,20 @@ class ToolChangeBlock(TypedObject):
     tool: ChangedTool
 
 
-ResultPart = TextBlock | DocumentBlock | ToolReferenceBlock
+class ResultImageBlock(TypedObject):
+    """An image in a tool's result; the model reads that it was left out."""
+
+    kinds = ("image",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_control": (HINT,)}
+    source: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The text in its place."""
+        return omit_image("tool_result.image")
+
+
+ResultPart = TextBlock | DocumentBlock | ResultImageBlock | ToolReferenceBlock
 
 
 def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
@@ -129,6 +143,7 @@ def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
 _RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {
     "text": TextBlock,
     "document": DocumentBlock,
+    "image": ResultImageBlock,
     "tool_reference": ToolReferenceBlock,
 }
 AnyResultPart = Annotated[

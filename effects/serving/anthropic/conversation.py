@@ -148,6 +148,21 @@ class ConversationBody(StrictObject):
                         )
         return self
 
+    @model_validator(mode="after")
+    def _choice_remains(self) -> Self:
+        """Refuse a required call of tools that a message has removed."""
+        choice = self.tool_choice
+        if choice is None or not choice.requirements().must:
+            return self
+        removed = {name for name, offered in self._tool_changes.items() if not offered}
+        names = {tool.name for tool in self._tools if isinstance(tool, AnthropicTool)}
+        if choice.name in removed:
+            why = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
+            raise wrong(f"{why}; name another one", "tool_choice.name")
+        if names <= removed:
+            raise wrong("needs a tool that no tool_removal has removed", "tool_choice")
+        return self
+
     @property
     def _tools(self) -> list[AnthropicTool | Any]:
         none = self.tool_choice is not None and self.tool_choice.type == "none"
@@ -161,13 +176,17 @@ class ConversationBody(StrictObject):
     @property
     def offers(self) -> list[OfferedTool]:
         """The tools that the model may call."""
-        referenced = {
-            name
-            for message in self.messages
-            for block in blocks_of(message.content)
-            for name in referenced_tools(block)
-        }
-        return callable_tools(self._tools, referenced, self.tool_choice)
+        return callable_tools(self._tools, self._tool_changes, self.tool_choice)
+
+    @property
+    def _tool_changes(self) -> dict[str, bool]:
+        """Whether tools that the messages name are offered after the last one."""
+        changes: dict[str, bool] = {}
+        for message in self.messages:
+            for block in blocks_of(message.content):
+                for name in referenced_tools(block):
+                    changes[name] = block.type != "tool_removal"
+        return changes
 
     @property
     def prefix(self) -> str:

@@ -60,13 +60,14 @@ class StopReason:
         return {"stop_reason": self.reason, "stop_sequence": self.sequence}
 
 
-def usage_of(served: PromptUsage) -> JsonObject:
+def usage_of(served: PromptUsage, thinking_tokens: int) -> JsonObject:
     """The tokens of an answer; those found in the prefix cache are counted separately."""
     return {
         "input_tokens": served.prompt_tokens - served.cached_tokens,
         "cache_creation_input_tokens": 0,  # caching is for free: none is counted as such
         "cache_read_input_tokens": served.cached_tokens,
         "output_tokens": served.metrics.output_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
     }
 
 
@@ -100,11 +101,13 @@ def _tool_use(name_id: str, name: str, arguments: object) -> JsonObject:
 class MessageEvents:
     """Writes a stream: one block after the other, each in deltas."""
 
-    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
         self._stamp = stamp
         self._repeated = request.include.repeat
         self._prompt_tokens = len(request.prompts[0].ids)
-        self._parser = AnswerParser(request)
+        self._parser = AnswerParser(request, tokenizer)
         self._plain = request.parsing is None
         self._started = False
         self._open = ""  # the type of the block that is open
@@ -123,7 +126,7 @@ class MessageEvents:
 
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The last events: the stop reason and the usage."""
-        usage = usage_of(served[0])
+        usage = usage_of(served[0], self._parser.reasoning_tokens)
         empty = [] if self._blocks else self._open_block("text", _text(""))
         return [
             *empty,
@@ -183,10 +186,12 @@ class MessageEvents:
 class MessageObject:
     """Writes an answer as one object."""
 
-    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
         self._stamp = stamp
         self._repeated = request.include.repeat
-        self._parser = AnswerParser(request)
+        self._parser = AnswerParser(request, tokenizer)
         self._answer = ParsedAnswer()
         self._stopped = StopReason()
 
@@ -198,7 +203,7 @@ class MessageObject:
 
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The answer."""
-        usage = usage_of(served[0])
+        usage = usage_of(served[0], self._parser.reasoning_tokens)
         blocks = _blocks(self._answer)
         message = _message(self._stamp, blocks, self._stopped, usage)
         return [Event(json.dumps({**message, **self._repeated}))]
@@ -223,7 +228,9 @@ def _event(kind: str, **fields: Any) -> Event:
     return Event(json.dumps({"type": kind, **fields}), kind)
 
 
-def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> AnswerWriter:
+def writer(
+    stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+) -> AnswerWriter:
     """The writer of an answer, by the request's `stream`."""
     kind = MessageEvents if request.stream else MessageObject
-    return kind(stamp, request)
+    return kind(stamp, request, tokenizer)

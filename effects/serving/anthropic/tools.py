@@ -7,7 +7,7 @@ the server are accepted, but nothing is searched: deferred tools are all in the 
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -141,15 +141,18 @@ def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicT
 
 def callable_tools(
     tools: Sequence[AnthropicTool | ToolSearch],
-    referenced: Collection[str],
+    changes: Mapping[str, bool],
     choice: AnthropicToolChoice | None,
 ) -> list[OfferedTool]:
     """The tools that the model may call, in the form in which they are enforced: those in
-    the prompt, those that a `tool_reference` names, and the one of the tool choice.
+    the prompt, and the one of the tool choice; after `changes` by messages, which offer
+    a tool or no longer do.
     """
-    named = {tool.name for tool in prompt_tools(tools)} | set(referenced)
+    named = {tool.name for tool in prompt_tools(tools)}
     if choice is not None and choice.name is not None:
         named.add(choice.name)
+    named |= {name for name, offered in changes.items() if offered}
+    named -= {name for name, offered in changes.items() if not offered}
     return [
         OfferedTool(
             name=tool.name,

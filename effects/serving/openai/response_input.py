@@ -5,6 +5,7 @@ with calls instead. `turns_of` converts items to these.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -22,8 +23,10 @@ from minfer.effects.serving.openai.response_tools import (
     flat_name,
 )
 from minfer.effects.serving.request_parsing.bodies import ANYTHING, HINT, shown, wrong
+from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
+    read_by_type,
     template_content,
     text_or_parts,
 )
@@ -120,6 +123,37 @@ class CustomCallInput(TypedObject):
         return {"id": self.call_id, "type": "function", "function": function}
 
 
+class OutputImage(TypedObject):
+    """An image in a tool's output; the model reads that it was left out."""
+
+    kinds = ("input_image",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "detail": (ANYTHING,),
+        "file_id": (ANYTHING,),
+        "prompt_cache_breakpoint": (ANYTHING,),
+    }
+    image_url: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text in its place."""
+        return omit_image("output.input_image")
+
+
+_OUTPUT_PARTS: Final[Mapping[str, type[ContentPart | OutputImage]]] = {
+    **dict.fromkeys(ContentPart.kinds, ContentPart),
+    "input_image": OutputImage,
+}
+OutputPart = Annotated[
+    ContentPart | OutputImage,
+    BeforeValidator(
+        partial(read_by_type, _OUTPUT_PARTS),
+        json_schema_input_type=ContentPart | OutputImage,
+    ),
+]
+OutputParts = Annotated[str | list[OutputPart], text_or_parts(OutputPart, Few)]
+
+
 class CallOutputInput(TypedObject):
     """The output of a tool for a call."""
 
@@ -129,7 +163,7 @@ class CallOutputInput(TypedObject):
         "caller": (ANYTHING,),
     }
     call_id: str
-    output: ContentParts
+    output: OutputParts
 
     def to_turn(self) -> Turn:
         """The message for chat templates."""

@@ -12,7 +12,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from attrs import field, frozen
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    model_validator,
+)
 
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import (
@@ -33,10 +38,13 @@ from minfer.effects.serving.request_parsing.bodies import (
     shown,
     wrong,
 )
-from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
+from minfer.effects.text.grammars.escaped_patterns import BracketError, check_brackets
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.lark_terminals import TextGrammar
+from minfer.effects.text.tools.text_arguments import TextArgument
 
 INPUT: Final = "input"  # the argument of a function that stands for a custom tool
 _SEPARATOR: Final = "__"  # between a namespace and a name
@@ -96,7 +104,18 @@ class InputFormat(TypedObject):
                 raise wrong("is missing", name)
             if self.type == "text" and given is not None:
                 raise wrong("is for a grammar; leave it out", name)
+        if self.syntax == "regex":
+            self._check_brackets(self.definition or "")
         return self
+
+    @staticmethod
+    def _check_brackets(pattern: str) -> None:
+        try:
+            check_brackets(pattern)
+        except BracketError as error:
+            raise wrong(str(error), "definition") from None
+        except GrammarError:
+            pass  # what cannot be enforced is refused where a call is required
 
 
 class CustomTool(TypedObject):
@@ -112,6 +131,13 @@ class CustomTool(TypedObject):
     def to_json(self) -> dict[str, Any]:
         """The tool as a response repeats it."""
         return self.model_dump(exclude_none=True)
+
+    @property
+    def grammar(self) -> TextGrammar | None:
+        """What its input must be; None: any text."""
+        if self.format is None or self.format.syntax is None:
+            return None
+        return TextGrammar(self.format.syntax, self.format.definition or "")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -241,25 +267,17 @@ class FlatTool:
         given = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": self.name, **given}}
 
-    def note_ignored(self, *, required: bool) -> None:
-        """Note a grammar that is not enforced: within the arguments of a function, one in
-        Lark's syntax cannot be; and calls that are not required are free.
-        """
-        syntax = None
-        if isinstance(self.tool, CustomTool) and self.tool.format is not None:
-            syntax = self.tool.format.syntax
-        if syntax == "lark" or (syntax is not None and not required):
-            note_ignored("tools.format")
-
     def offered(self) -> OfferedTool:
         """The function in the form in which it is enforced."""
         custom = isinstance(self.tool, CustomTool)
+        grammar = self.tool.grammar if isinstance(self.tool, CustomTool) else None
         return OfferedTool(
             name=self.name,
             parameters=self.tool.parameters,
             where=self.where,
             schema="format" if custom else "parameters",
             strict=isinstance(self.tool, FunctionTool) and self.tool.strict,
+            text=None if grammar is None else TextArgument(INPUT, grammar),
         )
 
 
@@ -313,29 +331,38 @@ class NamedFunction(TypedObject):
         return NamedTool(type="function", function=FunctionName(name=name))
 
 
+def _read_allowed(value: object) -> NamedFunction | HostedTool:
+    hosted = isinstance(value, dict) and value.get("type") in HOSTED
+    return (HostedTool if hosted else NamedFunction).model_validate(value)
+
+
+AllowedTool = Annotated[
+    NamedFunction | HostedTool,
+    BeforeValidator(_read_allowed, json_schema_input_type=NamedFunction | HostedTool),
+]
+
+
+def _without_hosted(tools: list[AllowedTool]) -> list[AllowedTool]:
+    return [tool for tool in tools if isinstance(tool, NamedFunction)]
+
+
 class AllowedFunctions(TypedObject):
     """Only these tools may be called, whichever are in the prompt."""
 
     kinds: ClassVar[tuple[str, ...]] = ("allowed_tools",)
     mode: Mode
-    tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_hosted_out(cls, given: Any) -> Any:
-        tools = given.get("tools") if isinstance(given, dict) else None
-        if not isinstance(tools, list):
-            return given
-        kept = [
-            tool
-            for tool in tools
-            if not (isinstance(tool, dict) and tool.get("type") in HOSTED)
-        ]
-        return {**given, "tools": kept}
+    tools: Annotated[
+        list[AllowedTool],
+        Few,
+        AfterValidator(_without_hosted),
+        Field(min_length=1),
+    ]
 
     def to_chat(self, tools: Sequence[FlatTool]) -> AllowedTools:
         """The tool choice in the form of a chat."""
-        named = [tool.to_chat(tools) for tool in self.tools]
+        named = [
+            tool.to_chat(tools) for tool in self.tools if isinstance(tool, NamedFunction)
+        ]
         return AllowedTools(
             type="allowed_tools",
             allowed_tools=AllowedToolList(mode=self.mode, tools=named),

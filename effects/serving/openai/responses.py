@@ -34,6 +34,7 @@ from minfer.effects.serving.openai.response_tools import (
     FunctionChoice,
     HostedTool,
     NamedFunction,
+    NamespaceTool,
     ResponseTools,
     chat_choice,
     flatten,
@@ -181,7 +182,7 @@ class ResponsesBody(SampledBody):
         ParameterError and ApiError.
         """
         offered = self.offered
-        self._note_ignored(llm, offered)
+        self._note_ignored(llm)
         ids = self._ids(llm, offered)
         given = self.sampling()
         constraint = None if self.text is None else self.text.constraint()
@@ -215,7 +216,7 @@ class ResponsesBody(SampledBody):
         added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
         return with_constraint(request, added)
 
-    def _note_ignored(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> None:
+    def _note_ignored(self, llm: ModelInfo) -> None:
         """Note hints without effect. Raises ApiError for tools that run elsewhere, if the
         server refuses them.
         """
@@ -225,14 +226,11 @@ class ResponsesBody(SampledBody):
                     message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
                     raise ApiError(f"{place}.type: {message}", f"{place}.type")
                 note_ignored(f"tools.{kind}")
-        for tool in offered:
-            tool.note_ignored(required=self._requires_calls)
-        if _ENCRYPTED in (self.include or ()) and not IS_INSTALLED:
+            spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]
+            if any(space.description and not space.tools for space in spaces):
+                note_ignored("tools.description")
+        if any(value != _ENCRYPTED or not IS_INSTALLED for value in self.include or ()):
             note_ignored("include")
-
-    @property
-    def _requires_calls(self) -> bool:
-        return self.tool_choice not in (None, "none", "auto")
 
     def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:
         encrypts = _ENCRYPTED in (self.include or ()) and IS_INSTALLED

@@ -39,6 +39,7 @@ from minfer.effects.text.tools.forms import (
     grammar,
     with_reasoning,
 )
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import REASONING
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
@@ -61,6 +62,7 @@ class OfferedTool:
     where: str  # its place in the body, below which its fields are
     schema: str = "parameters"  # the field of its schema
     strict: bool = False  # its arguments must match the schema, whenever it is called
+    text: TextArgument | None = None  # its only argument, if that is of a grammar
 
     @property
     def param(self) -> str:
@@ -119,6 +121,10 @@ def constrain_calls(
         for one in offers
         if requirements.only is None or one.name in requirements.only
     ]
+    bounds_text = requirements.must or _leaves_calls_apart(parsing, answer)
+    offers = [
+        _with_text(one, enforced=bounds_text, must=requirements.must) for one in offers
+    ]
     requiring = _requiring_field(offers, requirements)
     if parsing is None or not offers or not (requiring or answer):
         return None
@@ -132,7 +138,12 @@ def constrain_calls(
         return None
     parts = [_arguments_constraint(one, requirements) for one in offers]
     callees = [
-        Callee(one.name, part.constraint.json or OBJECT, lenient=not one.strict)
+        Callee(
+            one.name,
+            part.constraint.json or OBJECT,
+            lenient=not (one.strict or (one.text and requirements.must)),
+            text=one.text,
+        )
         for one, part in zip(offers, parts, strict=True)
     ]
     calling = Calling(
@@ -145,20 +156,24 @@ def constrain_calls(
         answer=None if plain_answer is None else _json_rule(plain_answer.constraint),
         token=_marker_ids(llm),
     )
-    strict = [part for one, part in zip(offers, parts, strict=True) if one.strict]
+    strict = [
+        part for callee, part in zip(callees, parts, strict=True) if not callee.lenient
+    ]
     field = requiring or (plain_answer.field if plain_answer is not None else "")
     explaining = (*strict, *([plain_answer] if plain_answer else []))
-    return _with_fallback(calling, field, explaining, offers[0].hint)
+    hinting = next((one for one in offers if one.text), offers[0])
+    return _with_fallback(calling, field, explaining, hinting.hint)
 
 
 def _with_fallback(
     calling: Calling, field: str, parts: tuple[PartConstraint, ...], hint: str
 ) -> AnswerConstraint:
-    """The constraint of an answer, and a fallback that ignores the schemas of tools that
-    are not strict, if there are any. Raises ApiError if neither is small enough.
+    """The constraint of an answer, and a fallback that ignores the schemas and grammars
+    of tools that are not strict, if there are any. Raises ApiError if neither is small
+    enough.
     """
     free = [
-        attrs.evolve(one, schema=OBJECT) if one.lenient else one
+        attrs.evolve(one, schema=OBJECT, text=None) if one.lenient else one
         for one in calling.callees
     ]
     if free == [*calling.callees]:
@@ -252,7 +267,38 @@ def _requiring_field(
     """The field that requires calls, or that they match."""
     if requirements.must or requirements.only is not None:
         return CHOICE
-    return next((f"{one.where}.strict" for one in offers if one.strict), "")
+    fields = (
+        one.param if one.text else f"{one.where}.strict"
+        for one in offers
+        if one.strict or one.text
+    )
+    return next(fields, "")
+
+
+def _leaves_calls_apart(parsing: Parsing | None, answer: Constraint | None) -> bool:
+    """Whether calls can be distinguished from the rest of an answer that need not have
+    any.
+    """
+    marked = parsing is not None and parsing.tools in MARKED
+    return marked and (answer is None or answer.build().kind in _JSON)
+
+
+def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool:
+    """A tool whose text is left free if its grammar need not be enforced, and cannot be.
+    Raises ApiError for one that has to be.
+    """
+    if offer.text is None:
+        return offer
+    try:
+        if enforced:
+            offer.text.grammar.check()
+            return offer
+    except GrammarError as error:
+        if must:
+            param = f"{offer.param}.definition"
+            raise ApiError(f"{param}: {error}", param) from None
+    note_ignored(offer.hint)
+    return attrs.evolve(offer, text=None)
 
 
 def _grammar(calling: Calling) -> StructuredOutputs:
@@ -266,9 +312,13 @@ def _grammar(calling: Calling) -> StructuredOutputs:
 def _arguments_constraint(
     offer: OfferedTool, requirements: CallRequirements
 ) -> PartConstraint:
-    """The constraint of a tool's arguments: its schema, if that is enforced. Raises
-    ApiError for a strict one that cannot be.
+    """The constraint of a tool's arguments: its schema or its text's grammar, if that is
+    enforced. Raises ApiError for a strict schema that cannot be.
     """
+    if offer.text is not None:
+        param, text = f"{offer.param}.definition", offer.text.grammar
+        kind = "grammar" if text.syntax == "lark" else "regex"
+        return PartConstraint(param, Constraint({kind: text.definition}, param).build())
     schema = OBJECT
     if offer.strict:
         try:

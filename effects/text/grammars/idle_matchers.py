@@ -19,13 +19,17 @@ from typing import Final
 from minfer.effects.text.grammars.grammar_library import GrammarError, Matcher
 from minfer.sampling.structured import StructuredOutputs
 
-# A matcher takes 0.1 to 0.4 MB with an ordinary schema, more the longer that is, and up
-# to 10 MB where texts have bounds within bounds. Each counts once, and once more for so
-# many characters; and of few constraints any are kept.
-CAPACITY: Final = 128
-CHARACTERS: Final = 4096
+# As many as an engine has rows by default: where fewer are kept and outputs end at about
+# the same time, the next ones wait for new matchers. One takes 0.3 to 0.5 MB with an
+# ordinary schema, 0.8 with twenty tools (12,500 characters), and up to 10 MB where texts
+# have bounds within bounds. Each counts once, and once more for so many characters; and
+# of few constraints any are kept.
+CAPACITY: Final = 256
+CHARACTERS: Final = 24_576
 CONSTRAINTS: Final = 16
-TOKENS: Final = 1024  # of outputs, after which a matcher serves no more
+# Of outputs, after which a matcher serves no more. With ordinary schemas it does not grow
+# after the first 256 tokens.
+TOKENS: Final = 16_384
 
 
 class IdleMatchers:

@@ -26,6 +26,21 @@ PAIRED: Final = 1 + FOR_SLOW  # threads of slow matchers, and one for all compan
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
 # An option that no client can set.
 _ADVICE: Final = re.compile(r"\. Enable 'coerce_one_of' option[^.\n]*")
+# What the library says of patterns has them in its own words, not in the user's.
+_OF_PATTERNS: Final = (
+    (
+        re.compile(r"Regex is empty:.*", re.DOTALL),
+        "no text has the pattern, the format and the length that are given; drop one",
+    ),
+    (
+        re.compile(r"\Aregex parse error:\n.*\nerror: (.*)", re.DOTALL),
+        r"a pattern is no regular expression: \1",
+    ),
+    (
+        re.compile(r"\Alookarounds not supported yet; .*", re.DOTALL),
+        "a pattern can have '^' at its beginning and '$' at its end only",
+    ),
+)
 MOST_CHARS: Final = 300  # of the library's errors that are passed on
 
 
@@ -121,4 +136,6 @@ def cut(error: object) -> str:
     """The library's message, shortened."""
     text = str(error).replace("<non-verbose/>", "").strip()
     text = _ADVICE.sub("; its parts must exclude each other: say anyOf instead", text)
+    for pattern, in_words in _OF_PATTERNS:
+        text = pattern.sub(in_words, text)
     return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 3] + "..."

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Final
+from unicodedata import category
 
 from attrs import evolve, frozen
 
@@ -61,6 +62,15 @@ _CASES: Final = r"\u0130\u0131\u0390\u03B0\u1FD3\u1FE3\uFB05\uFB06"
 _BY_LETTER: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _SPACES: Final = r"\x09-\x0D\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _MORE_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\uFEFF"
+# Short names of general categories, and of groups of these.
+_CATEGORIES: Final = frozenset(
+    f"{group}{letter}"
+    for group, letters in (
+        *(("C", "cfnos"), ("L", "lmotu"), ("M", "cen"), ("N", "dlo")),
+        *(("P", "cdefios"), ("S", "ckmo"), ("Z", "lps")),
+    )
+    for letter in ("", *letters)
+)
 # Escapes that stand for sets: what both `re` and ECMA 262 mean, and what either does.
 _BOTH: Final = {
     "d": "0-9",
@@ -88,7 +98,7 @@ _AS_RE: Final = {
 
 
 @frozen
-class _Set:
+class CharacterSet:
     """A set of characters as Rust writes it, and which of them are ASCII."""
 
     text: str
@@ -125,8 +135,8 @@ class _Set:
 
 
 # What `.` matches for `re`, and for ECMA 262, too.
-_NO_LINE_FEED: Final = _Set(r"[^\x{A}]", _ASCII - {10}, beyond=True)
-_NO_LINE_END: Final = _Set(
+_NO_LINE_FEED: Final = CharacterSet(r"[^\x{A}]", _ASCII - {10}, beyond=True)
+NO_LINE_END: Final = CharacterSet(
     r"[^\x{A}\x{D}\x{2028}\x{2029}]", _ASCII - {10, 13}, beyond=True
 )
 
@@ -136,8 +146,8 @@ def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True
     match may come, too, and texts have no escapes by number then. What it matches has
     JSON's `escapes`, or is no JSON. Raises GrammarError.
     """
-    parts = [*_parts(pattern, decides=decides)]
-    sets = [one for one in parts if isinstance(one, _Set)]
+    parts = [*pattern_parts(pattern, decides=decides)]
+    sets = [one for one in parts if isinstance(one, CharacterSet)]
     held = frozenset[int]().union(*(one.controls for one in sets if one.suspect))
     dropping = escapes and held >= _WITHOUT_LINE_FEED
     for one in sets if decides else ():
@@ -153,19 +163,19 @@ def unnamed(number: int) -> GrammarError:
     return GrammarError(f"U+{number:04X} {why}; leave one of them out")
 
 
-def _written(part: str | _Set, *, dropping: bool) -> str:
+def _written(part: str | CharacterSet, *, dropping: bool) -> str:
     if isinstance(part, str):
         return part
     return part.without_dropped() if dropping else part.text
 
 
-def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
-    """The sets of a pattern, and the texts between them."""
+def pattern_parts(pattern: str, *, decides: bool = False) -> Iterator[str | CharacterSet]:
+    """The sets of a pattern, and the texts between them. Raises GrammarError."""
     at, repeated = 0, False
     flags = "".join(_SET_FLAGS.findall(pattern))
     ignoring, dotall = "i" in flags, "s" in flags
     if ignoring and decides:
-        raise _refused("(?i", "flag")
+        raise refused_part("(?i", "flag")
     while at < len(pattern):
         if pattern[at] == "[":
             part, at = _set(pattern, at + 1, decides=decides)
@@ -179,39 +189,39 @@ def _parts(pattern: str, *, decides: bool) -> Iterator[str | _Set]:
         at = match.end()
         kind = match.lastgroup
         if kind == "repeated" and repeated and match[0] != "?":
-            raise _refused(pattern[at - 2 : at], "repetition")
+            raise refused_part(pattern[at - 2 : at], "repetition")
         if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
-            raise _refused(match[0], "flag")
+            raise refused_part(match[0], "flag")
         if kind == "handed" and match[0] in ("(?<=", "(?<!"):
-            raise _refused(match[0], "look-behind")
+            raise refused_part(match[0], "look-behind")
         repeated = kind == "repeated"
         if kind == "character":
             yield _single_token(match[0], decides=decides)
         elif match[0] == "." and not dotall:
-            yield _NO_LINE_FEED if decides else _NO_LINE_END
+            yield _NO_LINE_FEED if decides else NO_LINE_END
         elif decides and match[0] == "$":  # `re` finds a last line break behind it
             yield from (_single_token("\n", decides=True), "?$")
         else:
             yield match[0]
 
 
-def _single_token(token: str, *, decides: bool) -> str | _Set:
+def _single_token(token: str, *, decides: bool) -> str | CharacterSet:
     """A character, or an escape of several, outside of sets."""
     if (several := _repetition(token, negated=False, decides=decides)) is not None:
-        return _Set(f"[{several.text}]", several.ascii, several.known)
+        return CharacterSet(f"[{several.text}]", several.ascii, several.known)
     number = _number(token, within=False)
     if number not in UNNAMED | _CONTROLS:
-        return _character(number)
-    return _Set(f"[{_character(number)}]", frozenset({number}))
+        return character(number)
+    return CharacterSet(f"[{character(number)}]", frozenset({number}))
 
 
-def _set(pattern: str, at: int, *, decides: bool) -> tuple[_Set, int]:
+def _set(pattern: str, at: int, *, decides: bool) -> tuple[CharacterSet, int]:
     """The set behind a bracket, and where it ends. A bracket that closes it comes behind
     at least one member.
     """
     negated = pattern.startswith("^", at)
     begin = at = at + negated
-    members: list[_Set] = []
+    members: list[CharacterSet] = []
     while at == begin or not pattern.startswith("]", at):
         member, at = _member(pattern, at, negated=negated, decides=decides)
         members.append(member)
@@ -221,12 +231,14 @@ def _set(pattern: str, at: int, *, decides: bool) -> tuple[_Set, int]:
     held = frozenset[int]().union(*(one.ascii for one in members))
     known = all(one.known for one in members)
     if negated:
-        return _Set(f"[^{text}]", _ASCII - held, known, beyond=True), at + 1
+        return CharacterSet(f"[^{text}]", _ASCII - held, known, beyond=True), at + 1
     beyond = any(one.beyond for one in members)
-    return _Set(f"[{text}]", held, known, beyond), at + 1
+    return CharacterSet(f"[{text}]", held, known, beyond), at + 1
 
 
-def _member(pattern: str, at: int, *, negated: bool, decides: bool) -> tuple[_Set, int]:
+def _member(
+    pattern: str, at: int, *, negated: bool, decides: bool
+) -> tuple[CharacterSet, int]:
     """A member of a set, without its brackets, and where it ends."""
     token, at = _read_token(pattern, at)
     if (several := _repetition(token, negated=negated, decides=decides)) is not None:
@@ -236,9 +248,9 @@ def _member(pattern: str, at: int, *, negated: bool, decides: bool) -> tuple[_Se
         token, at = _read_token(pattern, at + 1)
         high = _number(token, within=True)
     if low > high:
-        raise _refused(f"{chr(low)}-{chr(high)}", "range")
+        raise refused_part(f"{chr(low)}-{chr(high)}", "range")
     held = _ASCII.intersection(range(low, high + 1))
-    return _Set(_range(low, high), held, beyond=high not in _ASCII), at
+    return CharacterSet(_range(low, high), held, beyond=high not in _ASCII), at
 
 
 def _read_token(pattern: str, at: int) -> tuple[str, int]:
@@ -249,18 +261,29 @@ def _read_token(pattern: str, at: int) -> tuple[str, int]:
     return match[0], match.end()
 
 
-def _repetition(token: str, *, negated: bool, decides: bool) -> _Set | None:
+def _repetition(token: str, *, negated: bool, decides: bool) -> CharacterSet | None:
     """A token for several characters, as members of a set; None if it is one."""
     letter = token[1:2] if token[0] == "\\" else ""
     if letter in ("p", "P"):
-        return _Set(token, frozenset(), known=False)
+        return _property(token)
     if not letter or letter not in _BOTH:
         return None
     table = _EITHER if negated else _BOTH
     text = (_AS_RE if decides else table)[letter]
     # Of ASCII, `re` has more spaces than ECMA 262.
     more = decides or negated != letter.isupper()
-    return _Set(text, _ascii_of(token, re.NOFLAG if more else re.ASCII))
+    return CharacterSet(text, _ascii_of(token, re.NOFLAG if more else re.ASCII))
+
+
+def _property(token: str) -> CharacterSet:
+    """A property of Unicode, as a member of a set: which of ASCII have it is known of
+    general categories by their short names.
+    """
+    name = token[2:].strip("{}")
+    if name not in _CATEGORIES:
+        return CharacterSet(token, frozenset(), known=False, beyond=True)
+    held = frozenset(one for one in _ASCII if category(chr(one)).startswith(name))
+    return CharacterSet(token, held if token[1] == "p" else _ASCII - held, beyond=True)
 
 
 @cache
@@ -287,7 +310,7 @@ def _number(token: str, *, within: bool) -> int:
         return _BY_LETTER[letter]
     elif letter and not letter.isalnum():
         return ord(letter)
-    raise _refused(token, "escape")
+    raise refused_part(token, "escape")
 
 
 def _range(low: int, high: int) -> str:
@@ -298,14 +321,15 @@ def _range(low: int, high: int) -> str:
 
 
 def _span(low: int, high: int) -> str:
-    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+    return character(low) if low == high else f"{character(low)}-{character(high)}"
 
 
-def _character(number: int) -> str:
+def character(number: int) -> str:
     """A character as Rust writes it, within sets and outside."""
     text = chr(number)
     return text if text.isascii() and text.isalnum() else f"\\x{{{number:X}}}"
 
 
-def _refused(text: str, kind: str) -> GrammarError:
+def refused_part(text: str, kind: str) -> GrammarError:
+    """The error about a part of a pattern."""
     return GrammarError(f"the {kind} {text[:_LONGEST]!r} in a pattern cannot be enforced")

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
+from minfer.effects.text.grammars.grammar_library import KeywordError
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
     read_format,
@@ -16,6 +17,14 @@ from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
 MAX_DEPTH: Final = 4  # references, and alternatives within each other
 _ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
 _OF_NAMES: Final = frozenset({"enum", "const", "pattern", "format"})
+_TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
+    "type": ((str, list), "a text or a list of texts"),
+    "enum": (list, "a list"),
+    "pattern": (str, "a text"),
+    "format": (str, "a text"),
+    "minLength": (int, "a number"),
+    "maxLength": (int, "a number"),
+}
 _LENGTHS: Final = ("minLength", "maxLength")
 
 
@@ -72,10 +81,19 @@ class _Reading:
             if said not in _ANY_NAME:
                 return None
             return _any_of([self.names(entry, depth + 1) for entry in several])
+        _check_types(said)
         kinds = said.pop("type", "string")
         if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             return PropertyNames([])
         return _said_of_names(said)
+
+
+def _check_types(said: Mapping[str, Any]) -> None:
+    """Raise KeywordError for a keyword with a value of another type."""
+    for word, (kinds, what) in _TYPES.items():
+        if word in said and not isinstance(said[word], kinds):
+            message = f"{word} in propertyNames must be {what}"
+            raise KeywordError(message, "propertyNames")
 
 
 def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:

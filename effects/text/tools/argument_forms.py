@@ -1,5 +1,7 @@
 """Grammars of the arguments of one call, in the notation of its format."""
 
+import json
+
 from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_text import json_rule
@@ -12,6 +14,7 @@ from minfer.effects.text.tools.python_calls import PythonCalls
 from minfer.effects.text.tools.python_forms import python_form
 from minfer.effects.text.tools.tag_forms import tag_form
 from minfer.effects.text.tools.tags import Tags
+from minfer.effects.text.tools.text_arguments import TextArgument
 
 
 @frozen
@@ -21,6 +24,7 @@ class Callee:
     name: str
     schema: str
     lenient: bool = False  # parts of the schema that cannot be enforced are left free
+    text: TextArgument | None = None  # in place of the schema
 
 
 def argument_form(
@@ -29,13 +33,36 @@ def argument_form(
     """The rules of the arguments of a tool of this number. Raises GrammarError for a
     schema that cannot be enforced.
     """
+    if callee.text is not None:
+        return _text_form(form, marks, callee.text, number)
     where, schema, lenient = callee.name, callee.schema, callee.lenient
     match form.dialect:
         case Tags():
-            around = form.written.parameter if form.written is not None else ""
+            around = _tags_around(form)
             return tag_form(where, number, schema, marks, around, lenient=lenient)
         case PythonCalls():
             return python_form(where, number, schema, lenient=lenient)
         case GemmaCalls(quote=quote):
             return gemma_form(where, number, schema, marks, quote, lenient=lenient)
     return ArgumentRules(json_rule(schema))
+
+
+def _text_form(
+    form: Format, marks: MarkerRules, text: TextArgument, number: int
+) -> ArgumentRules:
+    """The rules of arguments that are one text of a grammar."""
+    match form.dialect:
+        case Tags(value_ends=ends):
+            before, _, behind = _tags_around(form).partition("{value}")
+            before = before.replace("{key}", text.name).replace("{kind}", "true")
+            return text.bare(number, marks, before, behind, ends)
+        case PythonCalls():
+            return text.escaped(number, f'{text.name}="', '"')
+        case GemmaCalls(quote=quote):
+            before, behind = f"{{{text.name}:{quote}", f"{quote}}}"
+            return text.bare(number, marks, before, behind, (quote,))
+    return text.escaped(number, f'{{{json.dumps(text.name)}: "', '"}')
+
+
+def _tags_around(form: Format) -> str:
+    return form.written.parameter if form.written is not None else ""

@@ -16,6 +16,7 @@ tokens.
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -35,6 +36,7 @@ OBJECT: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = (
     '{"type": "object", "properties": {}, "additionalProperties": false}'
 )
+_KEPT_SCHEMAS: Final = 128
 _GAP: Final = r"GAP: /\n{0,2}/"  # before calls
 FORMS: Final = frozenset(
     name for name, form in TOOLS.items() if form.written is not None or name == HARMONY
@@ -74,7 +76,13 @@ def arguments_schema(
         raise GrammarError(f'{where}: must be a schema of the type "object"', where)
     # Arguments are never null, whatever the schema says.
     schema = {**parameters, "type": "object", "nullable": False}
-    return check_schema(json.dumps(schema), where, lenient=lenient)
+    return _checked(json.dumps(schema), where, lenient)
+
+
+@lru_cache(maxsize=_KEPT_SCHEMAS)
+def _checked(schema: str, where: str, lenient: bool) -> str:
+    """As `check_schema`, but once for the tools that an agent sends in each request."""
+    return check_schema(schema, where, lenient=lenient)
 
 
 def grammar(calling: Calling) -> str:

@@ -96,6 +96,11 @@ class Tags:
         pieces = [piece for text in texts for piece in _FIELD.split(text)]
         return tuple(dict.fromkeys(tag for one in pieces for tag in _TAG.findall(one)))
 
+    @property
+    def value_ends(self) -> tuple[str, ...]:
+        """The texts that may end a value."""
+        return (*self._value_ends.sure, *self._value_ends.unsure)
+
     @cached_property
     def _function(self) -> tuple[str, str]:
         """The tag of a call before and after its name."""

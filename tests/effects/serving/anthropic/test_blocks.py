@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving.anthropic.blocks import turns_of
+from minfer.effects.serving.request_parsing.ignored_hints import collect_ignored
+from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
 from tests.effects.serving.anthropic.helpers import HI, body, refused
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}
 TEXT = {"type": "text", "text": "x"}
+PIXELS = {"type": "base64", "media_type": "image/png", "data": "eHh4"}
+IMAGE = {"type": "image", "source": PIXELS}
 CALL = {
     "id": "t1",
     "type": "function",
@@ -45,6 +49,14 @@ def test_results_are_messages_of_their_own() -> None:
     assert turns("user", nothing) == [{**message, "content": ""}]
 
 
+def test_an_image_in_a_result_is_left_out() -> None:
+    with collect_ignored() as hints:
+        made = turns("user", {**RESULT, "content": [TEXT, IMAGE]})
+    parts = [TEXT, {"type": "text", "text": OMITTED_IMAGE}]
+    assert made == [{"role": "tool", "tool_call_id": "t1", "content": parts}]
+    assert hints.names == ("tool_result.image",)
+
+
 @pytest.mark.parametrize(
     ("role", "block", "param"),
     [
@@ -52,7 +64,9 @@ def test_results_are_messages_of_their_own() -> None:
         ("assistant", RESULT, "type"),
         ("assistant", {**USE, "input": 5}, "input"),
         ("assistant", {**USE, "id": ""}, "id"),
-        ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].type"),
+        ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].source"),
+        ("user", {**RESULT, "content": [{"type": "audio"}]}, "content[0].type"),
+        ("user", IMAGE, "type"),
         ("user", {"type": "tool_result"}, "tool_use_id"),
         ("user", {"type": 5}, "type"),
     ],

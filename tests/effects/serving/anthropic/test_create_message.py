@@ -123,6 +123,7 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 4,
         "output_tokens": 1,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
     ended = {"stop_reason": "end_turn", "stop_sequence": None}
     if stream:

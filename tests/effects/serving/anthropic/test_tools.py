@@ -111,6 +111,34 @@ def test_a_deferred_tool_is_in_the_prompt_once_it_is_found() -> None:
     assert [tool.name for tool in forced.offers] == ["f", "g"]
 
 
+def change(kind: str, name: str) -> dict[str, Any]:
+    block = {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+    return {"role": "system", "content": [block]}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "offered"),
+    [
+        (["tool_removal"], False),
+        (["tool_addition", "tool_removal"], False),
+        (["tool_removal", "tool_addition"], True),
+    ],
+)
+def test_a_removed_tool_cannot_be_called(kinds: list[str], offered: bool) -> None:
+    other = {**TOOL, "name": "g"}
+    messages = [*HI, *(change(kind, "f") for kind in kinds)]
+    made = body(tools=[TOOL, other], messages=messages)
+    names = ["f", "g"] if offered else ["g"]
+    assert [tool.name for tool in made.offers] == names
+    assert [tool.where for tool in made.offers][-1] == "tools[1]"
+    if not offered:
+        only = {"type": "tool", "name": "f"}
+        removed = {"tools": [TOOL, other], "messages": messages}
+        assert refused(**removed, tool_choice=only).param == "tool_choice.name"
+        error = refused(tools=[TOOL], messages=messages, tool_choice={"type": "any"})
+        assert error.param == "tool_choice"
+
+
 def test_a_reference_names_one_of_the_tools() -> None:
     error = refused(tools=[TOOL], messages=FOUND)
     assert error.param == "messages[2].content[0]"

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lark import Lark
 
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.codex.program import NEEDS_CODEX, Codex
 from tests.effects.serving.codex.recording import Recording, recorded
 from tests.effects.serving.scripted_model import agent_server, script
+from tests.effects.text.grammars.test_lark_terminals import PATCH, for_lark
 
 pytestmark = [pytest.mark.long, NEEDS_CODEX]
 SESSION = Path(__file__).parent / "session.json"
@@ -152,6 +154,23 @@ def test_a_custom_tool_and_one_in_a_namespace(server: Serving, tmp_path: Path) -
     called, output = bodies[-1]["input"][-2:]
     assert (called["namespace"], called["name"]) == ("multi_agent_v1", "close_agent")
     assert "unsupported call" not in output["output"]
+
+
+def test_a_patch_keeps_to_the_grammar_that_codex_sends(
+    server: Serving, tmp_path: Path
+) -> None:
+    custom = Codex.at(tmp_path, server.url, CUSTOM_MODEL)
+    with recorded(server) as bodies, script(server, ["Done."]):
+        custom.run("Write a file.")
+    broken = "*** Begin Patch\n*** Add File a.txt\n+x\n*** End Patch\n"
+    fields = {**bodies[0], "stream": False, "max_output_tokens": 300}
+    with script(server, [hermes(("apply_patch", {"input": broken}))]):
+        found = server.post("responses", **fields)
+    assert "tools.format" not in found.headers["x-minfer-ignored"]
+    (call,) = found.json()["output"]
+    assert call["type"] == "custom_tool_call"
+    assert call["input"].startswith("*** Begin Patch\n*** Add File: ")
+    Lark(for_lark(PATCH)).parse(call["input"])
 
 
 def test_ten_turns(server: Serving, codex: Codex) -> None:

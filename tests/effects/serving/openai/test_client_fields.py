@@ -150,22 +150,24 @@ def test_reasoning_may_be_left_out(server: Serving, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 def test_usage_counts_reasoning_tokens(server: Serving, path: str, stream: bool) -> None:
-    prompt: dict[str, Any] = {"messages": HI} if path.startswith("chat") else {}
-    prompt = prompt or {"input": "hi"}
+    prompt: dict[str, Any] = {"input": "hi"} if path == "responses" else {"messages": HI}
+    if path == "messages":
+        prompt["max_tokens"] = 50
     with script(server, [ANSWER]):
-        if stream and "messages" in prompt:
+        if stream and path == "chat/completions":
             prompt["stream_options"] = {"include_usage": True}
         found = server.post(path, model="tiny", stream=stream, **prompt)
     if not stream:
         usage = found.json()["usage"]
     else:
         lines = [one for one in found.text.split("\n") if one.startswith("data: {")]
-        last = json.loads(lines[-1].removeprefix("data: "))
+        last = json.loads(lines[-2 if path == "messages" else -1].removeprefix("data: "))
         usage = last.get("usage") or last["response"]["usage"]
     details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
-    assert details == {"reasoning_tokens": len("Hm.")}
+    name = "thinking_tokens" if path == "messages" else "reasoning_tokens"
+    assert details == {name: len("Hm.")}
 
 
 def test_both_lengths_may_be_given_if_they_are_equal() -> None:

@@ -16,10 +16,12 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
+from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
 from tests.effects.serving.scripted_model import agent_server, script
+from tests.effects.text.grammars.test_lark_terminals import PATCH
 
 FUNCTION: dict[str, Any] = {
     "type": "function",
@@ -227,23 +229,134 @@ def test_a_tool_choice_names_what_the_client_offered(
         assert (f'\\"{name}\\"' in text.text) is (name in names)
 
 
-def test_a_required_custom_tool_keeps_to_its_regular_expression(server: Serving) -> None:
-    grammar = {"type": "grammar", "syntax": "regex", "definition": "ab+"}
+def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
+    grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {**CUSTOM, "format": grammar}
+
+
+RECURSIVE = 'start: "(" start? ")"'
+NAMED = {"type": "custom", "name": "patch"}
+NAMELESS = {"type": "function", "name": 5}
+DOUBLED = [f"A{i}: A{i + 1} A{i + 1}" for i in range(30)]
+WRITTEN = (  # a format, an input that it allows, and how one begins that it does not
+    (custom("ab+", "regex"), "abbb", "xab"),
+    (custom('"[^"]+"\\n', "regex"), '"a b"\n', 'a"'),
+    (custom(PATCH), '*** Begin Patch\n*** Delete File: "a"\n*** End Patch', "a"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tool", "right", "wrong"), WRITTEN)
+@pytest.mark.parametrize(
+    "choice", ["required", "auto", {"type": "custom", "name": "patch"}]
+)
+def test_a_custom_tool_keeps_to_its_grammar(
+    server: Serving, tool: dict[str, Any], right: str, wrong: str, choice: Any
+) -> None:
     fields: dict[str, Any] = {
-        "tools": [{**CUSTOM, "format": grammar}],
-        "tool_choice": "required",
-        "max_output_tokens": 300,
+        "tools": [tool, FUNCTION],
+        "tool_choice": choice,
+        "max_output_tokens": 400,
         "model": "tiny",
         "input": "hi",
     }
-    with script(server, [hermes(("patch", {"input": "abbb"}))]):
+    with script(server, [hermes(("patch", {"input": right}))]):
+        found = server.post("responses", **fields)
+    assert "tools.format" not in found.headers.get("x-minfer-ignored", "")
+    (call,) = found.json()["output"]
+    assert (call["type"], call["input"]) == ("custom_tool_call", right)
+    with script(server, [hermes(("patch", {"input": wrong}))]):
         found = server.post("responses", **fields).json()
-    (call,) = found["output"]
-    assert call["type"] == "custom_tool_call"
-    assert set(call["input"]) == {"a", "b"}
-    with script(server, [hermes(("patch", {"input": "other"}))]):
-        found = server.post("responses", **fields).json()
-    assert found["output"][0]["input"].startswith("ab")
+    made = [item for item in found["output"] if item["type"] == "custom_tool_call"]
+    assert not any(call["input"].startswith(wrong) for call in made)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"include": ["nonsense"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "web_search_call"]}, "include"),
+        ({"include": ["reasoning.encrypted_content"]}, None),
+        ({"tools": [{**SPACE, "tools": []}]}, "tools.description"),
+        ({"tools": [{**SPACE, "tools": [], "description": None}]}, None),
+    ],
+)
+def test_the_header_names_what_adds_nothing(
+    server: Serving, fields: dict[str, Any], name: str | None
+) -> None:
+    with script(server, ["Yes."]):
+        found = server.post("responses", model="tiny", input="hi", **fields)
+    assert found.status_code == 200, found.text
+    assert found.headers.get("x-minfer-ignored") == name
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
+def test_an_image_in_an_output_is_left_out(server: Serving, kind: str) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
+    given = {"arguments": "{}"} if kind == "function_call" else {"input": ""}
+    items = [
+        {"type": kind, "call_id": "c", "name": "run", **given},
+        {"type": f"{kind}_output", "call_id": "c", "output": [image]},
+        HI,
+    ]
+    assert OMITTED_IMAGE in prompt_of(server, input=items)
+    with script(server, ["Yes."]):
+        found = server.post("responses", model="tiny", input=items)
+    assert found.headers["x-minfer-ignored"] == "output.input_image"
+    data = json.dumps({"input": [{**HI, "content": [image]}]}).encode()
+    assert refused(ResponsesBody, data).param == "input[0].content[0].type"
+
+
+def test_text_before_a_call_is_free(server: Serving) -> None:
+    text = "I patch." + hermes(("patch", {"input": "abb"}))
+    made = answer(server, text, tools=[custom("ab+", "regex"), SPACE])["output"]
+    assert [item["type"] for item in made] == ["message", "custom_tool_call"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [
+        (custom(RECURSIVE), "'start' contains itself"),
+        (custom("start: <tool_call>"), "'<'"),
+        (custom('start: "a'), "cannot be enforced"),
+        (custom("begin: X"), "has no rule 'start'"),
+        (custom("(?<=a)b", "regex"), "look-behind"),
+    ],
+)
+def test_a_grammar_that_cannot_be_enforced(
+    server: Serving, tool: dict[str, Any], why: str
+) -> None:
+    """It is refused where a call is required, and named in the header where none is."""
+    fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [tool, SPACE]}
+    found = server.post("responses", **fields, tool_choice="required")
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert error["param"] == "tools[0].format.definition"
+    assert why in error["message"]
+    with script(server, [hermes(("patch", {"input": "any"}))]):
+        found = server.post("responses", **fields)
+    assert found.json()["output"][0]["input"] == "any"
+    assert found.headers["x-minfer-ignored"] == "tools.format"
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        custom("\n".join(["start: A0", *DOUBLED, 'A30: "a" | "b"'])),
+        custom('start: "a"' + "\n// note" * 9000),
+        custom("a" * 70_000, "regex"),
+    ],
+    ids=["lark", "long lark", "long regex"],
+)
+def test_a_grammar_that_is_too_large(server: Serving, tool: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [tool]}
+    found = server.post("responses", **fields, tool_choice="required")
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "tools[0].format.definition"
+    with script(server, [hermes(("patch", {"input": "any"}))]):
+        found = server.post("responses", **fields)
+    assert found.json()["output"][0]["input"] == "any"
+    assert found.headers["x-minfer-ignored"] == "tools.format"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +372,11 @@ def test_a_required_custom_tool_keeps_to_its_regular_expression(server: Serving)
             {"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "lark"}}]},
             "tools[0].format.definition",
         ),
+        (
+            {"tools": [custom("a)|(?:b", "regex")]},
+            "tools[0].format.definition",
+        ),
+        ({"tools": [custom("(a", "regex")]}, "tools[0].format.definition"),
         ({"tools": [{**SPACE, "tools": [HOSTED]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**SPACE, "tools": [SPACE]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**SPACE, "tools": {}}]}, "tools[0].tools"),
@@ -283,6 +401,28 @@ def test_a_required_custom_tool_keeps_to_its_regular_expression(server: Serving)
             "input[0].input",
         ),
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, "tool_choice.type"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [HOSTED, {"type": "function", "name": "run"}, NAMELESS],
+                },
+            },
+            "tool_choice.tools[2].name",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [HOSTED],
+                },
+            },
+            "tool_choice.tools",
+        ),
     ],
 )
 def test_what_makes_no_sense(fields: dict[str, Any], param: str) -> None:

@@ -46,8 +46,13 @@ def _byte_of() -> dict[int, int]:
 
 
 @cache
-def _token_of() -> dict[int, int]:
+def _tokens() -> dict[int, int]:
     return {byte: token for token, byte in _byte_of().items()}
+
+
+def token_of(byte: int) -> int:
+    """The token of a byte."""
+    return _tokens()[byte]
 
 
 def matcher(schema: Any) -> Matcher:
@@ -66,7 +71,8 @@ class _Allowed:
 
 
 @lru_cache(maxsize=65_536)
-def _allowed(mask: bytes) -> _Allowed:
+def allowed_bytes(mask: bytes) -> _Allowed:
+    """The bytes that a mask allows."""
     bits = int.from_bytes(mask, "little")
     every = [byte for token, byte in _byte_of().items() if bits >> token & 1]
     close = [byte for byte in every if byte in _CLOSING]
@@ -88,13 +94,13 @@ class Sampler:
         self.walk.restart()
         text = bytearray()
         while not self.walk.must_end:
-            allowed = _allowed(self.walk.mask())
+            allowed = allowed_bytes(self.walk.mask())
             closing = len(text) > SHORT
             if self.walk.may_end and (closing or self.random.random() < 0.3):
                 break
             byte = self._choice(allowed, text, closing=closing)
             text.append(byte)
-            self.walk.advance([_token_of()[byte]])
+            self.walk.advance([token_of(byte)])
             assert len(text) < MAX_BYTES, bytes(text)
         return json.loads(text)
 

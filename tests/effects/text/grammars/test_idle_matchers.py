@@ -94,10 +94,10 @@ def test_few_constraints_have_some() -> None:
 
 def test_long_constraints_take_more_of_it() -> None:
     idle = IdleMatchers()
-    long = requested("a" * 9 * CHARACTERS)
+    long = requested("a" * 2 * CHARACTERS)
     for _ in range(CAPACITY):
         idle.put(long, made(), 1)
-    assert len(idle) == CAPACITY // 10
+    assert len(idle) == CAPACITY // 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from typing import Any
 
 import pytest
 
@@ -198,3 +200,23 @@ def test_a_schema_may_allow_any_json(schema: bool | str) -> None:
     for text in ("[1, true]", "null", '{"a": "b"}'):
         assert takes(text, json=schema)
     assert not takes("nul", json=schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"pattern": "^a$", "minLength": 5}, "the pattern, the format and the length"),
+        ({"pattern": "^x$", "format": "date"}, "the pattern, the format and the length"),
+        ({"pattern": "(a"}, "a pattern is no regular expression: unclosed group"),
+        ({"pattern": "*a"}, "a pattern is no regular expression: repetition operator"),
+        ({"pattern": "[\\p{Foo}]"}, "Unicode property not found"),
+        ({"pattern": "a^b"}, "'^' at its beginning"),
+        ({"pattern": "a{3,1}"}, "a pattern is no regular expression: invalid repetition"),
+    ],
+)
+def test_a_refusal_has_no_pattern_of_the_librarys(
+    schema: dict[str, Any], words: str
+) -> None:
+    error = str(refusal(json={"type": "string", **schema}))
+    assert words in error
+    assert not re.search(r"\\x\{|SearchRegex|\(\?s:|\n", error)

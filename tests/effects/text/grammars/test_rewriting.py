@@ -209,3 +209,18 @@ def test_names_behind_many_references_are_read_soon() -> None:
     with at_most(0.5):
         made = json.loads(check_schema(json.dumps(schema), "json"))
     assert made["properties"] == {"a": True}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *({word: 5} for word in ("pattern", "enum", "type", "format")),
+        *({word: "x"} for word in ("minLength", "maxLength", "enum")),
+    ],
+)
+def test_names_of_properties_have_keywords_of_their_types(names: dict[str, Any]) -> None:
+    schema = {"type": "object", "propertyNames": names}
+    (word,) = names
+    assert f"{word} in propertyNames must be" in str(refusal(json=schema))
+    lenient = check_schema(json.dumps(schema), "x", lenient=True)
+    assert json.loads(lenient) == {"type": "object"}

@@ -10,8 +10,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-from minfer.effects.text.tools import harmony
+from minfer.effects.text.grammars.schemas import check_schema
+from minfer.effects.text.tools import forms, harmony
 from minfer.effects.text.tools.argument_forms import Callee
 from minfer.effects.text.tools.forms import (
     MARKED,
@@ -21,6 +23,7 @@ from minfer.effects.text.tools.forms import (
     grammar,
 )
 from minfer.effects.text.tools.table import TOOLS
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import BRACKETS, THINK
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ENDS, allowed, tokenizer
@@ -253,12 +256,82 @@ def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
             assert takes(f"{begun}\n\nHi.", bound) is not must
 
 
+TEXTS: Final = (  # of a grammar: one that it allows, and one that it does not
+    (TextGrammar("regex", 'a"(?:\\n|b)+'), 'a"\n\nb', 'a"c'),
+    (TextGrammar("lark", 'start: line+\nline: "+" /.*/ "\\n"'), '+a\n+"\\\n', "+a\nb\n"),
+)
+
+
+def called_with(form: str, text: str, *, marked: bool) -> str:
+    """A call with this text."""
+    if form == "qwen3_coder":
+        return tagged("add", ("input", text))
+    one, _, _ = answers(form, marked=marked)
+    arguments = json.dumps({"input": text}, ensure_ascii=False)
+    return one.replace('{"a": 1}', arguments)
+
+
+@pytest.mark.long
+@both
+@each
+@pytest.mark.parametrize(("text", "right", "wrong"), TEXTS)
+def test_a_text_is_of_its_grammar(
+    form: str, marked: bool, text: TextGrammar, right: str, wrong: str
+) -> None:
+    takes = vocabulary(marked=marked).takes
+    callee = Callee("add", OBJECT, text=TextArgument("input", text))
+    bound = evolve(calling(form, must=marked), callees=(callee, NOW))
+    answer = called_with(form, right, marked=marked)
+    assert takes(answer, bound)
+    assert not takes(called_with(form, wrong, marked=marked), bound)
+    assert found(answer, form).parsed == [("add", {"input": right})]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("a <parameter=x>", True),
+        ("a\n</p>", True),
+        ("</parameter>", False),
+        ("a\n<parameter=x>", False),
+        ("a\n</function>\n</tool_call>", False),
+    ],
+)
+def test_a_text_before_a_tag_does_not_end_within(text: str, fits: bool) -> None:
+    """A reader takes the first tag for the end."""
+    grammar = TextGrammar("lark", "start: /(?s:.)*/")
+    callee = Callee("patch", OBJECT, text=TextArgument("input", grammar))
+    bound = evolve(calling("qwen3_coder"), callees=(callee,))
+    answer = tagged("patch", ("input", text))
+    assert vocabulary(marked=False).takes(answer, bound) == fits
+    read = found(answer, "qwen3_coder").parsed
+    assert (read == [("patch", {"input": text})]) == fits
+
+
 def test_any_object_may_be_the_arguments_of_a_tool_that_is_not_strict() -> None:
     loose = evolve(calling("json", must=False), callees=(Callee("add", OBJECT),))
     takes = vocabulary(marked=False).takes
     assert takes(BAD, loose)
     assert not takes(STRANGE, loose)
     assert not takes(call("add", [1]), loose)
+
+
+def test_the_schema_of_an_agents_tool_is_checked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+
+    def check(text: str, param: str, *, lenient: bool = False) -> str:
+        checked.append(text)
+        return check_schema(text, param, lenient=lenient)
+
+    monkeypatch.setattr(forms, "check_schema", check)
+    parameters = {"properties": {"once": {"enum": [1, 2]}}}
+    results = {arguments_schema(parameters, "tools[0].parameters") for _ in range(3)}
+    assert (len(results), len(checked)) == (1, 1)
+    for _ in range(2):  # an error is not kept
+        with pytest.raises(GrammarError, match=r"tools\[1\].parameters"):
+            arguments_schema({"properties": {"a": {"if": {}}}}, "tools[1].parameters")
 
 
 def test_no_arguments_but_those_of_an_object() -> None:

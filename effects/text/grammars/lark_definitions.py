@@ -1,0 +1,162 @@
+"""Reads users' grammars in Lark's form: definitions, imports, and what is ignored.
+
+A definition is a line; lines that begin with a bar continue it. What the compiler has
+beyond that is refused here: options, parameters, overriding.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import define, field, frozen
+
+from minfer.effects.text.grammars.escaped_patterns import literal
+from minfer.effects.text.grammars.grammar_library import GrammarError
+
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<comment>(?://|\#)[^\n]*+)
+    | (?P<low>"(?:\\.|[^"\\\n])*+")\s*\.\.\s*(?P<high>"(?:\\.|[^"\\\n])*+")
+    | (?P<text>"(?:\\.|[^"\\\n])*+")(?P<ignoring>i(?![a-z]))?
+    | /(?P<pattern>(?:\\.|[^/\\\n])++)/(?P<flags>[a-z]*)
+    | (?P<statement>%[a-z]+)
+    | (?P<path>common\.[A-Z_]+)
+    | (?P<name>[!?]{0,2}_?[A-Za-z][A-Za-z0-9_-]*)
+    | (?P<alias>->\s*[A-Za-z_][A-Za-z0-9_-]*)
+    | (?P<times>~\s*[0-9]+(?:\s*\.\.\s*[0-9]+)?|\{[0-9]*,?[0-9]*\}|[*+?])
+    | (?P<sign>[()\[\]|&:,])
+    | (?P<priority>\.\s*-?[0-9]+)
+    | (?P<line>\n)
+    | (?P<blank>[ \t\r]+)
+    | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_HEX: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+MAX_SHOWN: Final = 32  # characters that an error shows
+_MAX_NAMES: Final = 1000
+
+
+@frozen
+class LarkToken:
+    """A word of a grammar."""
+
+    kind: str
+    text: str
+    flags: str = ""  # of a text or a pattern
+
+
+@frozen
+class Definition:
+    """A rule or a terminal."""
+
+    name: str
+    body: list[LarkToken]
+
+
+@define
+class LarkGrammar:
+    """A grammar's definitions, by their names, and what it imports and ignores."""
+
+    definitions: dict[str, Definition] = field(factory=dict)
+    imports: dict[str, str] = field(factory=dict)  # names in Lark's library
+    ignored: list[list[LarkToken]] = field(factory=list)
+
+
+def refused(text: str) -> GrammarError:
+    """The error about a word of a grammar."""
+    why = f"{text[:MAX_SHOWN]!r} in a grammar cannot be enforced within a call"
+    return GrammarError(f"{why}; leave it out, or write it otherwise")
+
+
+def read_lark(definition: str) -> LarkGrammar:
+    """The definitions of a grammar. Raises GrammarError."""
+    grammar = LarkGrammar()
+    for line in _lines(definition):
+        first, *rest = line
+        if first.kind == "statement":
+            _read_statement(grammar, first.text, rest)
+        elif first.kind == "name":
+            _read_definition(grammar, first.text.lstrip("!?"), rest)
+        else:
+            raise refused(first.text)
+    return grammar
+
+
+def _read_statement(grammar: LarkGrammar, word: str, rest: list[LarkToken]) -> None:
+    if word == "%ignore" and rest:
+        grammar.ignored.append(rest)
+    elif word == "%import" and rest and rest[0].kind == "path":
+        path = rest[0].text
+        alias = [token.text for token in rest[1:] if token.kind == "alias"]
+        name = alias[0].removeprefix("->").strip() if alias else path.split(".")[1]
+        grammar.imports[name] = path
+    elif word == "%import" and rest and rest[0].text == "common":
+        names = [token.text for token in rest[1:] if token.kind == "name"]
+        grammar.imports |= {name: f"common.{name}" for name in names}
+    else:
+        raise refused(word)
+
+
+def _read_definition(grammar: LarkGrammar, name: str, rest: list[LarkToken]) -> None:
+    if rest and rest[0].kind == "priority":
+        rest = rest[1:]
+    if not rest or rest[0].text != ":":
+        raise refused(rest[0].text if rest else name)
+    if name in grammar.definitions:
+        raise GrammarError(f"defines {name[:MAX_SHOWN]!r} twice")
+    grammar.definitions[name] = Definition(name, rest[1:])
+    if len(grammar.definitions) > _MAX_NAMES:
+        raise GrammarError(f"has more than {_MAX_NAMES} rules and terminals")
+
+
+def _lines(definition: str) -> Iterator[list[LarkToken]]:
+    """The definitions and statements: a line that begins with a bar continues another."""
+    line: list[LarkToken] = []
+    fresh = False
+    for token in _tokens(definition):
+        if token.kind == "line":
+            fresh = True
+            continue
+        if fresh and line and token.text != "|":
+            yield line
+            line = []
+        fresh = False
+        line.append(token)
+    if line:
+        yield line
+
+
+def _tokens(definition: str) -> Iterator[LarkToken]:
+    for match in _TOKEN.finditer(definition):
+        kind = match.lastgroup or ""
+        if kind in ("comment", "blank"):
+            continue
+        if kind in ("pattern", "flags"):
+            yield LarkToken("pattern", match["pattern"], match["flags"])
+        elif kind in ("text", "ignoring"):
+            yield LarkToken("text", _unquoted(match["text"]), match["ignoring"] or "")
+        elif kind == "high":
+            yield LarkToken("pattern", _range(match["low"], match["high"]))
+        else:
+            yield LarkToken(kind, match[0])
+
+
+def _unquoted(word: str) -> str:
+    """The text of a literal, which has the escapes of JSON, and those of bytes."""
+    written = _HEX.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
+    try:
+        text: str = json.loads(written)
+        text.encode()
+    except ValueError:  # a lone surrogate cannot be encoded
+        raise GrammarError(f"{word[:MAX_SHOWN]} is no text in Lark's form") from None
+    return text
+
+
+def _range(low: str, high: str) -> str:
+    """A pattern of the characters between two."""
+    ends = [_unquoted(low), _unquoted(high)]
+    if any(len(end) != 1 for end in ends):
+        raise refused(f"{low}..{high}")
+    return f"[{literal(ends[0])}-{literal(ends[1])}]"

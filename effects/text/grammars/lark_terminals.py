@@ -1,0 +1,242 @@
+r"""Users' grammars in Lark's form as terminals: for texts within a call's arguments.
+
+    start: line+                      I_0: I_1+
+    line: /[^\n]*/ LF      -->        I_1: /[^\x{A}]*/ I_2
+    %import common.LF                 I_2: /[\x{A}]/
+
+A text of a grammar is within JSON's quotes, or before a tag that ends it. As rules, the
+compiler's lexer would read such a text word by word, each as long as it can be: within
+JSON the backslash of a line break might as well begin a quote within the line, and the
+lexer cannot go back. As one terminal, a text is one word. So rules become terminals;
+their texts and patterns are written with JSON's escapes where these are wanted, and what
+`%ignore` names may be before and behind each of a rule's words.
+
+Terminals cannot contain themselves: a grammar with recursive rules is refused, and so
+are the compiler's extensions, such as JSON schemas and tokens of the model. Of what is
+ignored, only white space is enforced: a comment ends where a lexer can read no more of
+it, which a terminal cannot say.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.escaped_patterns import (
+    escape_text,
+    literal,
+    write_pattern,
+)
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.lark_definitions import (
+    MAX_SHOWN,
+    Definition,
+    LarkGrammar,
+    LarkToken,
+    read_lark,
+    refused,
+)
+from minfer.effects.text.grammars.patterns import CharacterSet, character, pattern_parts
+from minfer.sampling.structured import MAX_CONSTRAINT
+
+# Lark's library, as far as its texts have characters that JSON escapes.
+_COMMON: Final = {
+    "LF": r"\n",
+    "CR": r"\r",
+    "NEWLINE": r"(\r?\n)+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+    "ESCAPED_STRING": r'"([^"\\\n]|\\.)*"',
+    "SH_COMMENT": r"#[^\n]*",
+    "CPP_COMMENT": r"\/\/[^\n]*",
+    "SQL_COMMENT": r"--[^\n]*",
+    "C_COMMENT": r"\/\*(?s:[^*]|\*+[^*\/])*\*+\/",
+}
+_SPACES: Final = frozenset(" \t\n\r\f\v")
+_COMMON_SPACES: Final = frozenset(
+    f"common.{name}" for name in ("LF", "CR", "NEWLINE", "WS", "WS_INLINE")
+)
+
+
+def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
+    """A grammar as terminals whose names begin with `prefix`, of which the first is the
+    whole: with JSON's escapes, if texts are to be `escaped`. Raises GrammarError.
+    """
+    grammar = read_lark(definition)
+    if "start" not in grammar.definitions:
+        raise GrammarError("has no rule 'start'")
+    _check_recursion(grammar)
+    if not _ignores_spaces(grammar):
+        why = "what '%ignore' names, other than white space, cannot be enforced within"
+        raise GrammarError(f"{why} a call; put it into the rules")
+    names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
+    ignored = f"{prefix}{len(names)}" if grammar.ignored else ""
+    new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
+    writer = _Writer(new_names, escaped, ignored)
+    lines = [writer.definition(grammar.definitions.pop("start"))]
+    lines += [writer.definition(entry) for entry in grammar.definitions.values()]
+    lines += [writer.imported(name, path) for name, path in grammar.imports.items()]
+    if ignored:
+        ways = " | ".join(writer.body(body) for body in grammar.ignored)
+        lines.append(f"{ignored}: ({ways})*")
+    return lines
+
+
+@frozen
+class TextGrammar:
+    """What a text must be: of a grammar in Lark's form, or of a regular expression."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+    def check(self) -> None:
+        """Raise GrammarError if the text cannot be enforced within JSON."""
+        if len(self.definition) > MAX_CONSTRAINT:
+            why = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
+            raise GrammarError(f"{why}; make it smaller")
+        self.terminals("", escaped=True)
+
+    def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
+        """The text as terminals, the first of which is the whole. Raises GrammarError."""
+        if self.syntax == "lark":
+            return lark_terminals(self.definition, prefix, escaped=escaped)
+        return [f"{prefix}0: /{write_pattern(self.definition, escaped=escaped)}/"]
+
+
+# --- checks -----------------------------------------------------------------------------
+
+
+def _check_recursion(grammar: LarkGrammar) -> None:
+    """Raise GrammarError for a definition within itself."""
+    done: set[str] = set()
+    path: dict[str, Iterator[str]] = {}
+    for start in grammar.definitions:
+        due = [start]
+        while due:
+            name = due[-1]
+            if name not in path and name not in done:
+                path[name] = iter(_names_of(grammar, name))
+            within = next((one for one in path.get(name, ()) if one not in done), None)
+            if within is None:
+                path.pop(name, None)
+                done.add(name)
+                due.pop()
+            elif within in path:
+                why = f"the rule {within[:MAX_SHOWN]!r} contains itself, which cannot be"
+                raise GrammarError(f"{why} enforced within a call; write a repetition")
+            else:
+                due.append(within)
+
+
+def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
+    definition = grammar.definitions.get(name)
+    body = [] if definition is None else definition.body
+    return [token.text for token in body if token.kind == "name"]
+
+
+def _ignores_spaces(grammar: LarkGrammar) -> bool:
+    """Whether only white space is ignored."""
+    due = [token for body in grammar.ignored for token in body]
+    seen: set[str] = set()
+    while due:
+        token = due.pop()
+        if token.kind == "name" and token.text in grammar.definitions:
+            if token.text not in seen:
+                seen.add(token.text)
+                due += grammar.definitions[token.text].body
+        elif not _is_space(token, grammar):
+            return False
+    return True
+
+
+def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
+    """Whether a word stands for white space, or for no text."""
+    match token.kind:
+        case "text":
+            return _SPACES.issuperset(token.text)
+        case "pattern":
+            return all(map(_is_space_part, pattern_parts(token.text)))
+        case "name":
+            return grammar.imports.get(token.text) in _COMMON_SPACES
+    return token.kind in ("sign", "times")
+
+
+def _is_space_part(part: str | CharacterSet) -> bool:
+    if isinstance(part, CharacterSet):
+        spaces = part.ascii.issubset(map(ord, _SPACES))
+        return spaces and part.known and not part.beyond
+    return part == character(ord(" ")) or part[0] in "()|*+?{"
+
+
+def _is_rule(name: str) -> bool:
+    return name.lstrip("_")[:1].islower()
+
+
+# --- writing ----------------------------------------------------------------------------
+
+
+@frozen
+class _Writer:
+    """Writes terminals under new names."""
+
+    names: Mapping[str, str]
+    escaped: bool
+    ignored: str = ""  # the terminal of what is ignored; empty: nothing is
+
+    def definition(self, definition: Definition) -> str:
+        """A definition as a terminal. What is ignored may be behind each word of a rule,
+        and before the first.
+        """
+        body = self.body(definition.body, spaced=_is_rule(definition.name))
+        if definition.name == "start" and self.ignored:
+            body = f"{self.ignored} ({body})"
+        return f"{self.names[definition.name]}: {body}"
+
+    def imported(self, name: str, path: str) -> str:
+        """A terminal of Lark's library."""
+        pattern = _COMMON.get(path.split(".")[1])
+        if pattern is None:
+            return f"%import {path} -> {self.names[name]}"
+        return f"{self.names[name]}: {self._pattern(pattern)}"
+
+    def body(self, tokens: list[LarkToken], *, spaced: bool = False) -> str:
+        """What is behind a definition's colon."""
+        words = []
+        for token in tokens:
+            word = self._word(token)
+            is_word = token.kind in ("text", "pattern") or (
+                token.kind == "name" and not _is_rule(token.text)
+            )
+            words.append(
+                f"({word} {self.ignored})"
+                if spaced and self.ignored and is_word
+                else word
+            )
+        return " ".join(filter(None, words))
+
+    def _word(self, token: LarkToken) -> str:
+        match token.kind:
+            case "text" if token.flags and token.text:
+                return self._pattern(f"(?i:{literal(token.text)})")
+            case "text":
+                text = escape_text(token.text) if self.escaped else token.text
+                return json.dumps(text, ensure_ascii=False)
+            case "pattern" if token.flags:
+                return self._pattern(f"(?{token.flags}:{token.text})")
+            case "pattern":
+                return self._pattern(token.text)
+            case "name" if token.text in self.names:
+                return self.names[token.text]
+            case "name":
+                raise GrammarError(f"does not define {token.text[:MAX_SHOWN]!r}")
+            case "alias":
+                return ""
+            case "times":
+                return token.text
+            case "sign" if token.text not in ":,":
+                return token.text
+        raise refused(token.text)
+
+    def _pattern(self, pattern: str) -> str:
+        return f"/{write_pattern(pattern, escaped=self.escaped)}/"

@@ -1,0 +1,45 @@
+"""Random texts that a grammar allows, byte by byte."""
+
+from random import Random
+
+from minfer.effects.text.grammars.grammar_library import Matcher
+from minfer.sampling.structured import StructuredOutputs
+from tests.effects.text.grammars.random_texts import allowed_bytes, compiler, token_of
+
+MAX_BYTES = 5000
+MARKS = b'"\\n<>*-@'  # bytes that begin or end something
+
+
+def matcher(grammar: str) -> Matcher:
+    """A matcher of a grammar in Lark's form."""
+    return compiler().compile(StructuredOutputs(grammar=grammar)).matcher()
+
+
+def draw(walk: Matcher, random: Random, *, most: int = 40) -> bytes:
+    """A text that a matcher allows: of little more than `most` bytes, if that can be."""
+    walk.restart()
+    text = bytearray()
+    while not walk.must_end:
+        if walk.may_end and (len(text) > most or random.random() < 0.2):
+            break
+        allowed = [byte for byte in allowed_bytes(walk.mask()).every if byte < 128]
+        marks = [byte for byte in allowed if byte in MARKS]
+        closing = [byte for byte in marks if byte == ord('"')]
+        if closing and len(text) > most and random.random() < 0.5:
+            byte = closing[0]
+        else:
+            byte = random.choice(marks if marks and random.random() < 0.5 else allowed)
+        text.append(byte)
+        walk.advance([token_of(byte)])
+        assert len(text) < MAX_BYTES, bytes(text)
+    return bytes(text)
+
+
+def takes(walk: Matcher, text: bytes) -> bool:
+    """Whether a matcher allows a whole text."""
+    walk.restart()
+    for byte in text:
+        if byte not in allowed_bytes(walk.mask()).every:
+            return False
+        walk.advance([token_of(byte)])
+    return walk.may_end
