@@ -49,16 +49,25 @@ class MarkerRules:
 
     def ending(self, name: str, marker: str) -> list[str]:
         """The rules of text up to a marker. Where that is text, too, the first counts."""
-        parts = self._parts(marker, "")
-        at = next((i for i, part in enumerate(parts) if part in self.tokens), None)
-        if at is None:
+        before, rest = self.split_at_token(marker)
+        if not rest:
             return [f"{name}[lazy]: TEXT {quote(marker)}"]
-        rest = " ".join(map(self._part, parts[at:]))
-        if at == 0:
-            return [f"{name}: TEXT {rest}"]
-        before = "".join(parts[:at])
+        if not before:
+            return [f"{name}: TEXT {self.rule(rest)}"]
         terminal = f"{name.upper()}_TEXT"
-        return [f"{name}: {terminal} {rest}", f"{terminal}: /{TEXT}{as_regex(before)}/"]
+        return [
+            f"{name}: {terminal} {self.rule(rest)}",
+            f"{terminal}: /{TEXT}{as_regex(before)}/",
+        ]
+
+    def split_at_token(self, text: str) -> tuple[str, str]:
+        """A text before its first token, and from it on; the latter is empty if the text
+        has no token.
+        """
+        parts = self._parts(text, "")
+        tokens = (i for i, part in enumerate(parts) if part in self.tokens)
+        index = next(tokens, len(parts))
+        return "".join(parts[:index]), "".join(parts[index:])
 
     def _parts(self, text: str, name: str) -> list[str]:
         """A text, cut into tokens, fields and other text."""

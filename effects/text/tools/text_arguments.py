@@ -45,12 +45,16 @@ class TextArgument:
         rule, prefix = f"text_{number}", f"TEXT_{number}_"
         forbidden = "|".join(as_regex(end) for end in ends if not marks.is_token(end))
         without = rf" & ~/(?s:.*)({forbidden})(?s:.*)/" if forbidden else ""
-        lazy = "" if marks.is_token(marks.leading(behind.lstrip())) else "[lazy]"
+        terminal = f"({prefix}0{without})"
+        end, token = marks.split_at_token(behind)
+        if token:  # the lexer takes what is before it for the text's
+            terminal += f" {quote(end)}" if end else ""
+        lazy, rest = ("", token) if token else ("[lazy]", behind)
         return ArgumentRules(
             f"{marks.rule(before)} {rule}",
             (
-                f"{rule}{lazy}: {prefix}TEXT {marks.rule(behind)}",
-                f"{prefix}TEXT: {prefix}0{without}",
+                f"{rule}{lazy}: {prefix}TEXT {marks.rule(rest)}",
+                f"{prefix}TEXT: {terminal}",
                 *self.grammar.terminals(prefix, escaped=False),
             ),
         )

@@ -6,12 +6,16 @@ from typing import Any, Final
 import pytest
 from attrs import evolve
 
+from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.tools.argument_forms import Callee
-from minfer.effects.text.tools.forms import Calling
+from minfer.effects.text.tools.formats import Parsing
+from minfer.effects.text.tools.forms import OBJECT, Calling
 from minfer.effects.text.tools.python_calls import PythonCalls
 from minfer.effects.text.tools.table import TOOLS
+from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import THINK
 from tests.circles import claimed, long
+from tests.effects.text.tools.cuts import fed, reported
 from tests.effects.text.tools.samples import WRITTEN, written_answer
 from tests.effects.text.tools.test_forms import vocabulary
 
@@ -124,3 +128,26 @@ def test_calls_are_allowed_in_text(name: str) -> None:
         assert takes(f"I look.\n{one}", free)
         bad = written(name, BAD[0], marked=False)
         assert not takes(f"I look.\n{bad}", free)
+
+
+TEXTS: Final = (  # of a grammar: one that it allows, and one that it does not
+    (TextGrammar("regex", 'a"(?:\\n|b)+'), 'a"\n\nb', 'a"c'),
+    (TextGrammar("lark", 'start: line+\nline: "+" /.*/ "\\n"'), '+a\n+"\\\n', "+a\nb\n"),
+)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@each
+@pytest.mark.parametrize(("text", "right", "wrong"), TEXTS)
+def test_the_text_of_a_custom_tool_is_of_its_grammar(
+    name: str, marked: bool, text: TextGrammar, right: str, wrong: str
+) -> None:
+    words = vocabulary(marked=marked, markers=TOOLS[name].markers if marked else ())
+    callee = Callee("weather", OBJECT, text=TextArgument("input", text))
+    bound = evolve(calling(name), callees=(callee,))
+    answer = written(name, ("weather", {"input": right}), marked=marked)
+    assert words.takes(answer, bound)
+    bad = written(name, ("weather", {"input": wrong}), marked=marked)
+    assert not words.takes(bad, bound)
+    read = fed(Parsing(tools=name, names=("weather",)).parser(), [answer])
+    assert reported(read).parsed == [("weather", {"input": right})]
