@@ -61,7 +61,7 @@ def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:
 
 def check_template(parsers: Parsers, param: str) -> None:
     """Raise ApiError if the model's format of tool calls is unknown."""
-    if parsers.tools == NONE:
+    if parsers.unknown_tools:
         why = "this model's chat template shows no way to call tools that is known here"
         remedy = "leave tools out, or have the server started with --tool-parser"
         raise ApiError(f"{param}: {why}; {remedy}", param)

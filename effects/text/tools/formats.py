@@ -24,6 +24,7 @@ from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
 
 AUTO: Final = "auto"  # by the template
 NONE: Final = "none"
+UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
 HARMONY: Final = "openai"
 TOOLS: Final[Mapping[str, Format]] = {
     "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES), (hermes.OPENS,)),
@@ -110,7 +111,8 @@ class Parsing:
 
 @frozen
 class Parsers:
-    """A model's formats of calls and reasoning: their names, `AUTO` or `NONE`.
+    """A model's formats of calls and reasoning: their names, `AUTO` or `NONE`; that of
+    calls is `UNKNOWN` if `AUTO` was asked for, and the template shows none.
 
     Raises UnknownFormatError.
     """
@@ -119,17 +121,25 @@ class Parsers:
     reasoning: str = AUTO
 
     def __attrs_post_init__(self) -> None:
-        _check("tool", self.tools, TOOLS)
+        if self.tools != UNKNOWN:
+            _check("tool", self.tools, TOOLS)
         _check("reasoning", self.reasoning, REASONING)
+
+    @property
+    def unknown_tools(self) -> bool:
+        """Whether nobody knows how the model writes calls: requests with tools cannot be
+        answered. With `NONE` the user has chosen that calls stay text.
+        """
+        return self.tools == UNKNOWN
 
     def settled(self, template: str | None) -> "Parsers":
         """The formats for a model with this chat template, without `AUTO`."""
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            tools = _signed(template or "", _SIGNS)
+            tools = _signed(template or "", _SIGNS, UNKNOWN)
         if reasoning == AUTO:  # channels have their own
             signs = () if tools == HARMONY else _REASONING_SIGNS
-            reasoning = _signed(template or "", signs)
+            reasoning = _signed(template or "", signs, NONE)
         return Parsers(tools, reasoning)
 
     def parsing(
@@ -141,6 +151,7 @@ class Parsers:
         if there are tools, and channels always.
         """
         tools = self.tools if offered or self.tools == HARMONY else NONE
+        tools = NONE if tools == UNKNOWN else tools
         if tools == self.reasoning == NONE:
             return None
         thinking = REASONING.get(self.reasoning)
@@ -163,7 +174,9 @@ def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
         raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
 
 
-def _signed(template: str, signs: Sequence[tuple[Sequence[str], str]]) -> str:
+def _signed(
+    template: str, signs: Sequence[tuple[Sequence[str], str]], default: str
+) -> str:
     """The format that a template shows."""
     there = (name for sign, name in signs if all(one in template for one in sign))
-    return next(there, NONE)
+    return next(there, default)

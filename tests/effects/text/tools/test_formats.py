@@ -3,7 +3,13 @@
 import pytest
 
 from minfer.effects.text.tools.deltas import CallStart, ContentDelta
-from minfer.effects.text.tools.formats import NONE, Parsers, Parsing, UnknownFormatError
+from minfer.effects.text.tools.formats import (
+    NONE,
+    UNKNOWN,
+    Parsers,
+    Parsing,
+    UnknownFormatError,
+)
 
 CALL = '<tool_call>{"name": "f"}</tool_call>'
 
@@ -11,8 +17,8 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
 @pytest.mark.parametrize(
     ("template", "tools", "reasoning"),
     [
-        (None, NONE, NONE),
-        ("{{ messages }}", NONE, NONE),
+        (None, UNKNOWN, NONE),
+        ("{{ messages }}", UNKNOWN, NONE),
         ("{% if tools %}<tool_call>{% endif %}", "hermes", NONE),
         ("{% if tools %}<tool_call>{% endif %}.split('</think>')", "hermes", "think"),
         ("{{ tools }}<|python_tag|>", "llama3_json", NONE),
@@ -37,13 +43,23 @@ def test_what_a_template_shows(template: str | None, tools: str, reasoning: str)
 def test_its_metrics() -> None:
     reported = Parsers("mistral", "none").settled("<tool_call></think>")
     assert reported == Parsers("mistral", NONE)
-    assert Parsers(reasoning="think").settled(None) == Parsers(NONE, "think")
+    assert Parsers(reasoning="think").settled(None) == Parsers(UNKNOWN, "think")
     with pytest.raises(
         UnknownFormatError, match="no tool parser 'x'; use one of auto, n"
     ):
         Parsers("x")
     with pytest.raises(UnknownFormatError, match="no reasoning parser 'x'"):
         Parsers(reasoning="x")
+
+
+def test_none_is_what_the_user_chose_and_unknown_is_not() -> None:
+    unknown = Parsers().settled("{{ messages }}")
+    chosen = Parsers(NONE).settled("{{ messages }}")
+    assert unknown.unknown_tools
+    assert not chosen.unknown_tools
+    assert unknown.settled("<tool_call>") == unknown
+    assert Parsers(unknown.tools, unknown.reasoning) == unknown  # as workers get it
+    assert unknown.parsing({"f": None}, "") is None
 
 
 def test_what_is_looked_for() -> None:
