@@ -12,8 +12,10 @@ from minfer.effects.cli.options import (
     TOY_LIMITS,
     dry_run_option,
     engine_options,
+    template_options,
 )
 from minfer.effects.execution.secret_variables import remove_secrets
+from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
@@ -32,8 +34,9 @@ COMMON: Final = (
     "--served-model-name",
     "--api-key",
     "--api-keys-file",
-    "--tool-parser",
+    "--tool-call-parser",
     "--reasoning-parser",
+    "--chat-template",
     "--access-log",
     "--ssl-certfile",
     "--ssl-keyfile",
@@ -64,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
     for group in (
         _address_options,
-        _parser_options,
+        _conversation_options,
         _key_options,
         _bound_options,
         _time_options,
@@ -99,18 +102,30 @@ def _address_options(add: Callable[..., Any]) -> None:
     )
 
 
-def _parser_options(add: Callable[..., Any]) -> None:
-    for name, formats, what in (
-        ("tool", TOOLS, "calls of tools"),
-        ("reasoning", REASONING, "reasoning"),
+def parser_options(add: Callable[..., Any]) -> None:
+    """Add the formats of tool calls and reasoning."""
+    for names, formats, what in (
+        (("--tool-call-parser", "--tool-parser"), TOOLS, "calls of tools"),
+        (("--reasoning-parser",), REASONING, "reasoning"),
     ):
         add(
-            f"--{name}-parser",
+            *names,
             default=AUTO,
             choices=(AUTO, NONE, *formats),
             help=f"how the model writes {what} (default: %(default)s, what its chat "
-            "template shows)",
+            "template shows; none: they stay text)",
         )
+
+
+def _conversation_options(add: Callable[..., Any]) -> None:
+    parser_options(add)
+    template_options(add)
+    add(
+        REQUEST_TEMPLATE_OPTION,
+        action="store_true",
+        help="let a request bring a chat_template of its own, which is rendered in "
+        "processes with limits of time and memory (default: such requests are refused)",
+    )
 
 
 def _process_options(add: Callable[..., Any]) -> None:

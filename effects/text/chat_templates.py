@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
+# Names that cannot be a template's variables: each has a field.
+RESERVED: Final = frozenset(
+    {"chat_template", "chat_template_kwargs", "messages", "tokenize", "tools"}
+)
+# Nor can these be the same for all requests.
+OF_REQUESTS: Final = frozenset({"add_generation_prompt", "continue_final_message"})
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
@@ -115,13 +121,22 @@ def template_values(how: ChatOptions) -> dict[str, Any]:
         "documents": None,
         "add_generation_prompt": True,
     }
-    values |= {**how, **(how.get("chat_template_kwargs") or {})}
+    given = how.get("chat_template_kwargs") or {}
+    check_names(given, "chat_template_kwargs", RESERVED)
+    values |= {**how, **given}
     values.pop("chat_template_kwargs", None)
-    if "messages" in values:
-        raise ChatTemplateError(
-            "chat_template_kwargs cannot set 'messages'; leave it out"
-        )
     return values
+
+
+def check_names(
+    variables: Mapping[str, Any], setting: str, reserved: frozenset[str]
+) -> None:
+    """Raise ChatTemplateError if variables of a template, of this `setting`, have a name
+    that is reserved.
+    """
+    for name in variables:
+        if name in reserved:
+            raise ChatTemplateError(f"{setting} cannot set {name!r}; leave it out")
 
 
 def _with_mark(message: Message) -> Message:

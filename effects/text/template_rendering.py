@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.utils import Namespace
 
 from minfer.effects.text.template_limits import BoundedSandbox, LoopBudget
@@ -58,6 +58,17 @@ def render_template(
             f"the chat template failed ({kind}); correct the messages or the template"
         )
         raise ChatTemplateError(message) from error
+
+
+def check_syntax(template: str) -> None:
+    """Raise ChatTemplateError, which names the line, if a template cannot be compiled."""
+    try:
+        _compile(template)
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+    except Exception as error:  # of jinja2, or of Python's own compiler
+        kind = type(error).__name__
+        raise ChatTemplateError(f"it cannot be compiled ({kind})") from error
 
 
 def _plain(value: Any) -> Any:

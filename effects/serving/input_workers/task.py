@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -38,6 +39,9 @@ class ModelFacts:
     reasoning_parser: str = NONE
     reasoning_key: bytes = field(default=b"", repr=False)
     refuses_hosted_tools: bool = False
+    template_settings: TemplateSettings = field(factory=TemplateSettings)
+    # Only of workers that are bounded for it: they take templates from requests.
+    takes_request_templates: bool = False
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
@@ -55,6 +59,7 @@ class ModelFacts:
             reasoning_parser=llm.parsers.reasoning,
             reasoning_key=llm.reasoning_key,
             refuses_hosted_tools=llm.refuses_hosted_tools,
+            template_settings=llm.template_settings,
         )
 
 
@@ -81,12 +86,26 @@ class WorkerModel(Renders):
     facts: ModelFacts
     tokenizer: Tokenizer | None = field()
 
+    template_settings: TemplateSettings = field()
+
     @tokenizer.default
     def _load(self) -> Tokenizer | None:
-        folder = self.facts.folder
-        return (
-            None if folder is None else Tokenizer(Path(folder), self.facts.max_model_len)
-        )
+        if self.facts.folder is None:
+            return None
+        tokenizer = Tokenizer(Path(self.facts.folder), self.facts.max_model_len)
+        template = self.facts.template_settings.template
+        return tokenizer if template is None else tokenizer.with_template(template)
+
+    @template_settings.default
+    def _settings(self) -> TemplateSettings:
+        return self.facts.template_settings
+
+    def with_request_template(self, template: str) -> "WorkerModel":
+        """This model with the chat template of a request. Raises RequestError."""
+        if not self.facts.takes_request_templates or self.tokenizer is None:
+            super().with_request_template(template)
+        tokenizer = self.tokenizer
+        return evolve(self, tokenizer=tokenizer and tokenizer.with_template(template))
 
     @property
     def setup(self) -> "WorkerModel":

@@ -60,7 +60,6 @@ _SIGNS: Final = (
     (("<tool_call>",), "hermes"),
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary',), "llama3_json"),
-    (("tools",), "json"),
 )
 _REASONING_SIGNS: Final = ((("[THINK]",), "mistral"), (("</think>",), "think"))
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from minfer.effects.models.json_files import CorruptFileError
 from minfer.effects.text.chat_templates import ChatTemplateError, render_chat
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.effects.text.tools.formats import Parsers
+from minfer.effects.text.tools.formats import UNKNOWN, Parsers
 from tests.effects.text.test_side_files import CONFIG, write
 
 TALK: Final = [{"role": "user", "content": "hi"}]
@@ -95,5 +95,5 @@ def test_calls_are_looked_for_as_the_template_for_tools_writes_them(
     named = [NAMED[0], {"name": "tool_use", "template": "<tool_call>{{ tools }}"}]
     write(tmp_path, {CONFIG: {"chat_template": named}})
     tokenizer = Tokenizer(tmp_path)
-    assert Parsers().settled(tokenizer.chat_template).tools == "none"
+    assert Parsers().settled(tokenizer.chat_template).tools == UNKNOWN
     assert Parsers().settled(tokenizer.all_templates).tools == "hermes"

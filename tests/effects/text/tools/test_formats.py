@@ -30,7 +30,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral", NONE),
         ("[THINK]{{ tools }}[TOOL_CALLS]", "mistral", "mistral"),
         ("<|start|>{{ tools }}<|channel|></think>", "openai", NONE),
-        ("{{ tools | tojson }}", "json", NONE),
+        ("{{ tools | tojson }}", UNKNOWN, NONE),
         ("{{ tools }}<tool_call><function=f><parameter=a>", "qwen3_coder", NONE),
         ("{{ tools }}tool▁calls▁begin```json</think>", "deepseek_v3", "think"),
         ("{{ tools }}tool▁calls▁begin", "deepseek_v31", NONE),
