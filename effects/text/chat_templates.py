@@ -6,12 +6,13 @@ template supports.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from minfer.effects.text.message_checks import message_error
 from minfer.effects.text.system_messages import place_system_messages
+from minfer.effects.text.template_cache import cached_by_template
 from minfer.effects.text.template_messages import (
     Message,
     join_lines,
@@ -190,7 +191,7 @@ def _writes_null(text: str, chat: list[Message]) -> bool:
     return null and text.count("None") > json.dumps(chat).count("None")
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     """Whether a template reads content as a list of texts, in messages of a role."""
     text = probe.text(list_probe(role))

@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.utils import Namespace
 
+from minfer.effects.text.template_cache import TEMPLATES
 from minfer.effects.text.template_limits import BoundedSandbox, LoopBudget
 from minfer.effects.text.template_messages import Message, VerbatimText, mark_verbatim
 
@@ -82,8 +83,11 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=inert))
 
 
-@lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
+    return TEMPLATES.get(template, _compile, partial(_compile_anew, template))
+
+
+def _compile_anew(template: str) -> Template:
     env = BoundedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

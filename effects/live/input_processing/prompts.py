@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
@@ -126,7 +126,7 @@ class Renders:
         }
         return list(self._rendered(messages, how).ids)
 
-    def with_request_template(self, template: str) -> "Renders":
+    def with_request_template(self, template: str) -> Self:
         """Returns this model with the chat template of a request. Raises RequestError:
         only workers that are bounded for it take one.
         """

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
 from minfer.effects.live.input_processing.prompts import Renders
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.live.served_model import ServedModel
+from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
@@ -40,8 +41,8 @@ class ModelFacts:
     reasoning_key: bytes = field(default=b"", repr=False)
     refuses_hosted_tools: bool = False
     template_settings: TemplateSettings = field(factory=TemplateSettings)
-    # Only of workers that are bounded for it: they take templates from requests.
-    takes_request_templates: bool = False
+    # Of workers that take templates from requests; None: they take none.
+    request_templates: WorkerLimits | None = None
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
@@ -100,9 +101,9 @@ class WorkerModel(Renders):
     def _settings(self) -> TemplateSettings:
         return self.facts.template_settings
 
-    def with_request_template(self, template: str) -> "WorkerModel":
+    def with_request_template(self, template: str) -> Self:
         """This model with the chat template of a request. Raises RequestError."""
-        if not self.facts.takes_request_templates or self.tokenizer is None:
+        if self.facts.request_templates is None or self.tokenizer is None:
             super().with_request_template(template)
         tokenizer = self.tokenizer
         return evolve(self, tokenizer=tokenizer and tokenizer.with_template(template))

@@ -25,6 +25,7 @@ from attrs import evolve
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
+from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Refusal,
@@ -35,16 +36,18 @@ from minfer.effects.serving.input_workers.worker_messages import (
 )
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
-CEILING: Final = 2**31  # bytes beyond the first size that a body may take meanwhile
 ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
 TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"
-_NICE: Final = 5  # a lower priority than processes that serve streams
 _RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
 _log: Final = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
     """Handles the bodies of one program."""
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Of each body."""
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""
@@ -84,8 +87,11 @@ def serve(link: socket.socket, worker: Worker) -> None:
     while data := link.recv(READ):
         result = reader.feed(data)
         while result:
-            signal.alarm(ALARM)  # has no handler: it ends the process in any state
+            # Neither signal has a handler: it ends the process in any state.
+            signal.alarm(ALARM)
+            signal.setitimer(signal.ITIMER_PROF, worker.limits.cpu)
             reply = worker.reply(decode_request(result.pop(0)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             last = reply.last or _size(_RSS) > max_bytes
             link.sendall(writer.frame(encode(evolve(reply, last=last))))
@@ -97,11 +103,11 @@ def run_worker(make: Callable[[bytes], Worker]) -> int:
     """Run the worker that `make` makes of the facts; returns the exit code."""
     # Signals to the whole group are for the server: it ends this process by the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICE)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     worker = make(sys.stdin.buffer.read())
+    os.nice(worker.limits.nice)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + CEILING, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + worker.limits.memory, hard))
     # OSError: the server has gone, and needs no reply.
     with socket.socket(fileno=int(sys.argv[1])) as link, contextlib.suppress(OSError):
         serve(link, worker)

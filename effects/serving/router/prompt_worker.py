@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from minfer.effects.serving.input_workers.worker_limits import ORDINARY
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -19,6 +20,8 @@ from minfer.effects.text.tools.formats import Parsers
 
 class PromptWorker:
     """Reads bodies for a router."""
+
+    limits = ORDINARY
 
     def __init__(self, facts: KeyFacts) -> None:
         model = facts.model
