@@ -5,7 +5,7 @@ template supports.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -20,6 +20,7 @@ from minfer.effects.text.template_messages import (
     message_forms,
     read_message,
     shows_texts,
+    without_null,
 )
 from minfer.effects.text.template_probe import TemplateProbe
 from minfer.effects.text.template_rendering import (
@@ -39,6 +40,7 @@ RESERVED: Final = frozenset(
 )
 # Nor can these be the same for all requests.
 OF_REQUESTS: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+_NULL: Final = "None"
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
@@ -171,24 +173,39 @@ def _either_way(
     values: dict[str, Any],
 ) -> str:
     """A conversation in the first of its forms that the template accepts."""
+
+    def render(form: list[Message]) -> str:
+        return render_template(template, form, tokens, values)
+
     first: ChatTemplateError | None = None
     for way in message_forms(chat):
         try:
-            text = render_template(template, way, tokens, values)
+            text = render(way)
         except ChatTemplateError as error:
             first = first or error
             continue
-        if not _writes_null(text, way):
+        if not _writes_null(text, way, render):
             return text
     if first is None:
         raise AssertionError("a conversation without null is among its ways")
     raise first
 
 
-def _writes_null(text: str, chat: list[Message]) -> bool:
-    """Whether a template may have written null as a word, as Python spells it."""
-    null = any(one.get("content", "") is None for one in chat)
-    return null and text.count("None") > json.dumps(chat).count("None")
+def _writes_null(
+    text: str, chat: list[Message], render: Callable[[list[Message]], str]
+) -> bool:
+    """Whether a template may have written null as a word, as Python spells it, and not
+    only such words of the messages, the tools or its own.
+    """
+    nulls = text.count(_NULL)
+    if not any(one.get("content", "") is None for one in chat):
+        return False
+    if nulls <= json.dumps(chat).count(_NULL):
+        return False
+    try:
+        return nulls > render([*map(without_null, chat)]).count(_NULL)
+    except ChatTemplateError:
+        return True
 
 
 @cached_by_template
