@@ -1,11 +1,12 @@
 """Public chat templates, rendered by minfer and by transformers from the same messages.
 
-    python -m bench.template_renderings FOLDER --source "NAME VERSION"
+    python -m bench.template_renderings FOLDER
 
-FOLDER has templates as *.jinja, which packages carry; none is kept here. Each is rendered
-for every case: plain turns, system messages, tools, calls and their results, reasoning,
-switches of thinking. A case is `equal`, or has its difference. Some follow from what
-minfer promises, and have a reason; those without one are faults.
+FOLDER has a folder for each source, named by package and version, with templates as
+*.jinja; none is kept here. Each is rendered for every case: plain turns, system messages,
+tools, calls and their results, reasoning, switches of thinking. A case is `equal`, or has
+its difference. Some follow from what minfer promises, and have a reason; those without
+one are faults.
 """
 
 import argparse
@@ -210,7 +211,7 @@ class Pair:
         (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **TOKENS}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        self.theirs = AutoTokenizer.from_pretrained(folder)
+        self.theirs: Any = AutoTokenizer.from_pretrained(folder)
         self.ours = Tokenizer(folder)
         self.reason = ""  # of minfer's last refusal
 
@@ -294,18 +295,23 @@ def _difference(expected: str | None, found: str | None) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> Mapping[str, Any]:
     """Render all templates; returns the outcomes."""
-    paths = sorted(options.templates.rglob("*.jinja"))
     templates = []
+    seen = set[str]()
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(Path(folder))
-        for path in paths:
+        for path in sorted(options.templates.rglob("*.jinja")):
             text = path.read_text("utf-8")
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if digest in seen:
+                continue
+            seen.add(digest)
             parsers = Parsers().settled(text)
             cases = {name: pair.compare(text, case) for name, case in CASES.items()}
             templates.append(
                 {
                     "name": path.name,
-                    "sha256": hashlib.sha256(text.encode()).hexdigest(),
+                    "source": path.relative_to(options.templates).parts[0],
+                    "sha256": digest,
                     "tool_call_parser": parsers.tools,
                     "reasoning_parser": parsers.reasoning,
                     "cases": {
@@ -321,7 +327,6 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
     )
     show({"templates": len(templates), **outcomes})
     return {
-        "source": options.source,
         "templates": len(templates),
         "outcomes": dict(outcomes),
         "by_template": templates,
@@ -337,8 +342,5 @@ if __name__ == "__main__":
     run(
         "template_renderings",
         measure,
-        {
-            "templates": {"type": Path, "metavar": "FOLDER"},
-            "--source": {"required": True, "help": "the package and its version"},
-        },
+        {"templates": {"type": Path, "metavar": "FOLDER"}},
     )

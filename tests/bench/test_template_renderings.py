@@ -6,6 +6,7 @@ import pytest
 
 from bench.template_renderings import CASES, Pair
 from minfer.effects.text import chat_templates
+from minfer.effects.text.template_rendering import render_template
 
 pytest.importorskip("transformers")
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -26,9 +27,8 @@ def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "system_messages" in placed["reason"]
     alone = "{% if messages[1:] %}{{ raise_exception('no') }}{% endif %}" + first
     assert outcome(alone, "system") == "transformers refuses"
-    render = chat_templates.render_template
     monkeypatch.setattr(
-        chat_templates, "render_template", lambda *given: render(*given) + "!"
+        chat_templates, "render_template", lambda *given: render_template(*given) + "!"
     )
     wrong = pair.compare(TURNS, CASES["plain"])
     assert wrong["outcome"] == "differs"

@@ -119,7 +119,7 @@ def test_only_null_of_a_message_is_not_written(
     call = {"id": "c", "type": "function", "function": function}
     for content in ("", None):
         called = {"role": "assistant", "content": content, "tool_calls": [call]}
-        chat = [{"role": "user", "content": "hi"}, called]
+        chat: Any = [{"role": "user", "content": "hi"}, called]
         got = render_chat(ours, chat, {"tools": tools, "add_generation_prompt": False})
         assert got == theirs.apply_chat_template(chat, tools=tools, tokenize=False)
 
