@@ -263,7 +263,7 @@ class Pair:
         if found is None and expected is None:
             return {"outcome": "both refuse", "reason": self.reason}
         if found == expected:
-            return {"outcome": "equal"}
+            return {"outcome": _EQUAL}
         if expected is None:
             return {"outcome": "transformers refuses", "reason": _EXTENDED}
         outcome = {"outcome": "differs"} | _difference(expected, found)
@@ -281,7 +281,8 @@ _EXTENDED: Final = (
     "minfer tries other forms of the messages: without null, one call in each message, "
     "and system messages or user turns where the template takes them"
 )
-_MAX_DIFFERENCE: Final = 12  # lines
+_EQUAL: Final = "equal"
+_MAX_DIFFERENCE: Final = 4  # lines
 
 
 def _difference(expected: str | None, found: str | None) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def _difference(expected: str | None, found: str | None) -> dict[str, Any]:
     lines = difflib.unified_diff(
         expected.splitlines(), found.splitlines(), "transformers", "minfer", "", "", 0, ""
     )
-    return {"difference": [line[:200] for line in lines][2 : 2 + _MAX_DIFFERENCE]}
+    return {"difference": [line[:120] for line in lines][2 : 2 + _MAX_DIFFERENCE]}
 
 
 def measure(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -314,20 +315,24 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
                     "sha256": digest,
                     "tool_call_parser": parsers.tools,
                     "reasoning_parser": parsers.reasoning,
-                    "cases": {
-                        name: outcome["outcome"] if len(outcome) == 1 else outcome
+                    "equal": [o["outcome"] for o in cases.values()].count(_EQUAL),
+                    "others": {
+                        name: outcome
                         for name, outcome in cases.items()
+                        if outcome["outcome"] != _EQUAL
                     },
                 }
             )
     outcomes = Counter(
-        outcome if isinstance(outcome, str) else _kind(outcome)
+        _kind(outcome)
         for template in templates
-        for outcome in template["cases"].values()
+        for outcome in template["others"].values()
     )
+    outcomes[_EQUAL] = sum(template["equal"] for template in templates)
     show({"templates": len(templates), **outcomes})
     return {
         "templates": len(templates),
+        "cases": list(CASES),
         "outcomes": dict(outcomes),
         "by_template": templates,
     }
