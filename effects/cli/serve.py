@@ -36,7 +36,6 @@ COMMON: Final = (
     "--api-keys-file",
     "--tool-call-parser",
     "--reasoning-parser",
-    "--chat-template",
     "--access-log",
     "--ssl-certfile",
     "--ssl-keyfile",
@@ -104,17 +103,24 @@ def _address_options(add: Callable[..., Any]) -> None:
 
 def parser_options(add: Callable[..., Any]) -> None:
     """Add the formats of tool calls and reasoning."""
-    for names, formats, what in (
-        (("--tool-call-parser", "--tool-parser"), TOOLS, "calls of tools"),
-        (("--reasoning-parser",), REASONING, "reasoning"),
+    for name, formats, what in (
+        ("--tool-call-parser", TOOLS, "calls of tools"),
+        ("--reasoning-parser", REASONING, "reasoning"),
     ):
         add(
-            *names,
+            name,
             default=AUTO,
             choices=(AUTO, NONE, *formats),
             help=f"how the model writes {what} (default: %(default)s, what its chat "
             "template shows; none: they stay text)",
         )
+    add(
+        "--tool-parser",
+        dest="tool_call_parser",
+        default=argparse.SUPPRESS,
+        choices=(AUTO, NONE, *TOOLS),
+        help=argparse.SUPPRESS,  # the earlier name of --tool-call-parser
+    )
 
 
 def _conversation_options(add: Callable[..., Any]) -> None:

@@ -73,7 +73,8 @@ def cached_by_template(
     def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         probe: Any = args[0]
         make = partial(function, *args, **kwargs)
-        return TEMPLATES.get(probe.template, (function, args), make)
+        key = (function, args, *kwargs.items())
+        return TEMPLATES.get(probe.template, key, make)
 
     return cached
 
