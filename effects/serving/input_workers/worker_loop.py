@@ -79,6 +79,14 @@ def _size(column: int) -> int:
     return int(table.read_text().split()[column]) * resource.getpagesize()
 
 
+def _lower_priority(limits: WorkerLimits) -> None:
+    """Let other processes go first."""
+    os.nice(limits.nice)
+    # OSError: the system has no such groups, or does not let their priority be changed.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(limits.session_nice))
+
+
 def serve(link: socket.socket, worker: Worker) -> None:
     """Work on bodies from the socket until it is closed."""
     max_bytes = _size(_RSS) + GROWTH
@@ -105,7 +113,7 @@ def run_worker(make: Callable[[bytes], Worker]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     worker = make(sys.stdin.buffer.read())
-    os.nice(worker.limits.nice)
+    _lower_priority(worker.limits)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + worker.limits.memory, hard))
     # OSError: the server has gone, and needs no reply.
