@@ -47,6 +47,7 @@ LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 # written with escapes or not.
 SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])")
 # A body that brings a chat template: the name of the field, written with escapes or not.
+_TEMPLATE: Final = "chat_template"
 TEMPLATE_FIELD: Final = re.compile(rb'"chat_template"|\\u00[4-7]')
 TEMPLATE_WORKERS: Final = 2
 TEMPLATE_SECONDS: Final = 10.0
@@ -80,7 +81,8 @@ class Intake:
         self.template_pool: WorkerPool | None = None
         if bounds.trust_request_chat_template:
             self.template_pool = WorkerPool(
-                attrs.evolve(recipe, request_templates=OF_TEMPLATES),
+                # Without secrets: who escaped the sandbox would have them.
+                attrs.evolve(recipe, request_templates=OF_TEMPLATES, reasoning_key=b""),
                 llm,
                 models,
                 state.pool,
@@ -96,7 +98,7 @@ class Intake:
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
-            if (pool := self._template_pool(data)) is not None:
+            if (pool := self._template_pool(endpoint, data)) is not None:
                 work = pool.prepare(endpoint, data, caller.name, _tenant(caller))
                 prepared = await _while_connected(connection, work)
             elif len(data) <= LONG and SLOW.search(data) is None:
@@ -128,7 +130,7 @@ class Intake:
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
-            if (pool := self._template_pool(data)) is not None:
+            if (pool := self._template_pool(query, data)) is not None:
                 work = pool.answer(query, data, caller.name, _tenant(caller))
                 answered = await _while_connected(connection, work)
             elif len(data) <= LONG:
@@ -186,12 +188,16 @@ class Intake:
         if self.template_pool is not None:
             self.template_pool.close()
 
-    def _template_pool(self, data: bytes) -> WorkerPool | None:
-        """The pool of bodies with a chat template, if this is one and the server takes
-        them.
+    def _template_pool(
+        self, target: Endpoint | QueryEndpoint, data: bytes
+    ) -> WorkerPool | None:
+        """The pool of bodies with a chat template, if this may be one and the server
+        takes them.
         """
-        brings = self.template_pool is not None and TEMPLATE_FIELD.search(data)
-        return self.template_pool if brings else None
+        if self.template_pool is None or target.body is None:
+            return None
+        takes = _TEMPLATE in target.body.model_fields
+        return self.template_pool if takes and TEMPLATE_FIELD.search(data) else None
 
     def _reserve_memory(
         self, caller: Caller, connection: Connection

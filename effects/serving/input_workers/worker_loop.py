@@ -5,7 +5,8 @@ its memory has grown.
 
 A worker reads its settings from standard input and frames from the inherited socket; an
 empty reply means that it is ready. It ends when the socket is closed, or when a body
-takes longer than `ALARM`, so that it does not outlive its server. If its memory has grown
+takes longer than `ALARM`, so that it does not outlive its server, or more of a processor
+than its `WorkerLimits` allow. If its memory has grown
 by more than `GROWTH`, its reply announces that it ends: this frees the memory that
 tokenizers and the interpreter keep after large bodies.
 """

@@ -11,8 +11,10 @@ import pytest
 
 from minfer.effects.serving import intake
 from minfer.effects.serving.access.server_bounds import ServerBounds
+from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.intake import TEMPLATE_FIELD
+from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from tests.effects.scripted import write_talker
 from tests.effects.served import Serving, serving
 
@@ -125,6 +127,24 @@ def test_they_render_as_in_transformers(trusting: Serving, folder: str) -> None:
     answer = chat(trusting, OWN)
     assert answer.status_code == 200
     assert answer.json()["usage"]["prompt_tokens"] == len("[user]hi[A]")
+
+
+@pytest.mark.long
+def test_only_what_has_the_field_goes_to_their_workers(trusting: Serving) -> None:
+    intake = trusting.service.intake
+    pool = intake.template_pool
+    assert pool is not None
+    for slot in pool._slots:
+        assert slot.preparer is not None
+        start: Any = slot.preparer._start
+        (facts,) = start.args
+        assert facts.reasoning_key == b""  # which no template needs
+        assert facts.names == ("tiny",)
+    data = b'{"\\u0063hat_template": "x"}'
+    every: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+    taking = {one.path for one in every if intake._template_pool(one, data) is pool}
+    assert taking == {"/v1/chat/completions", "/tokenize"}
+    assert all(intake._template_pool(one, b"{}") is None for one in every)
 
 
 @pytest.mark.long
