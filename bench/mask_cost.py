@@ -53,7 +53,8 @@ from minfer.effects.text.grammars import idle_matchers
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
-from minfer.effects.text.tools.forms import Callee, Calling, arguments_schema, grammar
+from minfer.effects.text.tools.argument_forms import Callee
+from minfer.effects.text.tools.forms import Calling, arguments_schema, grammar
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.plan import Plan

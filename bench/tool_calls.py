@@ -252,7 +252,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "output": args.output,
         "texts": args.texts,
     }
-    shared = ["--device", args.device, "--tool-parser", "hermes"]
+    shared = ["--device", args.device, "--tool-call-parser", "hermes"]
     with model_options(args) as model:
         few = ["--max-model-len", "2048", "--no-enable-prefix-caching"]
         seats = ["--max-num-seqs", str(max(args.clients))]

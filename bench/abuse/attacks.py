@@ -23,6 +23,15 @@ DRIP_EVERY: Final = 0.5  # seconds between two bytes of a slow sender
 LONG: Final = 1900  # tokens of an answer that is not read, or that is left
 SLOW_BODY: Final = 2_000  # bytes
 JUNK: Final = 2_000  # bytes
+# Templates of requests, of a server with --trust-request-chat-template: 1e10 rounds, and
+# a text that doubles 60 times.
+LOOPING: Final = (
+    "{% set s = 'x' * 100000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}"
+)
+DOUBLING: Final = (
+    "{% set n = namespace(a='xy') %}"
+    "{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
+)
 LOOPS: Final = 99_999  # of the template in another: 1e10 rounds
 PART: Final = 2**16  # bytes of a flood that are sent at once
 ENDLESS: Final = 4_000_000  # bytes that a frame announces, and never has
@@ -233,6 +242,12 @@ ATTACKS: Final[dict[str, Attackers]] = {
             max_tokens=1,
             chat_template_kwargs={"loops": LOOPS},
         ),
+    ),
+    "templates of requests that loop": Attackers(
+        4, body("chat/completions", messages=message("x"), chat_template=LOOPING)
+    ),
+    "templates of requests that allocate": Attackers(
+        4, body("chat/completions", messages=message("x"), chat_template=DOUBLING)
     ),
     "4,096 prompts in one request": Attackers(
         1, body("completions", prompt=MANY_PROMPTS, max_tokens=64)

@@ -12,6 +12,7 @@ from minfer.effects.cli.options import (
     engine_options,
     llm_settings,
     sampling_options,
+    template_options,
 )
 from minfer.effects.cli.standard_streams import print_message, take_any_text
 
@@ -24,6 +25,7 @@ DESCRIPTION: Final = (
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (
     "--system",
+    "--chat-template",
     "--max-tokens",
     "--temperature",
     "--top-p",
@@ -50,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="what the model is told before you speak"
     )
+    template_options(parser.add_argument)
     sampling_options(parser)
     engine_options(parser)
     dry_run_option(parser)

@@ -1,13 +1,14 @@
 """Options that several commands share, and the settings that follow from them."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs, engine_args
+from minfer.effects.setup.option_values import read_json_object
 from minfer.effects.setup.removed import refuse
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
@@ -47,6 +48,23 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
         if setting.metadata:
             group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
     refuse(group, {f"--{name.replace('_', '-')}": why for name, why in REMOVED.items()})
+
+
+def template_options(add: Callable[..., Any]) -> None:
+    """Add the options of how conversations are rendered."""
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help="the chat template, in place of the checkpoint's: a file in Jinja, or the "
+        "template's text",
+    )
+    add(
+        "--default-chat-template-kwargs",
+        type=read_json_object,
+        metavar="JSON",
+        help="variables of the chat template, such as '{\"enable_thinking\": false}'; a "
+        "request's chat_template_kwargs come before them",
+    )
 
 
 def dry_run_option(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,8 @@ SERVER_OPTIONS: Final = frozenset(
         "api_key",
         "api_keys_file",
         "cache_secret",
+        "chat_template",
+        "default_chat_template_kwargs",
         "enable_tokenizer_info_endpoint",
         "enforce_deadlines",
         "max_body_size",
@@ -51,7 +53,8 @@ SERVER_OPTIONS: Final = frozenset(
         "refuse_hosted_tools",
         "request_timeout",
         "served_model_name",
-        "tool_parser",
+        "tool_call_parser",
+        "trust_request_chat_template",
     }
 )
 _NOT_HERE: Final = (

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
 
-from minfer.effects.cli.serve import listen_options, preparers_option, tls_options
+from minfer.effects.cli.options import template_options
+from minfer.effects.cli.serve import (
+    listen_options,
+    parser_options,
+    preparers_option,
+    tls_options,
+)
 from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.setup.option_values import read_bytes
 from minfer.extras import how_to_install
@@ -78,8 +84,10 @@ def _routing_options(add: Callable[..., Any]) -> None:
     add(
         "--model",
         help="the checkpoint whose tokenizer and chat template the servers use, for "
-        "--kv-events",
+        "--kv-events; the options of conversations below are to be as theirs",
     )
+    template_options(add)
+    parser_options(add)
     add(
         "--kv-block-size",
         type=int,

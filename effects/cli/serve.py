@@ -12,8 +12,10 @@ from minfer.effects.cli.options import (
     TOY_LIMITS,
     dry_run_option,
     engine_options,
+    template_options,
 )
 from minfer.effects.execution.secret_variables import remove_secrets
+from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE
@@ -34,7 +36,7 @@ COMMON: Final = (
     "--served-model-name",
     "--api-key",
     "--api-keys-file",
-    "--tool-parser",
+    "--tool-call-parser",
     "--reasoning-parser",
     "--access-log",
     "--ssl-certfile",
@@ -66,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
     for group in (
         _address_options,
-        _parser_options,
+        _conversation_options,
         _key_options,
         _bound_options,
         _time_options,
@@ -101,18 +103,37 @@ def _address_options(add: Callable[..., Any]) -> None:
     )
 
 
-def _parser_options(add: Callable[..., Any]) -> None:
+def parser_options(add: Callable[..., Any]) -> None:
+    """Add the formats of tool calls and reasoning."""
     for name, formats, what in (
-        ("tool", TOOLS, "calls of tools"),
-        ("reasoning", REASONING, "reasoning"),
+        ("--tool-call-parser", TOOLS, "calls of tools"),
+        ("--reasoning-parser", REASONING, "reasoning"),
     ):
         add(
-            f"--{name}-parser",
+            name,
             default=AUTO,
             choices=(AUTO, NONE, *formats),
             help=f"how the model writes {what} (default: %(default)s, what its chat "
-            "template shows)",
+            "template shows; none: they stay text)",
         )
+    add(
+        "--tool-parser",
+        dest="tool_call_parser",
+        default=argparse.SUPPRESS,
+        choices=(AUTO, NONE, *TOOLS),
+        help=argparse.SUPPRESS,  # the earlier name of --tool-call-parser
+    )
+
+
+def _conversation_options(add: Callable[..., Any]) -> None:
+    parser_options(add)
+    template_options(add)
+    add(
+        REQUEST_TEMPLATE_OPTION,
+        action="store_true",
+        help="let a request bring a chat_template of its own, which is rendered in "
+        "processes with limits of time and memory (default: such requests are refused)",
+    )
 
 
 def _process_options(add: Callable[..., Any]) -> None:

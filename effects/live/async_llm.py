@@ -122,6 +122,7 @@ class AsyncLLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
+        self._check_tools(tools)
         prompt_ids = self._rendered(messages, how)
         return self.generate(
             prompt_ids, sampling_params, request_id=request_id, urgency=urgency

@@ -9,6 +9,10 @@ PROGRAM_ENDS: Final = (
 )
 
 
+# The option of `minfer serve` that lets requests bring chat templates.
+REQUEST_TEMPLATE_OPTION: Final = "--trust-request-chat-template"
+
+
 class RequestError(ValueError):
     """A request cannot be served: the one at `index` of its list, because of its field
     `param`.

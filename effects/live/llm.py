@@ -120,7 +120,8 @@ class LLM(ServedModel):
         further variables of this template. `sampling_params` are as for `generate`, but
         None lets an answer take all room in the context.
 
-        Raises ChatTemplateError, and as `generate` does.
+        Raises ChatTemplateError, and as `generate` does; for tools of which nobody knows
+        how the model calls them, RequestError: see `tool_call_parser` of `EngineArgs`.
         """
         how: ChatOptions = {
             "tools": tools,
@@ -256,6 +257,7 @@ class LLM(ServedModel):
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
+        self._check_tools(how.get("tools"))
         chat_prompts = [self._rendered(one, how) for one in conversations(messages)]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)

@@ -5,7 +5,7 @@ import gc
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import attrs
 
@@ -22,6 +22,7 @@ from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.errors import RequestError
 from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import (
@@ -34,8 +35,14 @@ from minfer.effects.live.input_processing.prompts import (
     Prompt,
     Renders,
     read_prompt,
-    rendered,
 )
+from minfer.effects.live.input_processing.template_settings import (
+    UNKNOWN_FORMAT,
+    TemplateSettings,
+    parsers_of,
+    template_settings,
+)
+from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs, Speculative
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
@@ -43,13 +50,14 @@ from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
+from minfer.effects.text.tools.table import TOOLS
 from minfer.records.policy import Policy
 from minfer.records.request import SamplingParams
 from minfer.records.tiers import BY_COST
 from minfer.values.checks import ConfigError
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat_templates import ChatOptions, Conversation
+    from minfer.effects.text.chat_templates import Tools
     from minfer.effects.text.user_tokenizer import UserTokenizer
 
 
@@ -69,6 +77,7 @@ class ServedModel(Renders):
 
     setup: Setup
     tokenizer: Tokenizer | None
+    template_settings: TemplateSettings
     epochs: FolderEpochs | None  # of the folder of KV blocks, if there is one
     parsers: Parsers  # how the model writes tool calls and reasoning
     # Only of a server: the key that encrypts reasoning which clients keep; and whether
@@ -115,6 +124,10 @@ class ServedModel(Renders):
         journal_redact: bool = False,
         journal_size: int = 2**30,
         seed: int = 0,
+        chat_template: str | Path | CustomTemplate | None = None,
+        default_chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
         kv_disk_secret: str = "",
         kv_peers: PeerPlan | None = None,
         skip_tokenizer_init: bool = False,
@@ -158,6 +171,10 @@ class ServedModel(Renders):
             journal_redact=journal_redact,
             journal_size=journal_size,
             seed=seed,
+            chat_template=chat_template,
+            default_chat_template_kwargs=default_chat_template_kwargs,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
             kv_disk_secret=kv_disk_secret,
             kv_peers=kv_peers,
             skip_tokenizer_init=skip_tokenizer_init,
@@ -208,15 +225,19 @@ class ServedModel(Renders):
 
     def _read(self, setup: Setup) -> None:
         """Load the tokenizer and grammars."""
+        self.template_settings = template_settings(setup.args)
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
-            self.tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
+            tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
+            if (template := self.template_settings.template) is not None:
+                tokenizer = tokenizer.with_template(template)
+            self.tokenizer = tokenizer
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
         disk = setup.args.kv_disk
         self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
-        self.set_parsers(Parsers())
+        self.set_parsers(parsers_of(setup.args))
         self.grammars = Grammars(self._compiler)
 
     def _compiler(self) -> Compiler:
@@ -290,8 +311,13 @@ class ServedModel(Renders):
         self.grammars.close()
         gc.unfreeze()
 
-    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> TokenizedPrompt:
-        return rendered(self.tokenizer, messages, how)
+    def _check_tools(self, tools: "Tools | None") -> None:
+        """Raise RequestError if there are tools, and nobody knows how the model calls
+        them.
+        """
+        if tools and self.parsers.unknown_tools:
+            remedy = f'set tool_call_parser to one of {", ".join(TOOLS)}, or "none"'
+            raise RequestError(f"tools: {UNKNOWN_FORMAT}; {remedy}", param="tools")
 
     def _job(
         self,

@@ -58,7 +58,6 @@ from minfer.effects.serving.wire.stamp import new_stamp
 from minfer.effects.serving.wire.transport import Connection, Event, Failure
 from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.text.tools.formats import Parsers
 
 
 class Application:
@@ -75,9 +74,7 @@ class Application:
         stall: float = 60.0,
         bounds: ServerBounds | None = None,
         shared: SharedCounts | None = None,
-        parsers: Parsers | None = None,
     ) -> None:
-        llm.set_parsers(parsers or Parsers())
         bounds = bounds or ServerBounds(keys=read_keys([api_key], None))
         llm.reasoning_key = bounds.reasoning_key
         llm.refuses_hosted_tools = bounds.refuse_hosted_tools

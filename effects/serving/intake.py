@@ -28,7 +28,8 @@ from minfer.effects.serving.input_workers.task import (
     answer,
     prepare,
 )
-from minfer.effects.serving.input_workers.worker_pool import WorkerPool
+from minfer.effects.serving.input_workers.worker_limits import OF_TEMPLATES
+from minfer.effects.serving.input_workers.worker_pool import BodyRefusals, WorkerPool
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, QueryEndpoint
 from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
 from minfer.effects.serving.request_parsing.limits import BodyMemory, Limits
@@ -45,6 +46,18 @@ LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 # look-aheads, patterns of names, or parts that must exclude each other, whether these are
 # written with escapes or not.
 SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])")
+# A body that brings a chat template: the name of the field, written with escapes or not.
+_TEMPLATE: Final = "chat_template"
+TEMPLATE_FIELD: Final = re.compile(rb'"chat_template"|\\u00[4-7]')
+TEMPLATE_WORKERS: Final = 2
+TEMPLATE_SECONDS: Final = 10.0
+TEMPLATE_REFUSALS: Final = BodyRefusals(
+    too_long="chat_template: this template takes too long; correct it, or send less",
+    too_heavy="chat_template: this template takes too much time or memory; correct it, "
+    "or send less",
+    status=400,
+    param="chat_template",
+)
 Result = TypeVar("Result")
 
 
@@ -65,6 +78,18 @@ class Intake:
         self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
         recipe = ModelFacts.of(llm, tuple(models.names))
         self.pool = WorkerPool(recipe, llm, models, state.pool, workers=bounds.workers)
+        self.template_pool: WorkerPool | None = None
+        if bounds.trust_request_chat_template:
+            self.template_pool = WorkerPool(
+                # Without secrets: who escaped the sandbox would have them.
+                attrs.evolve(recipe, request_templates=OF_TEMPLATES, reasoning_key=b""),
+                llm,
+                models,
+                state.pool,
+                workers=TEMPLATE_WORKERS,
+                limit=TEMPLATE_SECONDS,
+                refusals=TEMPLATE_REFUSALS,
+            )
 
     async def take(self, endpoint: Endpoint, connection: Connection) -> Prepared:
         """Receive and prepare one body. Raises ClientDisconnect, ApiError, and the errors
@@ -73,7 +98,10 @@ class Intake:
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
-            if len(data) <= LONG and SLOW.search(data) is None:
+            if (pool := self._template_pool(endpoint, data)) is not None:
+                work = pool.prepare(endpoint, data, caller.name, _tenant(caller))
+                prepared = await _while_connected(connection, work)
+            elif len(data) <= LONG and SLOW.search(data) is None:
                 prepared = prepare(endpoint, data, self._state.llm, self._models)
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
@@ -102,7 +130,10 @@ class Intake:
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
             data = await self._receive(connection)
-            if len(data) <= LONG:
+            if (pool := self._template_pool(query, data)) is not None:
+                work = pool.answer(query, data, caller.name, _tenant(caller))
+                answered = await _while_connected(connection, work)
+            elif len(data) <= LONG:
                 answered = answer(query, data, self._state.llm, self._models)
             else:
                 work = self.pool.answer(query, data, caller.name)
@@ -152,8 +183,21 @@ class Intake:
         return None
 
     def close(self) -> None:
-        """End the pool."""
+        """End the pools."""
         self.pool.close()
+        if self.template_pool is not None:
+            self.template_pool.close()
+
+    def _template_pool(
+        self, target: Endpoint | QueryEndpoint, data: bytes
+    ) -> WorkerPool | None:
+        """The pool of bodies with a chat template, if this may be one and the server
+        takes them.
+        """
+        if self.template_pool is None or target.body is None:
+            return None
+        takes = _TEMPLATE in target.body.model_fields
+        return self.template_pool if takes and TEMPLATE_FIELD.search(data) else None
 
     def _reserve_memory(
         self, caller: Caller, connection: Connection
@@ -190,6 +234,11 @@ async def _while_connected(
         work_task.cancel()
         disconnect.cancel()
         await asyncio.gather(work_task, disconnect, return_exceptions=True)
+
+
+def _tenant(caller: Caller) -> str:
+    """The name of a client's tenant; without a key, the client's own."""
+    return caller.name if caller.key is None else caller.key.tenant
 
 
 def _urgency(caller: Caller, requested: Urgency, *, trusted: bool) -> Urgency:

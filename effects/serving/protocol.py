@@ -13,7 +13,7 @@ depends on how events reach a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attrs import field, frozen
 from pydantic import BaseModel
@@ -180,6 +180,9 @@ class ModelInfo(Protocol):
     @property
     def refuses_hosted_tools(self) -> bool:
         """Whether tools that run on OpenAI's servers are refused, and not left out."""
+
+    def with_request_template(self, template: str) -> Self:
+        """This model with the chat template of a request; see `Renders`."""
 
     def render(
         self,

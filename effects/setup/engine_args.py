@@ -13,6 +13,7 @@ from minfer.effects.models.formats import READERS
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.quantization import LEVELS
 from minfer.effects.models.ranks import Parallel
+from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.device import DEVICES
 from minfer.effects.setup.option_values import (
     BYTES,
@@ -20,9 +21,12 @@ from minfer.effects.setup.option_values import (
     FOLDER,
     LENGTH,
     MODEL,
+    OBJECT,
     POLICY,
     SHARE,
     SPECULATION,
+    TEMPLATE,
+    WORD,
     one_of,
     option,
     whole,
@@ -209,6 +213,16 @@ class EngineArgs:
         2**30, "what a run's journal may take (default: 1G)", BYTES
     )
     seed: int = option(0, "for all that is random (default: 0)", whole(-(2**63)))
+    # Conversations: the template, variables that it gets with each, and the formats of
+    # tool calls and reasoning (`Parsers`).
+    chat_template: str | Path | CustomTemplate | None = field(
+        default=None, validator=TEMPLATE
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = field(
+        default=None, validator=OBJECT
+    )
+    tool_call_parser: str = field(default="auto", validator=WORD)
+    reasoning_parser: str = field(default="auto", validator=WORD)
     # Signs the files in `kv_disk`, so that those of others are refused.
     kv_disk_secret: str = field(default="", repr=False)
     # Other engines that it sends KV blocks to, or gets them from.

@@ -5,14 +5,16 @@ whatever its source, and argparse's parameters to make such a value of a word.
 """
 
 import argparse
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.effects.setup.speculation_settings import read_json, speculative_config
+from minfer.effects.setup.custom_template import CustomTemplate
+from minfer.effects.setup.speculation_settings import speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
 from minfer.values.checks import MOST, ConfigError, is_number
@@ -63,6 +65,17 @@ def _read_size(text: str) -> int | None:
 def _is_length(value: Any) -> bool:
     number = is_number(value, whole=True)
     return value is None or (number and (value == AS_FITS or SHORTEST <= value <= MOST))
+
+
+def read_json_object(text: str) -> Mapping[str, Any]:
+    """Returns the object of a text in JSON. Raises argparse.ArgumentTypeError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text:.80}")
+    return value
 
 
 @frozen
@@ -119,6 +132,18 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str | Path | None)
 
 
+def _is_template(value: Any) -> bool:
+    return isinstance(value, str | Path | CustomTemplate | None)
+
+
+def _is_object(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def policy_of(wanted: str | Policy) -> Policy:
     """Returns a policy, also by its name. Raises ConfigError."""
     if isinstance(wanted, str):
@@ -146,11 +171,18 @@ BYTES: Final = whole(1, "BYTES", read_bytes)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
 FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
+TEMPLATE: Final = OptionKind(
+    "the path of a file, or a template's text", _is_template, "FILE"
+)
+OBJECT: Final = OptionKind(
+    "a mapping of names to values", _is_object, "JSON", read_json_object
+)
+WORD: Final = OptionKind("a word", _is_word)
 SPECULATION: Final = OptionKind(
     "a mapping of its keys",
     lambda value: speculative_config(value) is not None or value is None,
     "JSON",
-    read_json,
+    read_json_object,
 )
 POLICY: Final = OptionKind(
     "a name or a policy", lambda value: policy_of(value) is not None, "NAME"

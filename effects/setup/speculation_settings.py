@@ -9,8 +9,6 @@ model with the same tokenizer. Drafts never change the outputs, unless
 `rejection_sample_method` is "standard": then they do not change their distribution.
 """
 
-import argparse
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -148,17 +146,6 @@ class SpeculativeConfig:
         if self.method == NGRAM:
             return Lookup(least=few, longest=many, others=0)
         return Lookup(least=few, longest=many)
-
-
-def read_json(text: str) -> Mapping[str, Any]:
-    """Returns the command line's value. Raises argparse.ArgumentTypeError."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"not a JSON object: {text:.80}")
-    return found
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:

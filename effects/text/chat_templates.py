@@ -5,13 +5,14 @@ template supports.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from minfer.effects.text.message_checks import message_error
 from minfer.effects.text.system_messages import place_system_messages
+from minfer.effects.text.template_cache import cached_by_template
 from minfer.effects.text.template_messages import (
     Message,
     join_lines,
@@ -19,6 +20,7 @@ from minfer.effects.text.template_messages import (
     message_forms,
     read_message,
     shows_texts,
+    without_null,
 )
 from minfer.effects.text.template_probe import TemplateProbe
 from minfer.effects.text.template_rendering import (
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
+# Names that cannot be a template's variables: each has a field.
+RESERVED: Final = frozenset(
+    {"chat_template", "chat_template_kwargs", "messages", "tokenize", "tools"}
+)
+# Nor can these be the same for all requests.
+OF_REQUESTS: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+_NULL: Final = "None"
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
@@ -115,13 +124,22 @@ def template_values(how: ChatOptions) -> dict[str, Any]:
         "documents": None,
         "add_generation_prompt": True,
     }
-    values |= {**how, **(how.get("chat_template_kwargs") or {})}
+    given = how.get("chat_template_kwargs") or {}
+    check_names(given, "chat_template_kwargs", RESERVED)
+    values |= {**how, **given}
     values.pop("chat_template_kwargs", None)
-    if "messages" in values:
-        raise ChatTemplateError(
-            "chat_template_kwargs cannot set 'messages'; leave it out"
-        )
     return values
+
+
+def check_names(
+    variables: Mapping[str, Any], setting: str, reserved: frozenset[str]
+) -> None:
+    """Raise ChatTemplateError if variables of a template, of this `setting`, have a name
+    that is reserved.
+    """
+    for name in variables:
+        if name in reserved:
+            raise ChatTemplateError(f"{setting} cannot set {name!r}; leave it out")
 
 
 def _with_mark(message: Message) -> Message:
@@ -155,27 +173,42 @@ def _either_way(
     values: dict[str, Any],
 ) -> str:
     """A conversation in the first of its forms that the template accepts."""
+
+    def render(form: list[Message]) -> str:
+        return render_template(template, form, tokens, values)
+
     first: ChatTemplateError | None = None
     for way in message_forms(chat):
         try:
-            text = render_template(template, way, tokens, values)
+            text = render(way)
         except ChatTemplateError as error:
             first = first or error
             continue
-        if not _writes_null(text, way):
+        if not _writes_null(text, way, render):
             return text
     if first is None:
         raise AssertionError("a conversation without null is among its ways")
     raise first
 
 
-def _writes_null(text: str, chat: list[Message]) -> bool:
-    """Whether a template may have written null as a word, as Python spells it."""
-    null = any(one.get("content", "") is None for one in chat)
-    return null and text.count("None") > json.dumps(chat).count("None")
+def _writes_null(
+    text: str, chat: list[Message], render: Callable[[list[Message]], str]
+) -> bool:
+    """Whether a template may have written null as a word, as Python spells it, and not
+    only such words of the messages, the tools or its own.
+    """
+    nulls = text.count(_NULL)
+    if not any(one.get("content", "") is None for one in chat):
+        return False
+    if nulls <= json.dumps(chat).count(_NULL):
+        return False
+    try:
+        return nulls > render([*map(without_null, chat)]).count(_NULL)
+    except ChatTemplateError:
+        return True
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     """Whether a template reads content as a list of texts, in messages of a role."""
     text = probe.text(list_probe(role))

@@ -19,10 +19,10 @@ refuses it there, as Mistral's do.
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from minfer.effects.text.template_cache import are_of_requests, cached_by_template
 from minfer.effects.text.template_messages import CALLED, TOOL_RESULT, Message
 from minfer.effects.text.template_probe import TemplateProbe
 
@@ -48,15 +48,15 @@ def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
     number = is_system.index(False) if False in is_system else len(chat)
     front, rest = chat[:number], chat[number:]
     if front and not _shows_leading(probe):
-        _log_once(probe.template, f"no system messages; each becomes {_MARKED_TURN}")
+        _log_once(probe, f"no system messages; each becomes {_MARKED_TURN}")
         front, rest = [], chat
     elif len(front) > 1 and not _shows_several(probe):
         what = "only one leading system message; the texts of others join it"
-        _log_once(probe.template, what)
+        _log_once(probe, what)
         front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
     if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
         what = f"no system messages behind others; each becomes {_MARKED_TURN}"
-        _log_once(probe.template, what)
+        _log_once(probe, what)
         rest = _with_marked_turns(rest)
     return [*front, *rest]
 
@@ -64,7 +64,7 @@ def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
 # --- what a template shows ----------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _shows_leading(probe: TemplateProbe) -> bool:
     """Whether a template shows a system message at the front, wherever it shows a
     conversation without one: Mistral Nemo's moves it to the last user turn, and loses it
@@ -75,13 +75,13 @@ def _shows_leading(probe: TemplateProbe) -> bool:
     return all(probe.shows([_SYSTEM, *chat]) for chat in shown)
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _shows_several(probe: TemplateProbe) -> bool:
     """Whether it shows two of them."""
     return probe.shows([_SYSTEM, _LATE, _USER])
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _shows_late(probe: TemplateProbe) -> bool:
     """Whether it shows system messages behind others, whatever follows."""
     tool_use = [_USER, CALLED, TOOL_RESULT]
@@ -97,7 +97,7 @@ def _shows_late(probe: TemplateProbe) -> bool:
     return ends == goes_on and all(map(probe.shows, places))
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _shows_user_after_tool(probe: TemplateProbe) -> bool:
     """Whether it shows a user turn behind a tool's result, if it shows results."""
     tool_use = [_USER, CALLED, TOOL_RESULT]
@@ -180,9 +180,10 @@ def _as_system(message: Message) -> Message:
     )
 
 
-@lru_cache(maxsize=64)
-def _log_once(template: str, what: str) -> None:  # noqa: ARG001  # once a template
-    _log.warning("the chat template shows %s", what)
+@cached_by_template
+def _log_once(_: TemplateProbe, what: str) -> None:
+    if not are_of_requests():
+        _log.warning("the chat template shows %s", what)
 
 
 def _is_system(message: Message) -> bool:

@@ -97,14 +97,20 @@ def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
     one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
-    for change in (_without_content, _same, _without_null, _with_text, _with_objects):
+    for change in (_without_content, _same, without_null, _with_text, _with_objects):
         form = [change(message) for message in chat]
         if form not in tried:
             tried.append(form)
             yield form
-    plain = [_without_null(message) for message in chat]
+    plain = [without_null(message) for message in chat]
     if (separate := [*_one_at_a_time(plain)]) != plain:
         yield separate
+
+
+def without_null(message: Message) -> Message:
+    """Without content that is null: it is no text."""
+    null = "content" in message and message["content"] is None
+    return {**message, "content": ""} if null else message
 
 
 def mark_verbatim(chat: Sequence[Message]) -> list[Message]:
@@ -132,25 +138,19 @@ def _without_content(message: Message) -> Message:
     return {name: value for name, value in message.items() if value is not None}
 
 
-def _without_null(message: Message) -> Message:
-    """Without content that is null: it is no text."""
-    null = "content" in message and message["content"] is None
-    return {**message, "content": ""} if null else message
-
-
 def _with_text(message: Message) -> Message:
     """With arguments as text, for DeepSeek's templates: these test whether content is
     null.
     """
     if "tool_calls" not in message:
-        return _without_null(message)
+        return without_null(message)
     content = message.get("content") or None
     return _with_arguments({**message, "content": content}, _text_of)
 
 
 def _with_objects(message: Message) -> Message:
     """With arguments as objects only: other values are put into one."""
-    return _with_arguments(_without_null(message), _object_around)
+    return _with_arguments(without_null(message), _object_around)
 
 
 def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:

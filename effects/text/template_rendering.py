@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.utils import Namespace
 
+from minfer.effects.text.template_cache import TEMPLATES
 from minfer.effects.text.template_limits import BoundedSandbox, LoopBudget
 from minfer.effects.text.template_messages import Message, VerbatimText, mark_verbatim
 
@@ -60,6 +61,17 @@ def render_template(
         raise ChatTemplateError(message) from error
 
 
+def check_syntax(template: str) -> None:
+    """Raise ChatTemplateError, which names the line, if a template cannot be compiled."""
+    try:
+        _compile(template)
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+    except Exception as error:  # of jinja2, or of Python's own compiler
+        kind = type(error).__name__
+        raise ChatTemplateError(f"it cannot be compiled ({kind})") from error
+
+
 def _plain(value: Any) -> Any:
     """The value rebuilt from JSON types: other objects have methods that the sandbox
     cannot check.
@@ -71,8 +83,11 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=inert))
 
 
-@lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
+    return TEMPLATES.get(template, _compile, partial(_compile_anew, template))
+
+
+def _compile_anew(template: str) -> Template:
     env = BoundedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -5,12 +5,12 @@ that the template does not read does not change the text.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 from attrs import frozen
 
 from minfer.effects.text.chat_templates import chosen_template
+from minfer.effects.text.template_cache import cached_by_template
 from minfer.effects.text.template_messages import Message
 from minfer.effects.text.template_probe import TemplateProbe
 from minfer.effects.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def template_switches(tokenizer: Tokenizer, *, tools: bool) -> TemplateSwitches:
     return _switches(TemplateProbe(template, tokens, tools))
 
 
-@lru_cache(maxsize=64)
+@cached_by_template
 def _switches(probe: TemplateProbe) -> TemplateSwitches:
     efforts = _efforts(probe)
     if probe.text(_CHAT, _ON) != probe.text(_CHAT, _OFF):

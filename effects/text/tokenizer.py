@@ -4,6 +4,7 @@ Uses the `tokenizers` library directly: transformers would take seconds to impor
 ids agree with those of transformers' AutoTokenizer on the same files.
 """
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from minfer.effects.models.checkpoint import eos_ids
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.longest_token import longest_token, state_of
-from minfer.effects.text.side_files import read_response_template
+from minfer.effects.text.side_files import Templates, read_response_template
 from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
 from minfer.effects.text.tokenizer_loading import load_backend
 
@@ -81,6 +82,13 @@ class Tokenizer:
         """The texts of all chat templates of conversations."""
         used = [self.chat_template, self.templates.with_tools]
         return "\n".join(text for text in used if text is not None) or None
+
+    def with_template(self, template: str) -> "Tokenizer":
+        """This tokenizer with another chat template in place of all of its own."""
+        changed = copy.copy(self)
+        changed.templates = Templates(template)
+        changed.chat_template = template
+        return changed
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone

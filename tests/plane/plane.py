@@ -32,7 +32,7 @@ from minfer.effects.serving.access import tenants
 from minfer.effects.serving.observability import metrics as counters
 from minfer.effects.serving.wire import request_ids, stamp
 from minfer.effects.text import tokenizer as text
-from minfer.effects.text.tools.formats import NONE, Parsers
+from minfer.effects.text.tools.formats import NONE
 from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
 from minfer.runs import replay
@@ -150,11 +150,14 @@ class Plane:
 
     def build(self) -> None:
         """Put the product together as `minfer serve` does."""
-        self.llm = async_llm.AsyncLLM(journal=self.folder, **settings(self.rng))
         # Answers are any tokens: one that begins like reasoning is text as well.
-        self.service = application.Application(
-            self.llm, ["plane"], KEY, max_body=8000, parsers=Parsers(NONE, NONE)
+        self.llm = async_llm.AsyncLLM(
+            journal=self.folder,
+            tool_call_parser=NONE,
+            reasoning_parser=NONE,
+            **settings(self.rng),
         )
+        self.service = application.Application(self.llm, ["plane"], KEY, max_body=8000)
         driver, self.vocab = self.llm.worker.driver, self.rng.choice((97, 97, 2048))
         driver.clock = lambda: self.loop.now + self.offset
         sizes = driver.config.block_size, self.vocab

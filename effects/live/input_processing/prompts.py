@@ -2,11 +2,12 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from minfer.effects.live.errors import RequestError, TooLongError
+from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION, RequestError, TooLongError
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.text.tokenizer import TextError, TextTooLongError, Tokenizer
 
 if TYPE_CHECKING:
@@ -95,10 +96,13 @@ def rendered(
 
 
 class Renders:
-    """Renders conversations for the model of its tokenizer."""
+    """Renders conversations for the model of its tokenizer, which has the chat template
+    in force.
+    """
 
     __slots__ = ()
     tokenizer: Tokenizer | None
+    template_settings: TemplateSettings
 
     def render(
         self,
@@ -120,7 +124,24 @@ class Renders:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(rendered(self.tokenizer, messages, how).ids)
+        return list(self._rendered(messages, how).ids)
+
+    def with_request_template(self, template: str) -> Self:
+        """Returns this model with the chat template of a request. Raises RequestError:
+        only workers that are bounded for it take one.
+        """
+        del template
+        raise RequestError(
+            f"chat_template: this server takes no templates from requests; leave it out, "
+            f"or have the server started with {REQUEST_TEMPLATE_OPTION}",
+            param="chat_template",
+        )
+
+    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> TokenizedPrompt:
+        variables = how.get("chat_template_kwargs") or {}
+        defaults = self.template_settings.defaults
+        how = {**how, "chat_template_kwargs": {**defaults, **variables}}
+        return rendered(self.tokenizer, messages, how)
 
 
 def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:

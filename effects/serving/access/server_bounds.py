@@ -34,6 +34,7 @@ class ServerBounds:
     # Of reasoning that clients keep. Made before API servers are forked.
     reasoning_key: bytes = field(factory=partial(reasoning_key, ""), eq=False, repr=False)
     refuse_hosted_tools: bool = False  # else they are left out
+    trust_request_chat_template: bool = False  # whether requests may bring templates
     tokenizer_info: bool = False  # whether GET /tokenizer_info is served
     patience: Patience = field(factory=Patience)
 
@@ -55,6 +56,7 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         end_late=options.enforce_deadlines,
         reasoning_key=reasoning_key(options.cache_secret),
         refuse_hosted_tools=options.refuse_hosted_tools,
+        trust_request_chat_template=options.trust_request_chat_template,
         tokenizer_info=options.enable_tokenizer_info_endpoint,
         patience=Patience(
             connections=check_whole("max-connections", options.max_connections, 1),

@@ -19,6 +19,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.distributed.asgi_calls import answers
 from minfer.effects.serving.distributed.serve_router import NUMBER
 from minfer.effects.serving.processes.server import read_options
+from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.runs.replica_events import load_report
 
 # Seconds between two parts of an answer. Each part passes through Ray twice: sent token
@@ -40,12 +41,12 @@ class ServedEngine:
             args = evolve(args, journal=Path(args.journal) / self._name)
         self._llm = AsyncLLM(**attrs.asdict(args, recurse=False))
         self._llm.warm_grammars()
+        log_unknown_format(self._llm)
         self._app = Application(
             self._llm,
             http.names,
             max_body=http.max_body,
             bounds=evolve(http.bounds, reasoning_key=reasoning_key),
-            parsers=http.parsers,
         )
 
     async def http(

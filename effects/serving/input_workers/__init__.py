@@ -14,6 +14,7 @@ bodies above a few KB go to worker processes, with a tokenizer and no engine.
     process          the parent's end of a worker
     worker_loop      the child: a loop over frames
     worker_main      its program for requests; `minfer route` has one of its own
+    worker_limits    what a body may take of a worker's machine
     worker_messages  what the two send each other
     task             the work of a worker
 """

@@ -72,14 +72,14 @@ class Process:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
 
-    async def work(self, path: str, data: bytes) -> WorkResult:
-        """Have a body that was posted to `path` worked on. Raises ApiError, and
+    async def work(self, path: str, data: bytes, tenant: str = "") -> WorkResult:
+        """Have a tenant's body that was posted to `path` worked on. Raises ApiError, and
         WorkerGoneError.
         """
         await self.ready()
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
-        request = encode(WorkerRequest(path=path, data=data))
+        request = encode(WorkerRequest(path=path, data=data, tenant=tenant))
         reader_writer[1].write(self._writer.frame(request))
         reply = await self._reply()
         self.spent = reply.last

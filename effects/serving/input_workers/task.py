@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
 from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.live.served_model import ServedModel
+from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
@@ -40,6 +42,9 @@ class ModelFacts:
     call_form: str = ""  # in which calls are required
     reasoning_key: bytes = field(default=b"", repr=False)
     refuses_hosted_tools: bool = False
+    template_settings: TemplateSettings = field(factory=TemplateSettings)
+    # Of workers that take templates from requests; None: they take none.
+    request_templates: WorkerLimits | None = None
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
@@ -59,6 +64,7 @@ class ModelFacts:
             call_form=llm.parsers.written,
             reasoning_key=llm.reasoning_key,
             refuses_hosted_tools=llm.refuses_hosted_tools,
+            template_settings=llm.template_settings,
         )
 
 
@@ -85,12 +91,26 @@ class WorkerModel(Renders):
     facts: ModelFacts
     tokenizer: Tokenizer | None = field()
 
+    template_settings: TemplateSettings = field()
+
     @tokenizer.default
     def _load(self) -> Tokenizer | None:
-        folder = self.facts.folder
-        return (
-            None if folder is None else Tokenizer(Path(folder), self.facts.max_model_len)
-        )
+        if self.facts.folder is None:
+            return None
+        tokenizer = Tokenizer(Path(self.facts.folder), self.facts.max_model_len)
+        template = self.facts.template_settings.template
+        return tokenizer if template is None else tokenizer.with_template(template)
+
+    @template_settings.default
+    def _settings(self) -> TemplateSettings:
+        return self.facts.template_settings
+
+    def with_request_template(self, template: str) -> Self:
+        """This model with the chat template of a request. Raises RequestError."""
+        if self.facts.request_templates is None or self.tokenizer is None:
+            super().with_request_template(template)
+        tokenizer = self.tokenizer
+        return evolve(self, tokenizer=tokenizer and tokenizer.with_template(template))
 
     @property
     def setup(self) -> "WorkerModel":

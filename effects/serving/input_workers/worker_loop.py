@@ -5,7 +5,8 @@ its memory has grown.
 
 A worker reads its settings from standard input and frames from the inherited socket; an
 empty reply means that it is ready. It ends when the socket is closed, or when a body
-takes longer than `ALARM`, so that it does not outlive its server. If its memory has grown
+takes longer than `ALARM`, so that it does not outlive its server, or more of a processor
+than its `WorkerLimits` allow. If its memory has grown
 by more than `GROWTH`, its reply announces that it ends: this frees the memory that
 tokenizers and the interpreter keep after large bodies.
 """
@@ -25,6 +26,7 @@ from attrs import evolve
 
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
+from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
     Refusal,
@@ -35,16 +37,18 @@ from minfer.effects.serving.input_workers.worker_messages import (
 )
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
-CEILING: Final = 2**31  # bytes beyond the first size that a body may take meanwhile
 ALARM: Final = 60  # seconds after which a body ends its worker, if the server has not
 TOO_LARGE: Final = "the body takes too much memory to be read; send less at once"
-_NICE: Final = 5  # a lower priority than processes that serve streams
 _RSS, _DATA = 1, 5  # columns of /proc/self/statm, in pages
 _log: Final = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
     """Handles the bodies of one program."""
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Of each body."""
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""
@@ -76,6 +80,14 @@ def _size(column: int) -> int:
     return int(table.read_text().split()[column]) * resource.getpagesize()
 
 
+def _lower_priority(limits: WorkerLimits) -> None:
+    """Let other processes go first."""
+    os.nice(limits.nice)
+    # OSError: the system has no such groups, or does not let their priority be changed.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(limits.session_nice))
+
+
 def serve(link: socket.socket, worker: Worker) -> None:
     """Work on bodies from the socket until it is closed."""
     max_bytes = _size(_RSS) + GROWTH
@@ -84,8 +96,11 @@ def serve(link: socket.socket, worker: Worker) -> None:
     while data := link.recv(READ):
         result = reader.feed(data)
         while result:
-            signal.alarm(ALARM)  # has no handler: it ends the process in any state
+            # Neither signal has a handler: it ends the process in any state.
+            signal.alarm(ALARM)
+            signal.setitimer(signal.ITIMER_PROF, worker.limits.cpu)
             reply = worker.reply(decode_request(result.pop(0)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             last = reply.last or _size(_RSS) > max_bytes
             link.sendall(writer.frame(encode(evolve(reply, last=last))))
@@ -97,11 +112,11 @@ def run_worker(make: Callable[[bytes], Worker]) -> int:
     """Run the worker that `make` makes of the facts; returns the exit code."""
     # Signals to the whole group are for the server: it ends this process by the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICE)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     worker = make(sys.stdin.buffer.read())
+    _lower_priority(worker.limits)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + CEILING, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (_size(_DATA) + worker.limits.memory, hard))
     # OSError: the server has gone, and needs no reply.
     with socket.socket(fileno=int(sys.argv[1])) as link, contextlib.suppress(OSError):
         serve(link, worker)

@@ -15,6 +15,7 @@ from minfer.effects.serving.input_workers.task import (
     WorkerModel,
     work,
 )
+from minfer.effects.serving.input_workers.worker_limits import ORDINARY
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -22,6 +23,7 @@ from minfer.effects.serving.input_workers.worker_messages import (
 )
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.text.template_cache import templates_of
 
 
 class InputWorker:
@@ -31,10 +33,17 @@ class InputWorker:
         self._model_info = WorkerModel(facts)
         self._models = Models(facts.names, 0, facts.max_model_len)
         endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
+        self.limits = facts.request_templates or ORDINARY
         self._targets = {endpoint.path: endpoint for endpoint in endpoints}
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""
+        if self._model_info.facts.request_templates is None:
+            return self._reply(request)
+        with templates_of(request.tenant):
+            return self._reply(request)
+
+    def _reply(self, request: WorkerRequest) -> WorkerReply:
         target = self._targets[request.path]
         try:
             result = work(target, request.data, self._model_info, self._models)

@@ -24,6 +24,7 @@ class WorkerRequest:
 
     path: str  # of the endpoint or question
     data: bytes
+    tenant: str = ""  # who sent it, where templates are kept by tenant
 
 
 @frozen(kw_only=True)

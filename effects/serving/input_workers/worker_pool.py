@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
@@ -34,9 +34,21 @@ BOOT: Final = 60.0  # seconds that a worker has to start
 GRACE: Final = 0.5  # seconds after which a body is dropped if its client has left
 SMALL: Final = 2**16  # bytes of a body for which one worker is reserved
 TRIES: Final = 3  # starts of a worker, before a thread replaces it
-TOO_LONG: Final = "the body takes too long to be read and tokenized; send less at once"
-TOO_HEAVY: Final = "the body cannot be read and tokenized; send less at once"
 _log: Final = logging.getLogger("uvicorn.error")
+
+
+@frozen(kw_only=True)
+class BodyRefusals:
+    """The errors for bodies that take too much."""
+
+    too_long: str = "the body takes too long to be read and tokenized; send less at once"
+    too_heavy: str = "the body cannot be read and tokenized; send less at once"
+    status: int = 413
+    param: str | None = None  # the field that is the cause
+
+    def error(self, message: str) -> ApiError:
+        """The error with one of these messages."""
+        return ApiError(message, self.param, status=self.status)
 
 
 @define(eq=False)
@@ -47,14 +59,18 @@ class _PendingBody:
     data: bytes
     in_thread: Callable[[], WorkResult]  # does the work, where there are no workers
     done: asyncio.Future[WorkResult]
+    tenant: str = ""
 
 
 class _ProcessPreparer:
     """A worker process, replaced whenever it ends."""
 
-    def __init__(self, start: Callable[[], Process], limit: float) -> None:
+    def __init__(
+        self, start: Callable[[], Process], limit: float, refusals: BodyRefusals
+    ) -> None:
         self._start = start
         self._limit = limit
+        self._refusals = refusals
         self._closed = False
         self.process = start()
 
@@ -72,12 +88,12 @@ class _ProcessPreparer:
         body.done.add_done_callback(kill_soon)
         try:
             async with asyncio.timeout(self._limit):
-                return await current.work(body.path, body.data)
+                return await current.work(body.path, body.data, body.tenant)
         except TimeoutError:
             current.kill()
-            raise ApiError(TOO_LONG, status=413) from None
+            raise self._refusals.error(self._refusals.too_long) from None
         except WorkerGoneError:
-            raise ApiError(TOO_HEAVY, status=413) from None
+            raise self._refusals.error(self._refusals.too_heavy) from None
         finally:
             body.done.remove_done_callback(kill_soon)
             for handle in timer:
@@ -130,11 +146,15 @@ class BodyPool:
         *,
         workers: int = 0,
         limit: float = LIMIT,
+        refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
         """Without `threads`, those of the event loop are used."""
         self._queue = JobQueue[_PendingBody]()
         self._threads = threads
-        made = [_PreparerSlot(_ProcessPreparer(start, limit)) for _ in range(workers)]
+        made = [
+            _PreparerSlot(_ProcessPreparer(start, limit, refusals))
+            for _ in range(workers)
+        ]
         self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
             self._slots[0].most = SMALL
@@ -156,16 +176,18 @@ class BodyPool:
         client: str,
         in_thread: Callable[[], WorkResult],
         size: int | None = None,
+        tenant: str = "",
     ) -> WorkResult:
         """What a worker makes of a body that was posted to `path`, at its client's turn,
         or `in_thread`, which does the same. `size`: its bytes, if `data` is compressed.
+        `tenant`: whose it is, where templates are kept by tenant.
 
         Raises ApiError, the errors of `in_thread`, and EngineDeadError once it is closed.
         """
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
         done: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        body = _PendingBody(path, data, in_thread, done)
+        body = _PendingBody(path, data, in_thread, done, tenant)
         place = self._queue.add(body, client, len(data) if size is None else size)
         self._dispatch()
         try:
@@ -227,26 +249,32 @@ class WorkerPool(BodyPool):
         *,
         workers: int = 0,
         limit: float = LIMIT,
+        refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
-        super().__init__(partial(Process, facts), threads, workers=workers, limit=limit)
+        start = partial(Process, facts)
+        super().__init__(start, threads, workers=workers, limit=limit, refusals=refusals)
         self._about = model_info, models
 
-    async def prepare(self, endpoint: Endpoint, data: bytes, client: str) -> Prepared:
-        """Prepare a body, at its client's turn.
+    async def prepare(
+        self, endpoint: Endpoint, data: bytes, client: str, tenant: str = ""
+    ) -> Prepared:
+        """Prepare a tenant's body, at its client's turn.
 
         Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
         closed.
         """
         in_thread = partial(work, endpoint, data, *self._about)
-        result = await self.run(endpoint.path, data, client, in_thread)
+        result = await self.run(endpoint.path, data, client, in_thread, tenant=tenant)
         if not isinstance(result, Prepared):
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
-    async def answer(self, query: QueryEndpoint, data: bytes, client: str) -> QueryAnswer:
+    async def answer(
+        self, query: QueryEndpoint, data: bytes, client: str, tenant: str = ""
+    ) -> QueryAnswer:
         """Answer a question, at its client's turn. Raises likewise."""
         in_thread = partial(work, query, data, *self._about)
-        result = await self.run(query.path, data, client, in_thread)
+        result = await self.run(query.path, data, client, in_thread, tenant=tenant)
         if not isinstance(result, QueryAnswer):
             raise TypeError(f"{query.path} was prepared like a request")
         return result

@@ -17,7 +17,9 @@ from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
 from minfer.effects.serving.openai.template_fields import (
     Effort,
+    RequestTemplate,
     Verbosity,
+    render,
     template_kwargs,
 )
 from minfer.effects.serving.openai.tools import (
@@ -49,6 +51,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[ChatMessage], Few, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
+    chat_template: RequestTemplate | None = None  # vLLM's
     chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
@@ -127,7 +130,9 @@ class ChatBody(GenerationBody):
     def _ids(self, llm: ModelInfo) -> Sequence[int]:
         continues = self.continue_final_message
         adds_prompt = self.add_generation_prompt
-        ids = llm.render(
+        ids = render(
+            llm,
+            self.chat_template,
             [message.to_turn() for message in self.messages],
             tools=[tool.to_json() for tool in self.offered] or None,
             add_generation_prompt=not continues if adds_prompt is None else adds_prompt,

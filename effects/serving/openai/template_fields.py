@@ -1,7 +1,17 @@
 """Fields of requests that are variables of the chat template."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator
+
+from minfer.effects.serving.client_errors import ApiError
+from minfer.effects.serving.protocol import ModelInfo
+from minfer.effects.serving.request_parsing.bodies import wrong
+from minfer.effects.text.chat_templates import ChatTemplateError, Conversation
+
+MAX_TEMPLATE_BYTES: Final = 2**16
+_FIELD: Final = "chat_template"
 
 # OpenAI's values, and "max", which vLLM and DeepSeek's templates know.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -23,3 +33,27 @@ def template_kwargs(
     if verbosity is not None:
         found["verbosity"] = verbosity
     return found
+
+
+def _check_size(template: str) -> str:
+    size = len(template.encode("utf-8", "surrogatepass"))
+    if size > MAX_TEMPLATE_BYTES:
+        raise wrong(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
+    return template
+
+
+RequestTemplate = Annotated[str, AfterValidator(_check_size)]
+
+
+def render(
+    llm: ModelInfo, template: str | None, messages: Conversation, **options: Any
+) -> list[int]:
+    """Token ids of a conversation, through the request's own template if it has one.
+    Raises as `ModelInfo.render`, and ApiError for the request's template.
+    """
+    if template is None:
+        return llm.render(messages, **options)
+    try:
+        return llm.with_request_template(template).render(messages, **options)
+    except ChatTemplateError as error:
+        raise ApiError(f"{_FIELD}: {error}", _FIELD) from error

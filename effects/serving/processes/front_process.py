@@ -42,6 +42,7 @@ from minfer.effects.serving.processes.server import (
     http_config,
     with_middleware,
 )
+from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare_elsewhere
@@ -264,8 +265,9 @@ async def _open_application(
         max_body=plan.http.max_body,
         bounds=plan.http.bounds,
         shared=shared,
-        parsers=plan.http.parsers,
     )
+    if plan.number == 0:
+        log_unknown_format(llm)
     gate.application.lookup.join(remote.queries)
     ready()
     metrics = gate.application.metrics

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.input_processing.template_settings import with_template_read
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
 from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
 from minfer.effects.serving.application import Application, refusal
@@ -35,6 +36,7 @@ from minfer.effects.serving.observability.spans import (
     with_traces,
 )
 from minfer.effects.serving.observability.stdout_lines import LineWriter
+from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.effects.serving.request_parsing.limits import LEAST_BODY
 from minfer.effects.serving.wire.connections import Connections, bounded
 from minfer.effects.serving.wire.descriptors import Listener
@@ -43,7 +45,6 @@ from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
 from minfer.effects.serving.wire.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.engine_args import EngineArgs, engine_args
-from minfer.effects.text.tools.formats import Parsers
 from minfer.values.checks import ConfigError
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
@@ -63,7 +64,6 @@ class HttpOptions:
     names: Sequence[str]  # of the model
     bounds: ServerBounds = field(factory=ServerBounds)
     max_body: int | None = None  # bytes; None: by the model's context
-    parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may send requests, beside our own
     hosts: Hosts | None = None  # that requests must be for; None: any
@@ -263,12 +263,12 @@ def serve_in_process(
     configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
     llm.warm_grammars()
+    log_unknown_format(llm)
     app = Application(
         llm,
         options.names,
         max_body=options.max_body,
         bounds=options.bounds,
-        parsers=options.parsers,
     )
     print(describe_address(listener, options), flush=True)
     with (
@@ -289,6 +289,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         streaming=True,
         kv_disk_secret=options.cache_secret,
     )
+    args = with_template_read(args)
     tls = Tls(
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,
@@ -303,7 +304,6 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         bounds=bounds,
         hosts=read_hosts(options, has_keys=bool(bounds.keys.known)),
         max_body=options.max_body_size,
-        parsers=Parsers(options.tool_parser, options.reasoning_parser),
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,
         tls=tls,

@@ -4,11 +4,14 @@ This happens where answers are written, after all work on tokens: a writer passe
 output, and gets what is new in it as deltas.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.live.input_processing.template_settings import UNKNOWN_FORMAT
+from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo
 from minfer.effects.serving.request_parsing.reasoning_tokens import ReasoningTokens
@@ -25,7 +28,9 @@ from minfer.effects.text.tools.deltas import (
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
 from minfer.effects.text.tools.offered import Tools
 from minfer.effects.text.tools.parser import Parser
+from minfer.effects.text.tools.table import TOOLS
 
+_log: Final = logging.getLogger("minfer.parsers")
 _END: Final = 16  # tokens of a prompt in which its last marker is
 
 
@@ -62,9 +67,22 @@ def end_of(llm: ModelInfo, prompt: Sequence[int], more: int = 0) -> str:
 def check_template(parsers: Parsers, param: str) -> None:
     """Raise ApiError if the model's format of tool calls is unknown."""
     if parsers.unknown_tools:
-        why = "this model's chat template shows no way to call tools that is known here"
-        remedy = "leave tools out, or have the server started with --tool-parser"
-        raise ApiError(f"{param}: {why}; {remedy}", param)
+        remedy = (
+            "leave tools out, or have the server started with --tool-call-parser and the "
+            "model's format, or none, so that calls stay text"
+        )
+        raise ApiError(f"{param}: {UNKNOWN_FORMAT}; {remedy}", param)
+
+
+def log_unknown_format(llm: ServedModel) -> None:
+    """Log, once at the start of a server, that requests with tools will be refused."""
+    if llm.parsers.unknown_tools and llm.tokenizer and llm.tokenizer.all_templates:
+        _log.warning(
+            "%s: requests with tools are refused; --tool-call-parser names the model's "
+            "format (%s), or none, so that calls stay text",
+            UNKNOWN_FORMAT,
+            ", ".join(TOOLS),
+        )
 
 
 class AnswerParser:

@@ -126,7 +126,12 @@ def constrain_calls(
         _with_text(one, enforced=bounds_text, must=requirements.must) for one in offers
     ]
     requiring = _requiring_field(offers, requirements)
-    if parsing is None or not offers or not (requiring or answer):
+    if not offers or not (requiring or answer):
+        return None
+    if requiring and llm.parsers.tools == NONE:
+        why = "cannot be enforced where calls stay text (--tool-call-parser none)"
+        raise ApiError(f"{requiring}: {why}; leave it out", requiring)
+    if parsing is None:
         return None
     if requiring and parsing.form not in FORMS:
         why = f"cannot be had of a model whose calls have the format {parsing.form!r}"

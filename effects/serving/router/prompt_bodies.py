@@ -3,15 +3,17 @@
 from typing import Final
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from minfer.blocks.keys import Keys
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
 from minfer.effects.serving.router.token_keys import TokenKeys
 from minfer.effects.serving.wire.coding import Decoder
+from minfer.effects.text.tools.formats import AUTO
 
 TOO_LARGE: Final = 413
 
@@ -53,6 +55,10 @@ class KeyFacts:
 
     model: str | None  # a folder with a tokenizer; None: keys are those of text
     block_size: int = 0  # tokens of a block, if there is a tokenizer
+    # Of the servers:
+    templates: TemplateSettings = field(factory=TemplateSettings)
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
 
 def read_prompt(body: PromptBody, tokens: TokenKeys | None) -> ReadPrompt:

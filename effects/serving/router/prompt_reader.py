@@ -38,7 +38,13 @@ class PromptReader:
         """A reader with this number of worker processes; 0: with threads."""
         facts = KeyFacts(model=None)
         if tokens is not None:
-            facts = KeyFacts(model=tokens.folder, block_size=tokens.block_size)
+            facts = KeyFacts(
+                model=tokens.folder,
+                block_size=tokens.block_size,
+                templates=tokens.templates,
+                tool_parser=tokens.parsers.tools,
+                reasoning_parser=tokens.parsers.reasoning,
+            )
         start = partial(Process, facts, MODULE)
         return cls(tokens, BodyPool(start, None, workers=workers))
 

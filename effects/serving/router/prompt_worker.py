@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from minfer.effects.serving.input_workers.worker_limits import ORDINARY
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -14,14 +15,20 @@ from minfer.effects.serving.input_workers.worker_messages import (
 )
 from minfer.effects.serving.router.prompt_bodies import KeyFacts, read_record
 from minfer.effects.serving.router.token_keys import TokenKeys
+from minfer.effects.text.tools.formats import Parsers
 
 
 class PromptWorker:
     """Reads bodies for a router."""
 
+    limits = ORDINARY
+
     def __init__(self, facts: KeyFacts) -> None:
         model = facts.model
-        self._tokens = None if model is None else TokenKeys(model, facts.block_size)
+        self._tokens = None
+        if model is not None:
+            parsers = Parsers(facts.tool_parser, facts.reasoning_parser)
+            self._tokens = TokenKeys(model, facts.block_size, facts.templates, parsers)
 
     def reply(self, request: WorkerRequest) -> WorkerReply:
         """The reply for a body; never raises."""

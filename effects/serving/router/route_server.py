@@ -8,6 +8,10 @@ from pathlib import Path
 import uvicorn
 
 from minfer.effects.execution.tiers.peers.addresses import port_text
+from minfer.effects.live.input_processing.template_settings import (
+    parsers_of,
+    template_settings,
+)
 from minfer.effects.serving.access.api_keys import read_keys
 from minfer.effects.serving.access.hosts import read_hosts
 from minfer.effects.serving.access.server_bounds import (
@@ -30,6 +34,7 @@ from minfer.effects.serving.router.tenants import read_proxies
 from minfer.effects.serving.wire.connections import Patience
 from minfer.effects.serving.wire.descriptors import raise_limit
 from minfer.effects.serving.wire.tls import Tls
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 
 
@@ -75,11 +80,19 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
     if bool(sources) != (options.model is not None):
         why = "a server's blocks are compared by token ids"
         raise ConfigError(f"--kv-events and --model need each other: {why}")
+    rendering = EngineArgs(
+        chat_template=options.chat_template,
+        default_chat_template_kwargs=options.default_chat_template_kwargs,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
     router = RouterOptions(
         backends=backends,
         kv_sources=sources,
         kv_block_size=check_whole("kv-block-size", options.kv_block_size, 1),
         model=options.model,
+        templates=template_settings(rendering),
+        parsers=parsers_of(rendering),
         policy=options.routing,
         keys=keys,
         proxies=read_proxies(options.forwarded_allow_ips),

@@ -84,7 +84,10 @@ class Router:
         sources = options.kv_sources
         block = options.kv_block_size if sources else BLOCK_TOKENS
         config = RouterConfig(routing_policy_named(options.policy), block)
-        tokens = TokenKeys(options.model, block) if options.model is not None else None
+        tokens = None
+        if options.model is not None:
+            rendering = options.templates, options.parsers
+            tokens = TokenKeys(options.model, block, *rendering)
         self._caches = {name: ReportedCache(name, block) for name in sources}
         self._journal: RoutingJournalFile | None = None
         if options.journal is not None:

@@ -6,9 +6,11 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.serving.router.backends import KvSource
 from minfer.effects.serving.router.tenants import TrustedProxies
+from minfer.effects.text.tools.formats import Parsers
 
 CACHE_TOKENS: Final = 2**20
 KV_BLOCK: Final = 16  # tokens; vLLM's default
@@ -27,11 +29,13 @@ class RouterOptions:
     keys: Keys = field(factory=Keys)  # that clients must have
     proxies: TrustedProxies = field(factory=TrustedProxies)
     cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
-    # Where backends report what they cache, by name; then `model` has the tokenizer, and
-    # blocks have as many tokens as theirs.
+    # Where backends report what they cache, by name; then `model` has the tokenizer,
+    # blocks have as many tokens as theirs, and templates and parsers are theirs.
     kv_sources: Mapping[str, KvSource] = field(factory=dict)
     kv_block_size: int = KV_BLOCK
     model: str | None = None
+    templates: TemplateSettings = field(factory=TemplateSettings)
+    parsers: Parsers = field(factory=Parsers)
     max_body: int | None = None  # bytes; None: by the contexts of the backends
     workers: int = 0  # processes that read large bodies; 0: threads
     max_waiting: int = MAX_WAITING  # requests

@@ -10,15 +10,16 @@ import os
 from typing import Final
 
 import msgspec
+from attrs import evolve
 
 from minfer.blocks.keys import Key, block_keys, root_key
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.endpoints import ENDPOINTS
 from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
 from minfer.effects.serving.router.prompt_keys import TOKEN_BYTES, PromptKeys
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.text.tokenizer import Tokenizer
-from minfer.effects.text.tools.formats import Parsers
+from minfer.effects.text.tools.formats import NONE, Parsers
 
 _CONTEXT: Final = 2**20  # tokens of the longest prompt that is read
 _VOCABULARY: Final = 2**32  # token ids are the server's to check
@@ -38,11 +39,17 @@ class TokenKeys:
     they cannot be read.
     """
 
-    def __init__(self, model: str, block_size: int) -> None:
-        folder = model_folder(model)
-        tokenizer = Tokenizer(folder, _CONTEXT)
-        parsers = Parsers().settled_for(tokenizer)
-        self.folder = str(folder)
+    def __init__(
+        self,
+        model: str,
+        block_size: int,
+        templates: TemplateSettings = TemplateSettings(),
+        parsers: Parsers = Parsers(),
+    ) -> None:
+        """`templates` and `parsers` are those of the servers."""
+        self.folder = str(model_folder(model))
+        self.templates = templates
+        self.parsers = parsers
         facts = ModelFacts(
             folder=self.folder,
             vocab_size=_VOCABULARY,
@@ -50,13 +57,22 @@ class TokenKeys:
             max_model_len=_CONTEXT,
             default_params={},
             names=(),
-            tool_parser=parsers.tools,
+            template_settings=templates,
+            reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
+        )
+        model_info = WorkerModel(facts)
+        tokenizer = model_info.tokenizer
+        parsers = parsers.settled_for(tokenizer)
+        # Tools of an unknown format are for the servers to refuse.
+        tools = NONE if parsers.unknown_tools else parsers.tools
+        facts = evolve(
+            facts,
+            tool_parser=tools,
             reasoning_parser=parsers.reasoning,
             response_template=parsers.response,
             call_form=parsers.written,
-            reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
         )
-        self._model = WorkerModel(facts=facts, tokenizer=tokenizer)
+        self._model = WorkerModel(facts, tokenizer=tokenizer)
         self._endpoints = {one.path: one for one in ENDPOINTS}
         self.block_size = block_size
 

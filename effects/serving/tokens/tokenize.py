@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from minfer.effects.live.input_processing.prompts import encoded
 from minfer.effects.serving.openai.chat_messages import ChatMessage
 from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.template_fields import RequestTemplate, render
 from minfer.effects.serving.openai.tools import ChatTool
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body, wrong
@@ -25,6 +26,7 @@ class TokenizeBody(StrictObject):
     # Of a conversation, as POST /v1/chat/completions has them:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    chat_template: RequestTemplate | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[ChatTool], Few] | None = None
 
@@ -54,7 +56,9 @@ class TokenizeBody(StrictObject):
             return encoded(self.prompt or "", llm.tokenizer, special)
         continues = self.continue_final_message
         adds_prompt = self.add_generation_prompt
-        return llm.render(
+        return render(
+            llm,
+            self.chat_template,
             [message.to_turn() for message in self.messages],
             tools=[tool.to_json() for tool in self.tools or ()] or None,
             add_generation_prompt=not continues if adds_prompt is None else adds_prompt,

@@ -8,6 +8,7 @@ import pytest
 
 import minfer
 from minfer.effects.cli.main import main, parser
+from minfer.effects.live.input_processing.template_settings import parsers_of
 from minfer.effects.serving.processes import server
 from minfer.effects.text.tools.formats import Parsers
 from minfer.values.checks import ConfigError
@@ -91,7 +92,8 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--tool-parser", "mistral", "--dry-run", "--api-key", "k"]
     options = parser().parse_args(["serve", *given, "--max-waiting", "5"])
-    assert server.read_options(options)[1].parsers == Parsers("mistral", "auto")
+    args, _ = server.read_options(options)
+    assert parsers_of(args) == Parsers("mistral", "auto")
     with pytest.raises(SystemExit):
         parser().parse_args(["serve", "--reasoning-parser", "x"])
     assert "'think'" in capsys.readouterr().err

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import pytest
 
-from minfer.effects.text.tools.formats import Parsers
 from tests.circles import claimed, long
 from tests.effects.served import Serving, serving
 from tests.effects.text.grammars.libraries import test_pydantic as pydantic_tests
@@ -83,8 +82,8 @@ APIS: Final = (chat_tool, chat_format, responses_tool, responses_format, message
 
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Serving]:
-    service = {"parsers": Parsers("hermes")}
-    with serving(dtype="float32", num_gpu_blocks_override=256, service=service) as made:
+    settings: dict[str, Any] = {"tool_call_parser": "hermes", "dtype": "float32"}
+    with serving(num_gpu_blocks_override=256, **settings) as made:
         yield made
 
 

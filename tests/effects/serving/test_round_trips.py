@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.live.input_processing.prompts import Renders
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.anthropic.create_message import ENDPOINT as MESSAGES
 from minfer.effects.serving.openai.chat_completions import ENDPOINT as CHAT
 from minfer.effects.serving.openai.responses import ENDPOINT as RESPONSES
@@ -111,6 +112,7 @@ class Ground(Renders):
 
     reasoning_key = bytes(32)
     refuses_hosted_tools = False
+    template_settings = TemplateSettings()
 
     def __init__(self, template: str, form: str) -> None:
         self.tokenizer = tokenizer()

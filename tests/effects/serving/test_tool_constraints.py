@@ -44,8 +44,8 @@ def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Serving]:
     """The bundled model, in Hermes' format."""
-    service = {"parsers": Parsers("hermes")}
-    with serving(dtype="float32", num_gpu_blocks_override=256, service=service) as made:
+    settings: dict[str, Any] = {"tool_call_parser": "hermes", "dtype": "float32"}
+    with serving(num_gpu_blocks_override=256, **settings) as made:
         yield made
 
 

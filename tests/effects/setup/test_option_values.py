@@ -8,6 +8,7 @@ from minfer.effects.setup.option_values import (
     LENGTH,
     policy_of,
     read_bytes,
+    read_json_object,
     read_length,
     whole,
 )
@@ -77,3 +78,18 @@ def test_a_policy_is_a_name_or_has_all_that_the_protocol_asks_for() -> None:
         policy_of(FirstCome)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ConfigError, match="lacks "):
         policy_of(object())  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"num_speculative_tokens": 1' + "0" * 5000 + "}", "not JSON"),
+        ("[1]", "not a JSON object"),
+    ],
+)
+def test_what_is_no_json_object_is_reported(text: str, why: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        read_json_object(text)
+    assert read_json_object('{"method": "ngram"}') == {"method": "ngram"}

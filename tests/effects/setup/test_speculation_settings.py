@@ -1,6 +1,5 @@
 """What a server may be told of speculation, and what it makes of it."""
 
-import argparse
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from minfer.effects.setup.speculation_settings import (
     HOST_ROWS,
     SpeculativeConfig,
-    read_json,
     speculative_config,
 )
 from minfer.records.speculation import DEVICE, HOST, REJECTION, SAME_NOISE
@@ -91,18 +89,3 @@ def test_what_is_impossible_is_reported_with_its_key(given: Any, why: str) -> No
     with pytest.raises(ConfigError, match=why) as raised:
         speculative_config(given)
     assert str(raised.value).startswith("speculative_config")
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ('{"num_speculative_tokens": 1' + "0" * 5000 + "}", "not JSON"),
-        ("[1]", "not a JSON object"),
-    ],
-)
-def test_what_is_no_json_object_is_reported(text: str, why: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=why):
-        read_json(text)
-    assert read_json('{"method": "ngram"}') == {"method": "ngram"}

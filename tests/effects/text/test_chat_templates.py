@@ -95,6 +95,36 @@ def test_reasoning_and_null_come_as_in_transformers(
 
 
 @pytest.mark.parametrize(
+    ("own", "tools"),
+    [
+        ("", [{"default": None}]),  # which this template writes as Python does
+        ("None of these: ", None),
+        ("None: ", [{"default": None, "x": "None"}]),
+    ],
+)
+def test_only_null_of_a_message_is_not_written(
+    tmp_path: Path, own: str, tools: Any
+) -> None:
+    """Other words like it are the template's: here arguments must be text, and beside
+    these an answer without content may be null.
+    """
+    template = (
+        own + "{{ tools }}{% for m in messages %}<{{ m.role }}>"
+        "{% if m.content %}{{ m.content }}{% endif %}{% for call in m.tool_calls %}"
+        "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    save(tmp_path, chat_template=template)
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    call = {"id": "c", "type": "function", "function": function}
+    for content in ("", None):
+        called = {"role": "assistant", "content": content, "tool_calls": [call]}
+        chat: Any = [{"role": "user", "content": "hi"}, called]
+        got = render_chat(ours, chat, {"tools": tools, "add_generation_prompt": False})
+        assert got == theirs.apply_chat_template(chat, tools=tools, tokenize=False)
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "a {%- generation -%} x {{ flavour }} {%- endgeneration %}\n b",

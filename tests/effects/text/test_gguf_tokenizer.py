@@ -209,6 +209,9 @@ def test_chat_templates_and_ends(tmp_path: Path) -> None:
     finish(writer)
     ours = Tokenizer(path)
     assert (ours.templates.plain, ours.templates.with_tools) == ("plain", "tools")
+    changed = ours.with_template("own")
+    assert (changed.templates.plain, changed.templates.with_tools) == ("own", None)
+    assert (ours.chat_template, changed.all_templates) == ("plain", "own")
     assert ours.encode("a")[0] == 1  # as in llama.cpp, where the file does not say
     assert ours.encode("a")[-1] == 2
 

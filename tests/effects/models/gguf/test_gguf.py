@@ -183,6 +183,9 @@ def test_the_bundled_model_writes_the_same_text(
             texts.append([one.outputs[0].text for one in outputs])
     assert texts[0] == texts[1]
     assert "42" in texts[1][1]
+    own = "[{{ messages[0].content }}]"
+    with LLM(path, executor="dry", chat_template=own) as llm:
+        assert llm.chat(talk, params)[0].prompt == "[What is 17 + 25?]"
     draft = {
         "method": "draft_model",
         "model": str(bundled_folder("draft")),

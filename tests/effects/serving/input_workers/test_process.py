@@ -9,9 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
 from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.worker_limits import (
+    OF_TEMPLATES,
+    ORDINARY,
+    WorkerLimits,
+)
 from minfer.effects.serving.openai.completions import ENDPOINT
 
 RECIPE = ModelFacts(
@@ -62,6 +68,28 @@ def test_it_prepares_until_it_is_killed() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("limits", [None, OF_TEMPLATES])
+def test_its_priority_is_lower_also_where_sessions_have_priorities(
+    limits: WorkerLimits | None,
+) -> None:
+    wanted = limits or ORDINARY
+    expected = os.nice(0) + wanted.nice
+
+    async def whole() -> None:
+        one = Process(evolve(RECIPE, request_templates=limits))
+        await one.ready()
+        assert os.getpriority(os.PRIO_PROCESS, one.pid) == min(19, expected)
+        group = Path(f"/proc/{one.pid}/autogroup")
+        if group.exists():
+            assert group.read_text().endswith(
+                f"nice {(limits or ORDINARY).session_nice}\n"
+            )
+        one.kill()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.long
 def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
     async def whole() -> None:
         one = Process(RECIPE)
@@ -77,6 +105,7 @@ def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
 def test_it_does_not_outlive_its_server() -> None:
     code = f"""
 import asyncio, os
+from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.serving.input_workers.process import Process
 from minfer.effects.serving.input_workers.task import ModelFacts
 async def whole():

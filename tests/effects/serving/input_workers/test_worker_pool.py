@@ -226,4 +226,4 @@ def test_a_worker_that_has_grown_is_replaced(
 
 def test_the_recipe_is_plain(llm: AsyncLLM) -> None:
     kinds = {type(value) for value in attrs.asdict(ModelFacts.of(llm, ("m",))).values()}
-    assert kinds <= {str, int, bool, bytes, dict, tuple}
+    assert kinds <= {str, int, bool, bytes, dict, tuple, type(None)}

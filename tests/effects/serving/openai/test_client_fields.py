@@ -228,7 +228,11 @@ def test_neutral_values_are_taken() -> None:
     [
         (ChatBody, {"add_special_tokens": True}),
         (ChatBody, {"include_reasoning": "no"}),
-        (ChatBody, {"chat_template": "x"}),
+        (ChatBody, {"chat_template": 5}),
+        (ChatBody, {"chat_template": ["x"]}),
+        (ChatBody, {"chat_template": "x" * 65_537}),
+        (ChatBody, {"chat_template": "é" * 32_769}),
+        (CompletionBody, {"chat_template": "x"}),
         (ChatBody, {"documents": [{"text": "x"}]}),
         (CompletionBody, {"include_reasoning": True}),
         (CompletionBody, {"truncate_prompt_tokens": -2}),

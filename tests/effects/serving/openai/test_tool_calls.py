@@ -8,7 +8,6 @@ import pytest
 from openai import OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from minfer.effects.text.tools.formats import Parsers
 from tests.effects.scripted import TEMPLATE, hermes, say, write_talker
 from tests.effects.served import Serving, events, serving
 
@@ -40,10 +39,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """In Mistral's format, whose markers are special tokens."""
     path = write_talker(tmp_path_factory.mktemp("mistral") / "m", special=MARKS)
-    service = {"parsers": Parsers("mistral")}
-    with serving(
-        path, executor="dry", num_gpu_blocks_override=400, service=service
-    ) as made:
+    settings: dict[str, Any] = {"tool_call_parser": "mistral", "executor": "dry"}
+    with serving(path, num_gpu_blocks_override=400, **settings) as made:
         yield made
 
 

@@ -1,0 +1,117 @@
+"""The settings of conversations: a chat template in place of the checkpoint's, and
+variables that every conversation has. They are checked before a model is loaded.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+
+from minfer.effects.setup.custom_template import CustomTemplate, read_custom_template
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.text.tools.formats import Parsers, UnknownFormatError
+from minfer.values.checks import ConfigError
+
+UNKNOWN_FORMAT: Final = (
+    "this model's chat template shows no way to call tools that is known here"
+)
+_DEFAULTS: Final = "default_chat_template_kwargs"
+_MAX_DEPTH: Final = 64  # of lists and objects in each other, in a variable
+
+
+@frozen(kw_only=True)
+class TemplateSettings:
+    """What is rendered in addition to a conversation: plain data, to be sent to a
+    process.
+    """
+
+    template: str | None = None  # None: the checkpoint's own
+    defaults: Mapping[str, Any] = field(factory=dict)  # variables, under a request's
+
+
+def with_template_read(args: EngineArgs) -> EngineArgs:
+    """Returns settings whose template is read, and checked with all that belongs to it.
+    Raises ConfigError.
+    """
+    args = evolve(args, chat_template=read_custom_template(args.chat_template))
+    template_settings(args)
+    parsers_of(args)
+    return args
+
+
+def template_settings(args: EngineArgs) -> TemplateSettings:
+    """Returns the settings of conversations. Raises ConfigError, which names the line of
+    an error in a template.
+    """
+    template = read_custom_template(args.chat_template)
+    defaults = dict(args.default_chat_template_kwargs or {})
+    if template is not None:
+        _check_template(template)
+    if defaults:
+        _check_defaults(defaults)
+    text = None if template is None else template.text
+    return TemplateSettings(template=text, defaults=defaults)
+
+
+def parsers_of(args: EngineArgs) -> Parsers:
+    """Returns the formats of tool calls and reasoning that the settings name. Raises
+    ConfigError.
+    """
+    try:
+        return Parsers(args.tool_call_parser, args.reasoning_parser)
+    except UnknownFormatError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_template(template: CustomTemplate) -> None:
+    from minfer.effects.text.template_rendering import (  # it imports jinja2
+        ChatTemplateError,
+        check_syntax,
+    )
+
+    try:
+        check_syntax(template.text)
+    except ChatTemplateError as error:
+        where = f"chat_template ({template.source})"
+        raise ConfigError(f"{where}: {error}; correct the template") from error
+
+
+def _check_defaults(defaults: Mapping[str, Any]) -> None:
+    from minfer.effects.text.chat_templates import (
+        OF_REQUESTS,
+        RESERVED,
+        ChatTemplateError,
+        check_names,
+    )
+
+    try:
+        check_names(defaults, _DEFAULTS, RESERVED | OF_REQUESTS)
+    except ChatTemplateError as error:
+        raise ConfigError(str(error)) from error
+    for name, value in defaults.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{_DEFAULTS}: names are strings, not {name!r:.80}")
+        if not _is_json(value):
+            what = f"must be JSON, at most {_MAX_DEPTH} lists and objects deep"
+            raise ConfigError(f"{_DEFAULTS}: {name!r:.80} {what}")
+
+
+def _is_json(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
+    if level:
+        return False
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value

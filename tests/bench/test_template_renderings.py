@@ -1,0 +1,38 @@
+"""The comparison of renderings finds what differs, and what both refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.template_renderings import CASES, Pair
+from minfer.effects.text import chat_templates
+from minfer.effects.text.template_rendering import render_template
+
+pytest.importorskip("transformers")
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.long
+def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path)
+
+    def outcome(template: str, case: str) -> str:
+        return str(pair.compare(template, CASES[case])["outcome"])
+
+    assert outcome(TURNS, "several turns") == "equal"
+    assert outcome("{{ raise_exception('no') }}", "plain") == "both refuse"
+    first = "{{ messages[0].content }}"
+    placed = pair.compare(first, CASES["late system message"])
+    assert placed["outcome"] == "differs"
+    assert "system_messages" in placed["reason"]
+    alone = "{% if messages[1:] %}{{ raise_exception('no') }}{% endif %}" + first
+    assert outcome(alone, "system") == "transformers refuses"
+    monkeypatch.setattr(
+        chat_templates, "render_template", lambda *given: render_template(*given) + "!"
+    )
+    wrong = pair.compare(TURNS, CASES["plain"])
+    assert wrong["outcome"] == "differs"
+    assert "reason" not in wrong
+    assert any(
+        line.startswith("+") and line.endswith("!") for line in wrong["difference"]
+    )
