@@ -35,6 +35,8 @@ class TextArgument:
         """The arguments of the tool of this number as JSON. Raises GrammarError."""
         prefix = f"TEXT_{number}_"
         head, tail = quote(f'{{{json.dumps(self.name)}: "'), quote('"}')
+        if nested := self.grammar.nested():
+            return TextRules(f"{head} {nested} {tail}", ())
         terminals = self.grammar.terminals(prefix, escaped=True)
         return TextRules(f"{head} {prefix}0 {tail}", tuple(terminals))
 
