@@ -11,8 +11,9 @@ lexer cannot go back. As one terminal, a text is one word. So rules become termi
 their texts and patterns are written with JSON's escapes where these are wanted, and what
 `%ignore` names may be before and behind each of a rule's words.
 
-Terminals cannot contain themselves: a grammar with recursive rules is refused, and so
-are the compiler's extensions, such as JSON schemas and tokens of the model. Of what is
+Terminals cannot contain themselves. So within JSON a grammar with recursive rules stays a
+grammar, if its words have no escapes; else it is refused, and so are the compiler's
+extensions, such as JSON schemas and tokens of the model. Of what is
 ignored, only white space is enforced: a comment ends where a lexer can read no more of
 it, which a terminal cannot say.
 """
@@ -63,13 +64,9 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     """A grammar as terminals whose names begin with `prefix`, of which the first is the
     whole: with JSON's escapes, if texts are to be `escaped`. Raises GrammarError.
     """
-    grammar = read_lark(definition)
-    if "start" not in grammar.definitions:
-        raise GrammarError("has no rule 'start'")
-    _check_recursion(grammar)
-    if not _ignores_spaces(grammar):
-        why = "what '%ignore' names, other than white space, cannot be enforced within"
-        raise GrammarError(f"{why} a call; put it into the rules")
+    grammar = _checked(definition)
+    if name := _recursive_name(grammar):
+        raise _recursive(name)
     names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
     ignored = f"{prefix}{len(names)}" if grammar.ignored else ""
     new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
@@ -81,6 +78,37 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
         ways = " | ".join(writer.body(body) for body in grammar.ignored)
         lines.append(f"{ignored}: ({ways})*")
     return lines
+
+
+def _nested(grammar: LarkGrammar) -> str:
+    """A grammar with rules that contain themselves, as a part of another grammar's rule.
+    Words must be the same with JSON's escapes as without: else the lexer could not tell
+    where they end. Of white space that is ignored, blanks are left.
+    """
+    names: dict[str, str] = {}
+    due = ["start"]
+    while due:
+        name = due.pop()
+        if name not in names:
+            names[name] = f"rule_{len(names)}" if _is_rule(name) else f"W{len(names)}"
+            due += _names_of(grammar, name)
+    names["start"] = "start"
+    escaped, bare = (_Writer(names, written) for written in (True, False))
+    lines = []
+    for name in names:
+        if (definition := grammar.definitions.get(name)) is not None:
+            line, other = escaped.definition(definition), bare.definition(definition)
+        elif name in grammar.imports:
+            path = grammar.imports[name]
+            line, other = escaped.imported(name, path), bare.imported(name, path)
+        else:
+            raise _undefined(name)
+        if line != other:
+            raise _recursive(_recursive_name(grammar))
+        lines.append(line)
+    if any(_has_blank(token, grammar) for token in _ignored_words(grammar)):
+        lines.append("%ignore / /")
+    return "\n".join(["%lark {", *lines, "}"])
 
 
 @frozen
@@ -95,7 +123,17 @@ class TextGrammar:
         if len(self.definition) > MAX_CONSTRAINT:
             why = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
             raise GrammarError(f"{why}; make it smaller")
-        self.terminals("", escaped=True)
+        if not self.nested():
+            self.terminals("", escaped=True)
+
+    def nested(self) -> str:
+        """The text within JSON as a grammar of its own, if its rules contain themselves;
+        else empty. Raises GrammarError.
+        """
+        if self.syntax != "lark":
+            return ""
+        grammar = _checked(self.definition)
+        return _nested(grammar) if _recursive_name(grammar) else ""
 
     def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
         """The text as terminals, the first of which is the whole. Raises GrammarError."""
@@ -107,8 +145,27 @@ class TextGrammar:
 # --- checks -----------------------------------------------------------------------------
 
 
-def _check_recursion(grammar: LarkGrammar) -> None:
-    """Raise GrammarError for a definition within itself."""
+def _checked(definition: str) -> LarkGrammar:
+    """A grammar that begins, and ignores only white space. Raises GrammarError."""
+    grammar = read_lark(definition)
+    if "start" not in grammar.definitions:
+        raise GrammarError("has no rule 'start'")
+    if not all(_is_space(token, grammar) for token in _ignored_words(grammar)):
+        why = "what '%ignore' names, other than white space, cannot be enforced within"
+        raise GrammarError(f"{why} a call; put it into the rules")
+    return grammar
+
+
+def _recursive(name: str) -> GrammarError:
+    why = f"the rule {name[:MAX_SHOWN]!r} contains itself, which cannot be enforced"
+    return GrammarError(
+        f"{why} beside words with quotes, backslashes or control characters; write a "
+        "repetition"
+    )
+
+
+def _recursive_name(grammar: LarkGrammar) -> str:
+    """The name of a definition within itself; empty if there is none."""
     done: set[str] = set()
     path: dict[str, Iterator[str]] = {}
     for start in grammar.definitions:
@@ -123,10 +180,10 @@ def _check_recursion(grammar: LarkGrammar) -> None:
                 done.add(name)
                 due.pop()
             elif within in path:
-                why = f"the rule {within[:MAX_SHOWN]!r} contains itself, which cannot be"
-                raise GrammarError(f"{why} enforced within a call; write a repetition")
+                return within
             else:
                 due.append(within)
+    return ""
 
 
 def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
@@ -135,19 +192,18 @@ def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
     return [token.text for token in body if token.kind == "name"]
 
 
-def _ignores_spaces(grammar: LarkGrammar) -> bool:
-    """Whether only white space is ignored."""
+def _ignored_words(grammar: LarkGrammar) -> Iterator[LarkToken]:
+    """The words of what is ignored, and of the definitions that it names."""
     due = [token for body in grammar.ignored for token in body]
     seen: set[str] = set()
     while due:
         token = due.pop()
-        if token.kind == "name" and token.text in grammar.definitions:
-            if token.text not in seen:
-                seen.add(token.text)
-                due += grammar.definitions[token.text].body
-        elif not _is_space(token, grammar):
-            return False
-    return True
+        definition = grammar.definitions.get(token.text)
+        if token.kind != "name" or definition is None:
+            yield token
+        elif token.text not in seen:
+            seen.add(token.text)
+            due += definition.body
 
 
 def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
@@ -162,11 +218,29 @@ def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
     return token.kind in ("sign", "times")
 
 
+def _has_blank(token: LarkToken, grammar: LarkGrammar) -> bool:
+    match token.kind:
+        case "text":
+            return " " in token.text
+        case "pattern":
+            return any(
+                part == character(ord(" "))
+                if isinstance(part, str)
+                else ord(" ") in part.ascii
+                for part in pattern_parts(token.text)
+            )
+    return grammar.imports.get(token.text) in ("common.WS", "common.WS_INLINE")
+
+
 def _is_space_part(part: str | CharacterSet) -> bool:
     if isinstance(part, CharacterSet):
         spaces = part.ascii.issubset(map(ord, _SPACES))
         return spaces and part.known and not part.beyond
     return part == character(ord(" ")) or part[0] in "()|*+?{"
+
+
+def _undefined(name: str) -> GrammarError:
+    return GrammarError(f"does not define {name[:MAX_SHOWN]!r}")
 
 
 def _is_rule(name: str) -> bool:
@@ -229,7 +303,7 @@ class _Writer:
             case "name" if token.text in self.names:
                 return self.names[token.text]
             case "name":
-                raise GrammarError(f"does not define {token.text[:MAX_SHOWN]!r}")
+                raise _undefined(token.text)
             case "alias":
                 return ""
             case "times":

@@ -27,6 +27,8 @@ class TextArgument:
         texts. Raises GrammarError.
         """
         prefix = f"TEXT_{number}_"
+        if nested := self.grammar.nested():
+            return ArgumentRules(f"{quote(before)} {nested} {quote(behind)}")
         terminals = self.grammar.terminals(prefix, escaped=True)
         body = f"{quote(before)} {prefix}0 {quote(behind)}"
         return ArgumentRules(body, tuple(terminals))

@@ -234,13 +234,14 @@ def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
     return {**CUSTOM, "format": grammar}
 
 
-RECURSIVE = 'start: "(" start? ")"'
+RECURSIVE = 'start: "(" (start | /[^)]/)? ")"'
 NAMED = {"type": "custom", "name": "patch"}
 NAMELESS = {"type": "function", "name": 5}
 DOUBLED = [f"A{i}: A{i + 1} A{i + 1}" for i in range(30)]
 WRITTEN = (  # a format, an input that it allows, and how one begins that it does not
     (custom("ab+", "regex"), "abbb", "xab"),
     (custom('"[^"]+"\\n', "regex"), '"a b"\n', 'a"'),
+    (custom('start: "(" start* ")"'), "(()())", ")"),
     (custom(PATCH), '*** Begin Patch\n*** Delete File: "a"\n*** End Patch', "a"),
 )
 

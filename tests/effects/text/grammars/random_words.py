@@ -15,8 +15,12 @@ def matcher(grammar: str) -> Matcher:
     return compiler().compile(StructuredOutputs(grammar=grammar)).matcher()
 
 
-def draw(walk: Matcher, random: Random, *, most: int = 40) -> bytes:
-    """A text that a matcher allows: of little more than `most` bytes, if that can be."""
+def draw(
+    walk: Matcher, random: Random, *, most: int = 40, closing: bytes = b'"*\\'
+) -> bytes:
+    """A text that a matcher allows: of little more than `most` bytes, if those that are
+    `closing` lead to its end.
+    """
     walk.restart()
     text = bytearray()
     while not walk.must_end:
@@ -24,9 +28,10 @@ def draw(walk: Matcher, random: Random, *, most: int = 40) -> bytes:
             break
         allowed = [byte for byte in allowed_bytes(walk.mask()).every if byte < 128]
         marks = [byte for byte in allowed if byte in MARKS]
-        closing = [byte for byte in marks if byte == ord('"')]
-        if closing and len(text) > most and random.random() < 0.5:
-            byte = closing[0]
+        last = b"n" if text.endswith(b"\\") else closing  # a line break ends most words
+        ends = [byte for byte in allowed if byte in last]
+        if ends and len(text) > most and random.random() < 0.6:
+            byte = random.choice(ends)
         else:
             byte = random.choice(marks if marks and random.random() < 0.5 else allowed)
         text.append(byte)

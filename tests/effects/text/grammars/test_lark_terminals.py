@@ -87,8 +87,28 @@ def for_lark(grammar: str) -> str:
     return grammar.replace("/(.*)/", "/(.+)/?").replace("line: /[^\\n]*/", "line: /.+/?")
 
 
+RECURSIVE = {
+    "sums": r"""
+        start: sum
+        ?sum: product (("+" | "-") product)* -> all
+        product: atom ("*" atom)*
+        atom: NUMBER | NAME "(" [sum ("," sum)*] ")" | "(" sum ")"
+        NAME: /[a-z]{1,3}/
+        %import common.NUMBER
+        %import common.WS
+        %ignore WS
+    """,
+    "terms": """
+        start: "not" start | VARIABLE | "(" start "and" start ")"
+        VARIABLE: "A".."F" "'"?
+    """,
+}
+
+
 def within_json(grammar: TextGrammar) -> str:
     """A grammar of an object with such a text, with JSON's escapes."""
+    if nested := grammar.nested():
+        return f"start: {json.dumps(HEAD)} {nested} {json.dumps(TAIL)}"
     rules = grammar.terminals("T_", escaped=True)
     start = f"start: {json.dumps(HEAD)} T_0 {json.dumps(TAIL)}"
     return "\n".join([start, *rules])
@@ -99,10 +119,10 @@ def before_a_tag(grammar: TextGrammar) -> str:
     return "\n".join(['start[lazy]: T_0 "</x>"', *rules])
 
 
-def texts(grammar: TextGrammar, number: int = CUT) -> list[str]:
+def texts(grammar: TextGrammar, closing: bytes = b'"*\\') -> list[str]:
     """Random texts of a grammar, which came as JSON."""
     walk, random = matcher(within_json(grammar)), Random(1)
-    drawn = [draw(walk, random) for _ in range(number)]
+    drawn = [draw(walk, random, closing=closing) for _ in range(CUT)]
     return [json.loads(text)["input"] for text in drawn]
 
 
@@ -112,6 +132,17 @@ def test_lark_parses_each_text(name: str) -> None:
     parser = Lark(for_lark(GRAMMARS[name]), lexer="dynamic_complete")
     drawn = texts(TextGrammar("lark", GRAMMARS[name]))
     assert len({*drawn}) > CUT / 2
+    for text in drawn:
+        parser.parse(text)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RECURSIVE)
+def test_lark_parses_each_text_of_recursive_rules(name: str) -> None:
+    parser = Lark(RECURSIVE[name], lexer="dynamic_complete")
+    drawn = texts(TextGrammar("lark", RECURSIVE[name]), b'")0A')
+    assert len({*drawn}) > CUT / 2
+    assert any(text.count("(") > 1 for text in drawn)
     for text in drawn:
         parser.parse(text)
 
@@ -177,8 +208,9 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
-        ("start: a\na: b\nb: a?", "contains itself"),
-        ('start: "(" start ")" |', "'start' contains itself"),
+        ("start: a\na: b\nb: a? /./", "contains itself"),
+        ('start: "(" start ")" | /"/', "'start' contains itself"),
+        ('start: "(" start ")" | X', "does not define 'X'"),
         ('start: %json {"type": "string"}', "'%json'"),
         ('start: %lark { a: "a" }', "'%lark'"),
         ("start: <tool_call>", "'<'"),
@@ -204,7 +236,7 @@ def test_a_regular_expression_matches_each_text(pattern: str) -> None:
 )
 def test_what_cannot_be_enforced_is_refused(definition: str, why: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(why)):
-        TextGrammar("lark", definition).terminals("T_", escaped=True)
+        TextGrammar("lark", definition).check()
 
 
 def test_the_work_is_bounded_by_a_grammars_size() -> None:

@@ -287,6 +287,18 @@ def test_a_text_is_of_its_grammar(
     assert found(answer, form).parsed == [("add", {"input": right})]
 
 
+@pytest.mark.long
+def test_a_text_of_recursive_rules_is_one_of_json_only() -> None:
+    grammar_of_sums = TextGrammar("lark", 'start: "(" start* ")"\n%ignore " "')
+    callee = Callee("add", OBJECT, text=TextArgument("input", grammar_of_sums))
+    bound = evolve(calling("hermes"), callees=(callee, NOW))
+    takes = vocabulary(marked=True).takes
+    for text, fits in (("(()())", True), ("( ( ) )", True), ("(()", False), ("", False)):
+        assert takes(called_with("hermes", text, marked=True), bound) == fits
+    with pytest.raises(GrammarError, match="'start' contains itself"):
+        grammar(evolve(bound, format="qwen3_coder"))
+
+
 @pytest.mark.parametrize(
     ("text", "fits"),
     [
