@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -134,6 +135,16 @@ def test_what_is_nearly_a_call_stays_text(name: str) -> None:
         assert reported(fed(how.parser(streaming=False), list(broken))) == got
         if not got.calls and name != HARMONY:
             assert bare(name, got.content) == bare(name, broken)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
+def test_markers_that_may_be_special_tokens_are_not_skipped(name: str) -> None:
+    text = answer(name, [("f", {"city": "x", "days": 3})] * 2)
+    tokens = set(
+        re.findall(r"<\|[^<>\s]+?\|>|<\|\w+>|<\w+\|>|<｜[^<>｜]+｜>|\[[A-Z_]+\]", text)
+    )
+    tokens |= {one for one in ("<tool_call>", "｜DSML｜", "]<]minimax[>[") if one in text}
+    assert tokens <= set(parsing(name, {}).markers)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
