@@ -30,12 +30,16 @@ def listed(opens: str, closes: str, *signs: tuple[str, ...]) -> Format:
 
 
 def each(
-    opens: str, closes: str, gap: str = "\n", *signs: tuple[str, ...], pad: str = "\n"
+    opens: str,
+    closes: str,
+    *signs: tuple[str, ...],
+    call: str = OBJECT,
+    pad: str = "\n",
 ) -> Format:
     """A format that has each call between two markers."""
     return Format(
         dialect=Objects(opens=(opens,), closes=closes),
-        written=Written(call=f"{opens}{pad}{OBJECT}{pad}{closes}", between=gap),
+        written=Written(call=f"{opens}{pad}{call}{pad}{closes}", between="\n"),
         markers=(opens, closes),
         signs=signs or ((opens,),),
     )
@@ -112,6 +116,13 @@ def gigachat() -> Format:
     opens = ("<|function_call|>", "function call<|role_sep|>\n")
     written = Written(call=f"<|function_call|>{OBJECT}", between=None)
     return evolve(form, dialect=Objects(opens=opens), written=written)
+
+
+def internlm() -> Format:
+    """InternLM's format."""
+    begins, ends = "<|action_start|><|plugin|>", "<|action_end|>"
+    form = each(begins, ends, call=PARAMETERS, pad="")
+    return evolve(form, markers=("<|action_start|>", "<|plugin|>", ends))
 
 
 def minimax_m1() -> Format:

@@ -118,16 +118,14 @@ def until(
     """
     search = _search(tuple(markers))
     while True:
-        if (match := search.pattern.search(source.text, source.at)) is not None:
-            emit(source.take(match.start() - source.at))
-            if source.ended or source.text[source.at :] not in search.beginnings:
-                return source.take(len(match[0]))
-            yield  # it may become a longer marker
-            continue
-        there = len(source.text) - source.at
+        match = search.pattern.search(source.text, source.at)
         held = 0 if source.ended else search.begun(source.text, source.at)
-        if there > held:
-            emit(source.take(there - held))
+        before = len(source.text) - held  # a marker may begin there, or a longer one
+        if match is not None and (not held or match.start() < before):
+            emit(source.take(match.start() - source.at))
+            return source.take(len(match[0]))
+        if before > source.at:
+            emit(source.take(before - source.at))
         if source.ended:
             return ""
         yield

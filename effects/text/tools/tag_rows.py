@@ -176,7 +176,7 @@ def minimax_m3() -> Format:
     mark = "]<]minimax[>["
     return Format(
         dialect=NestedTags(mark=mark),
-        markers=(mark,),
+        markers=(mark, "<tool_call>", "</tool_call>"),
         signs=((mark, "<tool_call>"),),
     )
 

@@ -43,6 +43,26 @@ def test_words_ahead_of_an_end() -> None:
     assert step(char(source)) == ""
 
 
+def test_a_marker_within_another_and_one_that_begins_another() -> None:
+    for markers, text, found in (
+        (["a:```", "```"], "xa:```", "a:```"),
+        ([">", ">>a"], ">>a", ">>a"),
+        ([">", ">>a"], ">>b", ">"),
+    ):
+        for pieces in ([text], [*text]):
+            source = Source()
+            reading = until(source, markers, lambda _: None)
+            results = []
+            for piece in pieces:
+                source.push(piece)
+                results.append(step(reading))
+                if results[-1] is not None:
+                    break
+            source.push("", final=True)
+            last = results[-1] if results[-1] is not None else step(reading)
+            assert last == found
+
+
 def test_until_a_marker() -> None:
     source = Source()
     emitted: list[str] = []

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.effects.text.tools.table import ALIASES, HARMONY, ROWS, TOOLS
 from minfer.effects.text.tools.tags import Tags
-from tests.circles import claimed, long
+from tests.circles import claimed, long, seeds
 from tests.effects.text.tools.cuts import Found, fed, reported
 from tests.effects.text.tools.samples import MARKERS, NASTY, WRITTEN, answer, schema
 
@@ -136,6 +137,16 @@ def test_what_is_nearly_a_call_stays_text(name: str) -> None:
             assert bare(name, got.content) == bare(name, broken)
 
 
+@pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
+def test_markers_that_may_be_special_tokens_are_not_skipped(name: str) -> None:
+    text = answer(name, [("f", {"city": "x", "days": 3})] * 2)
+    tokens = set(
+        re.findall(r"<\|[^<>\s]+?\|>|<\|\w+>|<\w+\|>|<｜[^<>｜]+｜>|\[[A-Z_]+\]", text)
+    )
+    tokens |= {one for one in ("<tool_call>", "｜DSML｜", "]<]minimax[>[") if one in text}
+    assert tokens <= set(parsing(name, {}).markers)
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 def test_other_names_are_the_same_format(alias: str) -> None:
     assert TOOLS[alias] is ROWS[ALIASES[alias]]
@@ -155,3 +166,35 @@ def test_null_of_a_parameter_that_may_be_text(name: str) -> None:
     ):
         got = read(made, answer(name, [("f", {"a": text, "b": "null"})]))
         assert got.parsed == [("f", {"a": value, "b": "null"})]
+
+
+def broken(texts: Sequence[str], draw: random.Random) -> str:
+    """Answers that are cut, doubled, nested, and that have words in them."""
+    parts = []
+    for _ in range(draw.randrange(1, 4)):
+        text = draw.choice(texts)
+        at = draw.randrange(len(text))
+        to = at + draw.randrange(12)
+        ways = (text[:at], text[:at] + text[to:], text[:at] + text + text[at:], text)
+        parts += [draw.choice(ways), draw.choice(("", "w4w", "\n"))]
+    return "".join(parts)
+
+
+@seeds(few=12, many=300)
+@pytest.mark.parametrize("name", [*FORMATS, "minimax_m3"])
+def test_broken_answers(name: str, seeds: range) -> None:
+    """Nothing raises, whole calls are JSON, cuts change nothing, and no word is lost."""
+    some = {"text": "w1w x", "count": 3, "object": {"k": [1]}}
+    how = parsing(name, some, {})
+    texts = [answer(name, [("f", some)]), answer(name, [("f1.x", {}), ("f", some)])]
+    for seed in seeds:
+        text = broken(texts, random.Random(seed))
+        for streaming in (True, False):
+            first = fed(how.parser(streaming=streaming), [text])
+            assert fed(how.parser(streaming=streaming), list(text)) == first, text
+            got = reported(first)
+            for (_, arguments), whole in zip(got.calls, got.whole, strict=True):
+                assert not whole or isinstance(json.loads(arguments), dict)
+            emitted = got.content + "".join(map("".join, got.calls))
+            for word in ("w1w", "w4w") if name != HARMONY else ():
+                assert emitted.count(word) >= text.count(word), text
