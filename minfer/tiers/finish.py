@@ -27,16 +27,10 @@ def finish_transfer(
     if transfer.loads:
         device = _write(device, transfer, lost=lost)
     else:
-        change = Transaction(device)
-        for key in transfer.held_leaves:
-            change.prefix.unpin(key)
-        device = change.done()
+        device = _release(device, transfer)
     if host is not None and not transfer.keyed:
         if transfer.loads:
-            tier = Transaction(host)
-            for key in transfer.held_leaves:
-                tier.prefix.release(key)
-            host = tier.done()
+            host = _release(host, transfer)
         else:
             host = _write(host, transfer, lost=lost)
     tiers = evolve(
@@ -107,6 +101,17 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         change.prefix.release(leaf)
     for key in transfer.held_parents:
         change.prefix.release(key)
+    return change.done()
+
+
+def _release(source: Blocks, transfer: Transfer) -> Blocks:
+    """The index that a transfer read, without what it held: a load holds blocks, and a
+    store pins them.
+    """
+    change = Transaction(source)
+    release = change.prefix.release if transfer.loads else change.prefix.unpin
+    for key in transfer.held_leaves:
+        release(key)
     return change.done()
 
 
