@@ -20,6 +20,9 @@ from minfer.sampling.params import MAX_ADJUSTMENTS
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
 CAPTURED_WORK: Final = 2.8e11
+# Of masks on the CPU: those that are made at once, and of a decode row at most.
+MASK_NUMBERS: Final = 1 << 22
+PADDED_NUMBERS: Final = 4096
 # Bytes for each token of the vocabulary in rejection sampling: of as many rows as
 # kernels/reject.py works on at once.
 REJECTING: Final = 16 * 128
@@ -128,7 +131,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     drafts = most_drafts(sizes)
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
-    step = tokens * (token + mask_bytes(spec, sizes)) + rows * row + rope
+    step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
     return step + rejecting_bytes(spec, sizes) + dequantized_bytes(spec)
 
 
@@ -143,11 +146,12 @@ def dequantized_bytes(spec: ModelSpec) -> int:
     return min(largest, PIECE) * (8 + 4)
 
 
-def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """Returns the bytes of one query's masks: against a full context and each sliding
-    window.
+def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
+    """Returns the bytes of the masks of that many tokens: each against a full context and
+    each sliding window, but of no more numbers than are made at once on the CPU, and
+    those of padded decode rows.
 
-    Each is float32, and the boolean that it is made from.
+    Each is float32, and the boolean that it is made from; a copy has the dtype of scores.
     """
     beside, size = sizes.max_num_batched_tokens + sizes.block_size, sizes.block_size
     kinds = {(g.attention.window, g.attention.sink_tokens) for g in spec.groups}
@@ -155,7 +159,9 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
         window + -(-sinks // size) * size + beside if window else sizes.max_model_len
         for window, sinks in kinds
     )
-    return sum((4 + 1) * min(count, sizes.max_model_len) for count in keys)
+    chunks = tokens * sum(min(count, sizes.max_model_len) for count in keys)
+    padded = len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, PADDED_NUMBERS)
+    return (4 + 1 + 4) * (min(chunks, MASK_NUMBERS) + padded)
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:

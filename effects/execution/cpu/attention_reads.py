@@ -6,17 +6,23 @@ w up to q. Reads are prepared once for each window; blocks outside it are not re
 are their ids used, as these blocks may have been released. With sink tokens it attends to
 the first tokens of its sequence as well, whose blocks are gathered before those of the
 window.
+
+A chunk's mask has a number for each of its tokens and each key. If all masks of a step
+are few numbers, they are made once for all layers; else each layer makes its own, one
+piece of a chunk after another, so that memory does not grow with the context.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from attrs import frozen
+import torch.nn.functional as F
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
 from minfer.effects.models.batch import Batch, Ints
+from minfer.effects.models.shapes import MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 # a block table, and the window and the sink tokens of its layers
@@ -41,6 +47,38 @@ class DecodeGroup:
 
 
 @frozen(eq=False)
+class MaskRule:
+    """Which keys the tokens of a chunk attend to."""
+
+    first: int  # the position of the first token
+    last: int  # one more than that of the last, which is the last key's
+    keys: NDArray[np.int64]  # positions
+    window: int
+    sinks: int
+
+    def mask(self) -> Tensor | None:
+        """Returns the mask [tokens, keys]; None: all keys are attended to."""
+        count = self.last - self.first
+        if self.last <= self.window:  # all earlier keys are attended to
+            beyond = torch.full((count, count), -torch.inf).triu_(1)
+            return F.pad(beyond, (len(self.keys) - count, 0)) if count > 1 else None
+        query = np.arange(self.first, self.last)[:, None]
+        skipped = self.keys <= query - self.window
+        if self.sinks:
+            skipped &= self.keys >= self.sinks
+        return _mask((self.keys > query) | skipped)
+
+
+@frozen(eq=False)
+class MaskedPiece:
+    """Some tokens of a chunk, and its first `keys` keys, which they attend to."""
+
+    tokens: slice
+    keys: int
+    mask: Tensor | None  # [tokens, keys] float32; None: causal, or a single token
+
+
+@frozen(eq=False)
 class ChunkReads:
     """Several inputs of one row: packed tokens [first, last), all of whose context is
     causal.
@@ -52,8 +90,34 @@ class ChunkReads:
     blocks: Tensor | slice | None
     skip: int  # as in DecodeGroup
     context: int
-    # [last - first, context - skip] float32; None: causal, or a single input
-    mask: Tensor | None
+    # The mask [last - first, context - skip] float32, or what it is made of, if it is
+    # large; None: causal, or a single input
+    rule: Tensor | MaskRule | None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its mask is large, and it attends to all keys up to its tokens' own."""
+        rule = self.rule
+        return isinstance(rule, MaskRule) and rule.last <= rule.window
+
+    def pieces(self) -> Iterator[MaskedPiece]:
+        """Yields the chunk in pieces whose masks are not large, if its own would be."""
+        rule, count = self.rule, self.last - self.first
+        keys = self.context - self.skip
+        if not isinstance(rule, MaskRule):
+            yield MaskedPiece(slice(0, count), keys, rule)
+            return
+        size = max(1, MASK_NUMBERS // keys)
+        for done in range(0, count, size):
+            end = min(done + size, count)
+            left = keys - (count - end)
+            part = evolve(
+                rule,
+                first=rule.first + done,
+                last=rule.first + end,
+                keys=rule.keys[:left],
+            )
+            yield MaskedPiece(slice(done, end), left, part.mask())
 
 
 @frozen(eq=False)
@@ -80,6 +144,12 @@ def plan_reads(
         (t, w, sinks): (t, longest, 0) if w is None or w >= longest else (t, w, sinks)
         for t, w, sinks in kinds
     }
+    numbers = sum(
+        count * (min(start, limit + sinks) + count)
+        for _, limit, sinks in set(limits.values())
+        for _, start, count, _ in spans
+    )
+    kept = numbers <= MASK_NUMBERS
     reads = {}
     for which, limit, sinks in set(limits.values()):
         whole = batch.table[which].numpy()
@@ -88,7 +158,16 @@ def plan_reads(
         if len(contexts):
             groups = _groups(table, contexts, block_size, limit, sinks)
         chunks = tuple(
-            _chunk(whole[row], start, offset, offset + count, block_size, limit, sinks)
+            _chunk(
+                whole[row],
+                start,
+                offset,
+                offset + count,
+                block_size,
+                limit,
+                sinks,
+                kept=kept,
+            )
             for row, start, count, offset in spans
         )
         reads[which, limit, sinks] = Reads(groups, chunks)
@@ -179,6 +258,8 @@ def _chunk(
     block_size: int,
     window: int,
     sinks: int,
+    *,
+    kept: bool,
 ) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
     `at` of the table's sequence.
@@ -195,14 +276,12 @@ def _chunk(
     if sinks:
         key = np.concatenate((np.arange(min(before * block_size, context)), key))
         read = np.concatenate((used[:before], read))
-    mask, blocks = None, _blocks(read) if at else None
+    rule: Tensor | MaskRule | None = None
     if at or context > window:
-        query = np.arange(at, context)[:, None]
-        skipped = key <= query - window
-        if sinks:
-            skipped &= key >= sinks
-        mask = _mask((key > query) | skipped)
-    return ChunkReads(first, last, blocks, skip, skip + len(key), mask)
+        rule = MaskRule(at, context, key, window, sinks)
+        rule = rule.mask() if kept else rule
+    blocks = _blocks(read) if at else None
+    return ChunkReads(first, last, blocks, skip, skip + len(key), rule)
 
 
 def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:

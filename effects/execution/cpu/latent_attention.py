@@ -4,14 +4,20 @@ Decode rows and short chunks are *absorbed*: all heads read the latents, as one 
 would be read. Long chunks expand latents to keys and values, some heads at a time.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.execution.cpu.attention_reads import ChunkReads, DecodeGroup, Reads
+from minfer.effects.execution.cpu.attention_reads import (
+    ChunkReads,
+    DecodeGroup,
+    MaskedPiece,
+    Reads,
+)
 from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.mla import MLA
 from minfer.kernels.leaves import LatentWeights
@@ -67,8 +73,11 @@ class LatentRead:
         """One chunk: [n, heads, query_dim] -> [n, heads, value_dim]."""
         latent = self._chunk_latents(chunk)  # [1, context, latent_dim]
         absorbed = self.absorb(query).transpose(0, 1)  # [heads, n, latent_dim]
-        found = self._attend(absorbed, latent, _mask(chunk))
-        return self.values(found.transpose(0, 1))
+        found = [
+            self._attend(absorbed[:, piece.tokens], latent[:, : piece.keys], piece.mask)
+            for piece in _pieces(chunk)
+        ]
+        return self.values(torch.cat(found, 1).transpose(0, 1))
 
     def _expanded_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
         """The same, with keys and values expanded, a few heads at a time."""
@@ -76,7 +85,7 @@ class LatentRead:
         kept, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
         width = mla.query_dim + mla.value_dim
         few = max(1, EXPANDED // (len(latent) * width))
-        out, mask = query.new_empty(len(query), mla.heads, mla.value_dim), _mask(chunk)
+        out = query.new_empty(len(query), mla.heads, mla.value_dim)
         for key_of, value_of, place in zip(
             *(torch.split(one, few) for one in expanding(mla, self.weights)),
             range(0, mla.heads, few),
@@ -85,14 +94,17 @@ class LatentRead:
             key = kept @ key_of.transpose(1, 2)  # [few, context, plain_dim]
             turned = rotated.expand(len(key), *rotated.shape)
             heads = slice(place, place + len(key))
-            found = F.scaled_dot_product_attention(
-                query[:, heads].transpose(0, 1),
-                torch.cat((key, turned), -1),
-                kept @ value_of.transpose(1, 2),
-                None if mask is None else mask.to(query.dtype),
-                scale=mla.scale,
-            )
-            out[:, heads] = found.transpose(0, 1)
+            key, value = torch.cat((key, turned), -1), kept @ value_of.transpose(1, 2)
+            for piece in _pieces(chunk):
+                mask = piece.mask
+                found = F.scaled_dot_product_attention(
+                    query[piece.tokens, heads].transpose(0, 1),
+                    key[:, : piece.keys],
+                    value[:, : piece.keys],
+                    None if mask is None else mask.to(query.dtype),
+                    scale=mla.scale,
+                )
+                out[piece.tokens, heads] = found.transpose(0, 1)
         return out
 
     def absorb(self, query: Tensor) -> Tensor:
@@ -135,11 +147,12 @@ class LatentRead:
         return found[:, part.skip : part.context]
 
 
-def _mask(chunk: ChunkReads) -> Tensor | None:
-    """Returns the mask [n, context] of a chunk."""
-    count = chunk.last - chunk.first
-    if chunk.mask is None and count > 1:
-        return torch.full((count, chunk.context), -torch.inf).triu_(
-            1 + chunk.context - count
-        )
-    return chunk.mask
+def _pieces(chunk: ChunkReads) -> Iterator[MaskedPiece]:
+    """Yields the pieces of a chunk, whose masks are there unless there is one token."""
+    for piece in chunk.pieces():
+        count = piece.tokens.stop - piece.tokens.start
+        if piece.mask is not None or count == 1:
+            yield piece
+            continue
+        mask = torch.full((count, piece.keys), -torch.inf).triu_(1 + piece.keys - count)
+        yield evolve(piece, mask=mask)

@@ -35,6 +35,9 @@ from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
 
+# Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
+MERGED = (torch.float32, torch.bfloat16)
+
 
 @frozen(eq=False)
 class KVCache:
@@ -317,7 +320,7 @@ class Heads:
         head_dim].
         """
         gqa, count = self.gqa, len(qkv)
-        shared, mask = gqa.heads // gqa.kv_heads, chunk.mask
+        shared = gqa.heads // gqa.kv_heads
         if chunk.blocks is None:
             kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
             key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -326,26 +329,68 @@ class Heads:
         # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it
         # copies nothing.
         query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
+        query = query.permute(1, 2, 0, 3)
         key, value = key.transpose(0, 1), value.transpose(0, 1)
-        causal = chunk.blocks is None and mask is None
+        found = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(1, 2, 0, 3)
+        if self.sinks is None and chunk.is_causal and query.dtype in MERGED:
+            found.copy_(_after_context(query, key, value, self.scale))
+            return
+        for piece in chunk.pieces():
+            found[:, :, piece.tokens] = self._piece(
+                query[:, :, piece.tokens],
+                key[:, :, : piece.keys],
+                value[:, :, : piece.keys],
+                piece.mask,
+                causal=chunk.blocks is None and chunk.rule is None,
+            )
+
+    def _piece(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+    ) -> Tensor:
+        """Tokens of a chunk: [kv_heads, group, n, head_dim], likewise keys and values of
+        one head a group.
+        """
         if self.sinks is not None:
             if causal:
+                count = query.shape[2]
                 mask = torch.full((count, count), -torch.inf).triu_(1)
                 causal = False
-            sinks = self.sinks.view(gqa.kv_heads, shared, 1, 1)
+            sinks = self.sinks.view(len(query), query.shape[1], 1, 1)
             key, value, mask = _with_sinks(key, value, mask, sinks)
-        shape = (gqa.kv_heads, shared, key.shape[2], gqa.head_dim)
-        result = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
+        shape = (*query.shape[:2], *key.shape[2:])
+        return F.scaled_dot_product_attention(
+            query,
             key.expand(shape),
             value.expand(shape),
             mask,
             scale=self.scale,
             is_causal=causal,
         )
-        out.view(count, gqa.kv_heads, shared, gqa.head_dim).copy_(
-            result.permute(2, 0, 1, 3)
-        )
+
+
+def _after_context(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Returns the attention of the last tokens of a context, without a mask: over the
+    keys before theirs, all of which they see, and causally over their own, the two
+    weighted by their sums of exponentials.
+
+    `query` [kv_heads, group, n, head_dim], keys and values of one head a group.
+    """
+    count = query.shape[2]
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    found = []
+    for where, causal in ((slice(None, -count), False), (slice(-count, None), True)):
+        shape = (*query.shape[:2], *key[:, :, where].shape[2:])
+        keys, values = (one[:, :, where].expand(shape) for one in (key, value))
+        found.append(attend(query, keys, values, 0.0, causal, scale=scale))
+    (earlier, earlier_sum), (own, own_sum) = found
+    share = torch.sigmoid(earlier_sum - own_sum).unsqueeze(-1)
+    return torch.lerp(own.float(), earlier.float(), share).to(query.dtype)
 
 
 def _with_sinks(

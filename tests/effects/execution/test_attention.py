@@ -9,10 +9,17 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.cpu.attention_reads import GROUP_TOKENS, Reads, plan_reads
+from minfer.effects.execution.cpu import attention_reads
+from minfer.effects.execution.cpu.attention_reads import (
+    GROUP_TOKENS,
+    MaskRule,
+    Reads,
+    plan_reads,
+)
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.rope_scaling import Rope
+from minfer.effects.models.shapes import MASK_NUMBERS
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from tests.effects.tiny_model import gqa_of, with_attention, with_windows
@@ -142,6 +149,40 @@ def test_random_steps(block_size: int, seed: int) -> None:
     play(rows, block_size, device=False, seed=seed)
 
 
+@pytest.mark.parametrize("numbers", [1, 40, 300])
+@pytest.mark.parametrize("windows", [(None,), (5, None), (33,)])
+def test_masks_are_made_a_piece_after_another(
+    windows: tuple[int | None, ...], numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_reads, "MASK_NUMBERS", numbers)
+    spec = with_windows(SPEC, *windows)
+    rows = [(0, 9), (40, 7), (3, 1), (17, 30), (5, 41)]
+    found = play(rows, 4, device=False, spec=spec)
+    for read in found.values():
+        pieces = [piece for chunk in read.chunks for piece in chunk.pieces()]
+        masks = [piece.mask for piece in pieces if piece.mask is not None]
+        assert all(len(mask) == 1 or mask.numel() <= numbers for mask in masks)
+        assert len(pieces) > len(read.chunks)
+
+
+def test_masks_of_long_contexts_are_not_kept() -> None:
+    tables = [[*range(700)], [*range(700, 1400)]]
+    rows = [
+        BatchRow([0] * 1024, 10_000, tables[0]),
+        BatchRow([0] * 1024, 9_000, tables[1]),
+    ]
+    [read] = reads(rows).values()
+    for chunk in read.chunks:
+        assert isinstance(chunk.rule, MaskRule)
+        pieces = [*chunk.pieces()]
+        assert sum(len(range(1024)[piece.tokens]) for piece in pieces) == 1024
+        for piece in pieces:
+            assert piece.mask is not None
+            assert piece.mask.numel() <= MASK_NUMBERS
+    [few] = reads([BatchRow([0] * 64, 10_000, tables[0])]).values()
+    assert isinstance(few.chunks[0].rule, Tensor)
+
+
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (4, 4), (6, 3)])
 def test_decode_with_any_grouping_of_heads(
@@ -185,8 +226,8 @@ def test_a_window_is_read_and_no_more() -> None:
     assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
     [chunk] = play([(100, 4)], 16, device=False, spec=one)[20].chunks
     assert (chunk.skip, chunk.context) == (1, 24)
-    assert chunk.mask is not None
-    assert chunk.mask.shape == (4, 23)
+    assert isinstance(chunk.rule, Tensor)
+    assert chunk.rule.shape == (4, 23)
 
 
 def test_a_window_that_reaches_everything_costs_nothing() -> None:
@@ -231,7 +272,7 @@ def test_consecutive_blocks_are_read_in_place() -> None:
 
 def test_a_first_chunk_reads_no_cache() -> None:
     [chunk] = reads([BatchRow([1, 1, 1], 0, [4])])[None].chunks
-    assert (chunk.blocks, chunk.mask, chunk.context) == (None, None, 3)
+    assert (chunk.blocks, chunk.rule, chunk.context) == (None, None, 3)
 
 
 def test_one_long_context_does_not_pad_the_short_ones() -> None:

@@ -10,6 +10,7 @@ from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.quantization import LEVELS, Quantization
 from minfer.effects.models.shapes import (
+    PADDED_NUMBERS,
     REJECTING,
     activation_bytes,
     cuda_activation_bytes,
@@ -99,18 +100,31 @@ def test_the_cache_of_a_layer_is_its_share() -> None:
 
 
 def test_masks_of_windows_are_in_the_memory_plan() -> None:
+    padded = SIZES.max_num_seqs * PADDED_NUMBERS
+
     def masks(*windows: int | None) -> int:
         spec = with_windows(parse_spec(config_of()), *windows)
-        found = 100 * mask_bytes(spec, SIZES)
+        tokens = SIZES.max_num_batched_tokens
+        found = mask_bytes(spec, SIZES, tokens)
         without.add(activation_bytes(spec, SIZES) - found)
         return found
 
     without: set[int] = set()
-    assert masks(None, None) == 100 * 5 * 5000
-    assert masks(30, 30) == 100 * 5 * (30 + 116)
+    assert masks(None, None) == 9 * (100 * 5000 + padded)
+    assert masks(30, 30) == 9 * (100 * (30 + 116) + padded)
     assert masks(None, 30) == masks(None) + masks(30)
     assert masks(4990) == masks(None)
     assert len(without) == 1
+
+
+def test_masks_do_not_grow_with_the_context() -> None:
+    spec = parse_spec(config_of(max_position_embeddings=1 << 20))
+    sizes = [
+        evolve(SIZES, max_model_len=length, max_num_batched_tokens=2048)
+        for length in (1 << 13, 1 << 20)
+    ]
+    short, long = (mask_bytes(spec, one, 2048) for one in sizes)
+    assert short == long <= 9 * ((1 << 22) + SIZES.max_num_seqs * PADDED_NUMBERS)
 
 
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])

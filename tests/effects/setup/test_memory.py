@@ -188,12 +188,12 @@ def test_dtype_scales_weights_and_cache() -> None:
 
 def test_activations_by_hand() -> None:
     """Layers of one window share a mask: of what it shows, a step's tokens,
-    and a block.
+    and a block; and decode rows share one of the longest context.
     """
-    token, mask = 1024, 5 * (5 + 64 + 16)
+    token, masks = 1024, 9 * (64 * (5 + 64 + 16) + 8 * 256)
     logits, rope = 8 * 260 * 20, 256 * 2 * 8 * 4
     found = activation_bytes(with_windows(SPEC, 5, 5), SIZES)
-    assert found == 64 * (token + mask) + logits + rope == 150_720
+    assert found == 64 * token + masks + logits + rope == 190_912
 
 
 def test_a_gpu_keeps_what_penalties_count() -> None:
