@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.template_renderings import CASES, Pair
+from bench.template_cases import CASES
+from bench.template_renderings import Pair
 from minfer.effects.text import chat_templates
 from minfer.effects.text.template_rendering import render_template
 
