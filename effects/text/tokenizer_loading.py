@@ -5,6 +5,7 @@ files, `tokenizer_classes` the parts of classes.
 """
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import CheckpointError, read_optional
 from minfer.effects.models.gguf.container import is_gguf
+from minfer.effects.text.converted_tokenizer import (
+    how_to_convert,
+    other_files,
+    write_converted,
+)
 from minfer.effects.text.gguf_tokenizer import gguf_backend
 from minfer.effects.text.longest_token import state_of
 from minfer.effects.text.side_files import (
@@ -35,13 +41,16 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     """The tokenizer of a folder or GGUF file, the special tokens it names, and its chat
     templates.
 
-    Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError`
-    for the small files beside it.
+    A folder without tokenizer.json gets what transformers makes of its other files.
+    Raises `TokenizerError` if none can be made, `CorruptFileError` for the small files
+    beside it.
     """
     if is_gguf(folder):
         return gguf_backend(folder)
     path = folder / "tokenizer.json"
     config = read_optional(folder / "tokenizer_config.json")
+    if not path.is_file() and other_files(folder):
+        return _converted(folder)
     backend, data = _read(path)
     model = read_optional(folder / "config.json")
     kind = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
@@ -77,6 +86,22 @@ def _read(path: Path) -> tuple[Backend, bytes]:
         raise _unusable(path, "not found") from error
     except Exception as error:  # the library raises bare Exception for any fault
         raise _unusable(path, f"corrupt or of an unknown kind ({error})") from error
+
+
+def _converted(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
+    """Returns what transformers makes of other files than tokenizer.json. Raises
+    `TokenizerError`.
+    """
+    with tempfile.TemporaryDirectory(prefix="minfer-tokenizer-") as place:
+        try:
+            write_converted(folder, Path(place))
+        except ValueError as error:
+            raise TokenizerError(
+                f"{folder / 'tokenizer.json'}: not found, and transformers makes no "
+                f"tokenizer of {', '.join(other_files(folder))} ({error}); write it with "
+                f"{how_to_convert(folder)}"
+            ) from error
+        return load_backend(Path(place))
 
 
 def _unusable(path: Path, why: str) -> TokenizerError:
