@@ -13,7 +13,7 @@ from minfer.values.checks import ConfigError
 from minfer.values.texts import without_breaks
 
 _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
-WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 # Of subfolders only the chat templates, and not the vendor's own copy of the weights.
 UNWANTED: Final = [f"*/{name}" for name in WANTED if name != "*.jinja"] + [
     "consolidated*"

@@ -30,6 +30,7 @@ SOURCES: Final = (
     "vocab.json",
     "vocab.txt",
 )
+_CODE_NEEDED: Final = "*.tiktoken"  # what only code of a checkpoint reads
 # What else decides which tokenizer transformers makes.
 _BESIDE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
 _UNUSED: Final = ("*.index.json", "generation_config.json")
@@ -46,8 +47,9 @@ class ConversionError(ValueError):
 
 
 def sources(folder: Path) -> list[str]:
-    """The names of the files in a folder of which a tokenizer.json can be made."""
-    return [name for name in SOURCES if (folder / name).is_file()]
+    """The names of the files in a folder of which a tokenizer may be made."""
+    names = [name for name in SOURCES if (folder / name).is_file()]
+    return [*names, *sorted(path.name for path in folder.glob(_CODE_NEEDED))]
 
 
 def converted_folder(folder: Path) -> Path:
@@ -164,6 +166,10 @@ def write_converted(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    backend = tokenizer.backend_tokenizer
+    special = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if backend.get_vocab().keys() <= special:
+        raise ValueError(f"{type(tokenizer).__name__} reads none of these files")
     tokenizer.save_pretrained(folder)
 
 

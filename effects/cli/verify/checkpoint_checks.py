@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Final
 
 from safetensors.torch import load_file
-from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from minfer.effects.cli.verify.dequantized import Dequantized
@@ -12,6 +11,7 @@ from minfer.effects.cli.verify.findings import Check, judged
 from minfer.effects.models.checkpoint import read_optional, shards
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tokenizer_loading import load_backend
 
 HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3
 
@@ -51,7 +51,7 @@ def ids(folder: Path, ours: Tokenizer, spec: ModelSpec) -> Check:
     """Token ids must have an embedding, and the configs must agree where
     sequences end.
     """
-    vocab = Backend.from_file(str(folder / "tokenizer.json")).get_vocab()
+    vocab = load_backend(folder)[0].get_vocab(with_added_tokens=True)
     known = set(range(spec.vocab_size))
     named = {"tokenizer.json": {max(vocab.values(), default=0)}}
     for name in ("config.json", "generation_config.json"):

@@ -144,10 +144,14 @@ def test_files_without_tokenizer_json_are_converted_once(
 
 @pytest.mark.long
 def test_what_cannot_be_converted_is_refused_with_the_command(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\x00 no tokenizer at all")
-    write(tmp_path, "llama", tokenizer_class="LlamaTokenizer")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model \(.+from_pretrained"):
+    proof = tmp_path / "executed"
+    (tmp_path / "own.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    (tmp_path / "qwen.tiktoken").write_bytes(base64.b64encode(b"a") + b" 0\n")
+    auto_map = {"AutoTokenizer": ["own.Tokenizer", None]}
+    write(tmp_path, "llama", tokenizer_class="LlamaTokenizer", auto_map=auto_map)
+    with pytest.raises(TokenizerError, match=r"qwen\.tiktoken \(.+from_pretrained"):
         Tokenizer(tmp_path)
+    assert not proof.exists()
 
 
 def test_missing_libraries_are_named(
