@@ -71,7 +71,7 @@ class Load:
     `aligned`: block ends come at the same step. `shared`: prompts are one document, all
     but the last block. `idle_blocks` cached blocks of requests that have ended are there
     from the start. `groups` are those of the model's layers. `host`: with host memory,
-    which has room for all blocks, and a transfer of one takes a twentieth of a step.
+    which has room for all blocks; a transfer ends before the next turn.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class Load:
             vocab_size=VOCAB,
         )
         if host:
-            tier = HostTier(pages=config.num_blocks, page_seconds=COST.decode[0][1] / 20)
+            tier = HostTier(
+                pages=config.num_blocks, page_seconds=COST.decode[0][1] / 1000
+            )
             config = evolve(config, host=tier)
         self.block_size = block_size
         self.running, self.churn, self.rng, self.made = (
@@ -165,6 +167,12 @@ class Load:
     def next(self) -> Request:
         return self.ready.popleft() if self.ready else self.request()
 
+    def settle(self) -> None:
+        """Take turns until all that the prompts left is stored."""
+        for turn in self.turns:
+            if not turn.transition.state.tiers.unstored:
+                return
+
     def block(self, turns: int) -> list[float]:
         """Milliseconds of each turn of a block of them.
 
@@ -222,7 +230,8 @@ def with_host_tier(running: int, context: int, turns: int) -> dict[str, Any]:
     """
     loads = [Load(running, context=context, host=host) for host in (False, True)]
     for load in loads:
-        load.block(turns // 4)  # what the prompts left to be stored
+        load.settle()
+        load.block(turns // 4)
     pairs = list[tuple[float, float]]()
     for part in range(PARTS):
         order = (0, 1) if part % 2 else (1, 0)  # neither is always the second

@@ -23,7 +23,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting) -> "
         "queue_is_full(request.n, len(state.waiting) + coming, config.max_waiting)"
     ): "The two numbers are only added, and a sum has no order.",
-    "lifecycle/arrive.py | _Arrivals._kept | slice | at:at + 1 -> at:": (
+    "records/state.py | place_is_taken | slice | at:at + 1 -> at:": (
         "Places are in order and each is there once: none behind that one is equal."
     ),
     "schedule.py | _admit | offset | 0 -> -1": (

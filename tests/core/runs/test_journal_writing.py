@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import attrs
 import pytest
+from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.engine import step
@@ -12,10 +13,12 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Executed, Failed, Submit, Tick
 from minfer.records.request import Request
 from minfer.records.state import Turn
+from minfer.records.token_logprobs import TokenLogprobs
 from minfer.runs.decisions import facts
 from minfer.runs.journal import START
 from minfer.runs.journal_writing import encode_journal, searched_rows, turn_record
 from minfer.sampling.beam import BeamRound
+from minfer.values.checks import MOST
 from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
@@ -181,3 +184,40 @@ def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
     (turn,) = run(config, (Submit(plain), Submit(of_search)))
     state = turn.transition.state
     assert searched_rows(state, state.inflight[0]) == [1]
+
+
+BEST = TokenLogprobs(5, -0.5, 2, (6, 5), (-0.25, -0.5))
+
+
+def other(**fields: Any) -> TokenLogprobs:
+    return evolve(BEST, **fields)
+
+
+@pytest.mark.parametrize(
+    ("one", "comes_back"),
+    [
+        (BEST, True),
+        (other(rank=MOST, likeliest=(-MOST,)), True),
+        (other(logprob=-math.inf), True),
+        (other(rank=MOST + 1), False),
+        (other(rank=1.0), False),
+        (other(rank=True), False),
+        (other(likeliest=(6, -MOST - 1)), False),
+        (other(likeliest=[6, 5]), False),
+        (other(logprobs=[-0.25, -0.5]), False),
+        (other(logprobs=(-0.25, "x")), False),
+        (other(logprob=None), False),
+    ],
+)
+def test_log_probabilities_of_a_beam_come_back_if_they_are_numbers(
+    one: TokenLogprobs, comes_back: bool
+) -> None:
+    beam = BeamRound(id="s", width=2, prompt=2, most=9)
+    request = Request(id="b", prompt=(3, 4), max_tokens=4, search=beam)
+    config = EngineConfig(num_blocks=8, block_size=4, depth=1)
+    turns = run(config, (Submit(request),), (Executed(0, ((5,),), ((one,),)),))
+    _, turn = opened(encode_journal(config, turns)).turns()
+    [event] = turn.events
+    assert isinstance(event, Executed)
+    assert event.yields == ((5,),)
+    assert event.logprobs == (((one,),) if comes_back else ())
