@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,11 +85,8 @@ def _config(read: ConfigReader, what: str) -> Any:
             f"{read.where}: transformers cannot read it: {why}"
         ) from error
     _refuse_ignored(read, type(config))
-    model_keys = frozenset(getattr(config, "ignore_keys_at_rope_validation", None) or ())
-    for name in ("rope_scaling", "rope_parameters"):
-        _check_rope_keys(
-            ConfigReader({name: read.config.get(name)}, read.where), model_keys
-        )
+    ropes = {key: read.config.get(key) for key in ("rope_scaling", "rope_parameters")}
+    _check_rope_keys(ConfigReader(ropes, read.where), type(config))
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
@@ -109,9 +108,10 @@ def _refuse_ignored(read: ConfigReader, kind: Any) -> None:
         refuse_field(read, "layer_types", () if windowed else ([FULL] * len(kinds),))
 
 
-def _check_rope_keys(read: ConfigReader, own: frozenset[str]) -> None:
+def _check_rope_keys(read: ConfigReader, kind: Any) -> None:
     """Refuse keys of rotary scalings, by kind of layers or not, that no type of them has
-    and that are not the model's `own`. Raises `ModelConfigError`.
+    and that the code of a config's class and model does not name. Raises
+    `ModelConfigError`.
     """
     for name, table in read.config.items():
         if not isinstance(table, dict):
@@ -119,12 +119,19 @@ def _check_rope_keys(read: ConfigReader, own: frozenset[str]) -> None:
         rope = ConfigReader(table, f"{read.where}: {name}")
         for key, value in table.items():
             if isinstance(value, dict):
-                _check_rope_keys(ConfigReader({key: value}, rope.where), own)
-            elif value is not None and key not in ALL_KEYS | own:
+                _check_rope_keys(ConfigReader({key: value}, rope.where), kind)
+            elif value is not None and key not in ALL_KEYS and not _names(kind, key):
                 raise ModelConfigError(
                     f"{rope.where}: {key} is not a key of rotary scalings; correct its "
                     f"name, or remove it"
                 )
+
+
+def _names(kind: Any, key: str) -> bool:
+    """Returns whether the code of transformers about a model names a key."""
+    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, kind)
+    modules = (sys.modules[one.__module__] for one in (kind, model))
+    return any(f'"{key}"' in inspect.getsource(one) for one in modules)
 
 
 def _as_auto_config(given: Mapping[str, Any]) -> Any:

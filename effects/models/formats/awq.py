@@ -9,7 +9,13 @@ from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
-from minfer.effects.models.formats.keys import MADE_WITH, KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import (
+    MADE_WITH,
+    PLAIN_ACTIVATIONS,
+    KnownKeys,
+    check_keys,
+    words,
+)
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
@@ -24,11 +30,11 @@ BITS, SIZES = ("bits", "w_bit"), ("group_size", "q_group_size")
 VERSIONS: Final = ("version", "format", "checkpoint_format")
 KEYS: Final = KnownKeys(
     read=words("quant_method", *BITS, *SIZES, *VERSIONS),
-    inert=MADE_WITH,
+    # Zero points are stored whether weights are symmetric or not.
+    inert=MADE_WITH | words("zero_point sym"),
     neutral={
+        **PLAIN_ACTIVATIONS,
         "method": ("awq",),
-        "zero_point": (True,),
-        "sym": (False,),
         "desc_act": (False,),
         "pack_dtype": ("int32",),
         "dynamic": ({},),

@@ -20,7 +20,13 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
 )
 from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
-from minfer.effects.models.formats.keys import MADE_WITH, KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import (
+    MADE_WITH,
+    PLAIN_ACTIVATIONS,
+    KnownKeys,
+    check_keys,
+    words,
+)
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.parts import FLOATS, Part
@@ -34,6 +40,7 @@ KEYS: Final = KnownKeys(
     read=words("quant_method bits group_size desc_act sym checkpoint_format dynamic"),
     inert=MADE_WITH,
     neutral={
+        **PLAIN_ACTIVATIONS,
         "method": ("gptq",),
         "format": ("gptq", "gptq_v2"),
         "is_marlin_format": (False,),

@@ -45,6 +45,17 @@ def words(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
+# Of AutoRound: activations stay as they are.
+PLAIN_ACTIVATIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "data_type": ("int",),
+    "act_bits": (16,),
+    "act_data_type": ("float",),
+    "act_group_size": (-1, 128),
+    "act_sym": (True, False),
+    "act_dynamic": (True, False),
+    "super_bits": (),
+    "super_group_size": (),
+}
 # What those who quantize with GPTQ and AWQ write of how they did it (AutoGPTQ, GPTQModel,
 # AutoAWQ, AutoRound, transformers): calibration, machines, which modules. The names of
 # tensors say which modules are quantized.
@@ -61,5 +72,5 @@ MADE_WITH: Final = words(
     "use_cuda_fp16 do_fuse fuse_max_seq_len modules_to_fuse quant_block_list",
     "autoround_version iters lr minmax_lr nsamples seqlen amp enable_minmax_tuning",
     "enable_quanted_input enable_norm_bias_tuning gradient_accumulate_steps",
-    "low_gpu_mem_usage low_cpu_mem_usage scale_dtype packing_format",
+    "low_gpu_mem_usage low_cpu_mem_usage scale_dtype packing_format provider",
 )

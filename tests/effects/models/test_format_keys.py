@@ -75,6 +75,8 @@ CASES: dict[str, tuple[dict[str, Any], Writer]] = {
         FORMATS["awq"][1],
     ),
     "zero points in bytes": (FORMATS["4 bits, zeros"][0], byte_zeros),
+    "symmetric AWQ": ({**AWQ, "zero_point": False, "sym": True}, FORMATS["awq"][1]),
+    "AutoRound": ({**GPTQ, "data_type": "int", "act_bits": 16, "iters": 200}, gptq),
     "another name of E4M3": ({**FP8, "fmt": "float8_e4m3fn"}, FORMATS["fp8"][1]),
 }
 
@@ -126,7 +128,7 @@ REFUSED = [
     ({**GPTQ, "rotation": "hadamard"}, ["rotation 'hadamard'"]),
     ({**GPTQ, "pack_dtype": "int16"}, ["pack_dtype 'int16'"]),
     ({**GPTQ, "is_marlin_format": True}, ["is_marlin_format True"]),
-    ({**AWQ, "zero_point": False}, ["zero_point False"]),
+    ({**AWQ, "act_bits": 8}, ["act_bits 8"]),
     ({**AWQ, "q_group_size": 64}, ["group_size", "q_group_size", "not the same"]),
     ({**AWQ, "format": "gemv"}, ["format 'gemv'"]),
     ({**FP8, "activation_scheme": "mixed"}, ["activation_scheme 'mixed'"]),

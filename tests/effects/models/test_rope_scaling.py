@@ -89,6 +89,17 @@ def test_keys_that_no_scaling_has_are_named_of_other_families() -> None:
         fallback_spec(gemma)
 
 
+@pytest.mark.long
+def test_keys_that_a_models_own_code_reads_are_known() -> None:
+    """HunYuan's, which has its own dynamic scaling."""
+    sizes = SIZES | {"num_hidden_layers": 1}
+    scaling = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 1e4}
+    config = {**sizes, "model_type": "hunyuan_v1_dense", "rope_parameters": scaling}
+    assert fallback_spec(config).parameters
+    with pytest.raises(ModelConfigError, match="alhpa is not a key"):
+        fallback_spec({**config, "rope_parameters": {**scaling, "alhpa": 1.0}})
+
+
 @pytest.mark.parametrize("name", ROPES)
 def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
     new = {"rope_theta": 5e5, **ROPES[name]}
