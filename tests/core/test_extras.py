@@ -24,8 +24,8 @@ def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    distributed = {"nixl", "ray", "ray-serve"}
-    assert requested == {"bench", "load", "otel", "responses", "testing", *distributed}
+    single = {"bench", "load", "otel", "responses", "testing", "tokenizers"}
+    assert requested == {*single, "nixl", "ray", "ray-serve"}
     assert requested <= project["optional-dependencies"].keys()
 
 

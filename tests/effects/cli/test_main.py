@@ -167,8 +167,8 @@ def damaged(folder: Path, damage: str) -> None:
     elif damage == "bad config":
         (folder / "config.json").write_text("{")
     elif damage == "architecture":
-        text = (folder / "config.json").read_text()
-        (folder / "config.json").write_text(text.replace("Qwen2For", "MambaFor"))
+        text = (folder / "config.json").read_text().replace("Qwen2For", "MambaFor")
+        (folder / "config.json").write_text(text.replace('"qwen2"', '"mamba"'))
 
 
 @pytest.mark.parametrize(

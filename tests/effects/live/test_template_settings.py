@@ -26,9 +26,11 @@ CHAT = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 # It shows its variables, and how it calls tools.
 FLAVOURED = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
+    "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
     "{{ flavour or 'plain' }}{% if enable_thinking %}<think>{% endif %}"
-    "{% if tools %}[TOOL_CALLS]{{ tools | tojson }}{% endif %}"
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}"
 )
 SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
 
@@ -82,7 +84,7 @@ def test_a_model_of_several_templates_has_the_given_one_alone(tmp_path: Path) ->
     more.mkdir()
     (more / "tool_use.jinja").write_text("with tools <tool_call>")
     with LLM(str(path), executor="dry", chat_template=FLAVOURED) as llm:
-        assert text_of(llm, tools=[TOOL]).startswith("<user>hiplain[TOOL_CALLS]")
+        assert text_of(llm, tools=[TOOL]).startswith("<user>hiplain[AVAILABLE_TOOLS]")
 
 
 @pytest.mark.parametrize(
