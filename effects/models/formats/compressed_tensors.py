@@ -48,15 +48,11 @@ INPUT_KEYS: Final = KnownKeys(
     read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
 )
 Strategy = Literal["tensor", "channel", "block", "group"]
-# How files store quantized matrices, as configs name it; minfer goes by the tensors.
-STORED_AS: Final = (
-    "dense",
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "mixed-precision",
-)
+# How files store quantized matrices, as configs name it: eight numbers in an int32, or a
+# number a byte.
+PACKED: Final = "pack-quantized"
+UNPACKED: Final = frozenset({"int-quantized", "float-quantized", "naive-quantized"})
+STORED_AS: Final = ("dense", PACKED, *sorted(UNPACKED), "mixed-precision")
 
 
 @frozen
@@ -148,6 +144,8 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
         for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
             check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
     _check_further(read, how)
+    for group in listed.values():
+        _check_stored(read, group, group.get("format") or how.get("format"))
     found = {_read_scheme(read, one) for one in listed.values()}
     if len(found) != 1:
         raise _refusal(read, f"{len(found)} ways in one model are", "one is")
@@ -169,6 +167,19 @@ def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
             raise _refusal(read, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
         if one.get("output_activations"):
             raise _refusal(read, "output_activations are", "input_activations are")
+
+
+def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
+    """Refuse numbers that are packed where minfer reads a number a byte, or the other
+    way round. Raises `UnsupportedModelError`.
+    """
+    weights = group.get("weights")
+    if stored not in UNPACKED | {PACKED} or not isinstance(weights, dict):
+        return
+    bits = weights.get("num_bits")
+    if (bits, stored == PACKED) in ((4, False), (8, True)):
+        works = f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
+        raise _refusal(read, f"format {stored!r} of weights with {bits} bits is", works)
 
 
 def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
