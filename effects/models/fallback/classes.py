@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import transformers
 from attrs import frozen
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
@@ -88,6 +89,7 @@ def _config(read: ConfigReader, what: str) -> Any:
         _check_rope_keys(
             ConfigReader({name: read.config.get(name)}, read.where), model_keys
         )
+    _check_ropes(read, config)
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
@@ -125,6 +127,28 @@ def _check_rope_keys(read: ConfigReader, own: frozenset[str]) -> None:
                     f"{rope.where}: {key} is not a key of rotary scalings; correct its "
                     f"name, or remove it"
                 )
+
+
+def _check_ropes(read: ConfigReader, config: Any) -> None:
+    """Refuse types of rotary scaling that transformers does not have, and kinds of layers
+    that the model does not have. Raises `UnsupportedModelError`, `ModelConfigError`.
+    """
+    tables = getattr(config, "rope_parameters", None) or {}
+    nested = {key: value for key, value in tables.items() if isinstance(value, dict)}
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    for key in sorted(nested.keys() - kinds):
+        raise ModelConfigError(
+            f"{read.where}: rope_parameters: {key} is no kind of this model's layers; "
+            f"remove it, or correct model_type"
+        )
+    for table in nested.values() or (tables,):
+        kind = table.get("rope_type", "default")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(("default", *ROPE_INIT_FUNCTIONS))
+            raise read.refusal(
+                f"rope_parameters: rope_type {kind!r} is not known to {_version()}; "
+                f"{known} are"
+            )
 
 
 def _as_auto_config(given: Mapping[str, Any]) -> Any:
