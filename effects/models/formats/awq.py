@@ -45,6 +45,7 @@ class Awq(OneByOne):
     groups: Groups
     method: str = "awq"
     text: str = "AWQ"
+    shaped_by: str = "group_size"
     markers: tuple[str, ...] = (".qweight",)
     inert: tuple[str, ...] = ()
 

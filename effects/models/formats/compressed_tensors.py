@@ -39,6 +39,11 @@ GROUP_KEYS: Final = KnownKeys(
     read=words("weights input_activations output_activations format"),
     inert=words("targets"),  # the names of tensors say which matrices are quantized
 )
+SPARSITY_KEYS: Final = KnownKeys(
+    read=words("format"),
+    inert=words("targets ignore global_sparsity sparsity_structure"),
+)
+TRANSFORM_KEYS: Final = KnownKeys(read=words("config_groups"))
 _NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
 _OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
 WEIGHT_KEYS: Final = KnownKeys(
@@ -65,6 +70,7 @@ class CompressedTensors(OneByOne):
     # Zero points are bytes with a sign, as older versions wrote them, not 4 bits.
     byte_zeros: bool = False
     method: str = METHOD
+    shaped_by: str = "strategy, group_size, symmetric"
     markers: tuple[str, ...] = (".weight_scale",)
     # Sizes, static scales of activations, and those of a cache of 8 bits.
     inert: tuple[str, ...] = (
@@ -144,9 +150,9 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
         for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
             check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
     _check_further(read, how)
+    found = {_read_scheme(read, one) for one in listed.values()}
     for group in listed.values():
         _check_stored(read, group, group.get("format") or how.get("format"))
-    found = {_read_scheme(read, one) for one in listed.values()}
     if len(found) != 1:
         raise _refusal(read, f"{len(found)} ways in one model are", "one is")
     return found.pop()
@@ -155,6 +161,8 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
 def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
     """Refuse what matrices are beside quantized: sparse, or rotated."""
     sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
+    check_keys(read, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
+    check_keys(read, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
     kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
     if kind not in (None, "dense"):
         raise _refusal(read, f"sparsity_config with format {kind!r} is", "'dense' is")

@@ -59,6 +59,7 @@ class Gptq(OneByOne):
     ordered: bool = False  # inputs were, after groups were made
     method: str = "gptq"
     text: str = "GPTQ"
+    shaped_by: str = "group_size"
     markers: tuple[str, ...] = (".qweight",)
     inert: tuple[str, ...] = ()
 

@@ -130,6 +130,43 @@ def test_ordered_inputs_are_named_where_static_groups_are_said(
         read(made)
 
 
+def wide_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    tensors, copy = byte_zeros(matrix)
+    return {**tensors, "weight_zero_point": tensors["weight_zero_point"].long()}, copy
+
+
+ZEROS = FORMATS["4 bits, zeros"][0]
+ONE_GROUP = ZEROS["config_groups"]["group_0"]
+WIDER = {**ONE_GROUP, "weights": {**ONE_GROUP["weights"], "group_size": 64}}
+MISFITS: dict[str, tuple[dict[str, Any], Writer, str]] = {
+    "AWQ": ({**AWQ, "group_size": 64}, FORMATS["awq"][1], "qzeros has .*group_size"),
+    "GPTQ": ({**GPTQ, "group_size": 64}, gptq, "qzeros has .*group_size"),
+    "compressed-tensors": (
+        {**ZEROS, "config_groups": {"group_0": WIDER}},
+        FORMATS["4 bits, zeros"][1],
+        "weight_scale has .*group_size",
+    ),
+    "FP8": (
+        {**FORMATS["fp8, deepseek"][0], "weight_block_size": None},
+        FORMATS["fp8, deepseek"][1],
+        "weight_scale_inv has .*weight_block_size",
+    ),
+    "zero points of another type": (ZEROS, wide_zeros, "zero_point has type I64.* I8"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_tensors_that_do_not_fit_are_named_with_the_keys(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how, writer, message = MISFITS[name]
+    monkeypatch.setitem(FORMATS, name, (how, writer))
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=192, intermediate_size=192)
+    made, _ = quantized(folder, tmp_path, name)
+    with pytest.raises(CheckpointError, match=message):
+        read(made)
+
+
 def group(**changes: Any) -> dict[str, Any]:
     its = INT4["config_groups"]["group_0"] | changes
     return {**INT4, "config_groups": {"group_0": its}}
@@ -161,6 +198,10 @@ REFUSED = [
     ({**FP8, "activation_scheme": "mixed"}, ["activation_scheme 'mixed'"]),
     ({**INT4, "moe_sparsity_config": {"a": 1}}, ["moe_sparsity_config"]),
     (weights(dynamic=True), ["dynamic True"]),
+    *(
+        ({**INT4, key: {"secret": 1}}, [key, "key 'secret'"])
+        for key in ("sparsity_config", "transform_config")
+    ),
     *(({**FORMATS[name][0], "secret": 1}, ["key 'secret'"]) for name in FORMATS),
     ({"quant_method": "mxfp4", "secret": 1}, ["key 'secret'"]),
     (group(format="naive-quantized"), ["'naive-quantized'", "4 bits"]),
