@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
-from minfer.effects.models.refusals import refuse_quantized
+from minfer.effects.models.refusals import refuse_kind, refuse_quantized
 from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
@@ -62,6 +62,8 @@ def resolve(read: ConfigReader) -> HuggingFaceModel:
     found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
     if why := _obstacle(read, config, found, names):
         raise read.refusal(f"{what} {why}")
+    if names and found.__name__ not in names:
+        refuse_kind(read, names)  # `model_type` is another's
     return HuggingFaceModel(found, config)
 
 

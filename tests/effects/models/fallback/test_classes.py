@@ -137,6 +137,12 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}},
         "rope_type 'ntk' is not known",
     ),
+    "another model's class": (
+        "qwen2",
+        "MambaForCausalLM",
+        {},
+        "it is a state space model",
+    ),
     "another model's layers": (
         "olmo2",
         "Olmo2ForCausalLM",
