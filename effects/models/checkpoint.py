@@ -21,8 +21,8 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
     whole,
 )
+from minfer.effects.models.formats import packing
 from minfer.effects.models.formats.compressed_tensors import (
-    INT8_TYPES,
     ZERO_POINT,
     CompressedTensors,
 )
@@ -183,7 +183,7 @@ def files_of(spec: ModelSpec, found: FoundTensors) -> Files:
     if isinstance(form, CompressedTensors):
         zeros = [one for name, one in found.places.items() if name.endswith(ZERO_POINT)]
         kinds = {one.file.get_slice(one.name).get_dtype() for one in zeros[:1]}
-        form = evolve(form, byte_zeros=kinds == {*INT8_TYPES})
+        form = evolve(form, byte_zeros=not kinds <= {*packing.TYPES})
     return Files(form, stacked)
 
 
@@ -279,8 +279,20 @@ def _by_model(
     _check_surplus(spec, found, {n: p for n, p in where.items() if n not in expected})
     there = {name: where[name] for name in expected if name in where}
     for name, place in there.items():
-        _check_header(name, expected[name], place)
+        part = expected[name]
+        _check_header(part, place, _described_with_keys(spec, files, part, place.path))
     return there
+
+
+def _described_with_keys(spec: ModelSpec, files: Files, part: Part, path: Path) -> str:
+    """Returns what a tensor's shape follows from: of a quantized matrix, keys of the
+    quantization, too.
+    """
+    described, how = _described_by(path), spec.quantization
+    keys = "" if files.format is None else files.format.shaped_by
+    if how is None or not part.matrix or not keys or how.scheme_of(part.matrix).is_plain:
+        return described
+    return f"{described} and its quantization_config ({keys})"
 
 
 def _refuse_quantized_ends(where: Mapping[str, TensorPlace]) -> None:
@@ -341,19 +353,21 @@ def _is_harmless(name: str, place: TensorPlace) -> bool:
     return name.endswith(BIAS) and not place.tensor().any()
 
 
-def _check_header(name: str, part: Part, place: TensorPlace) -> None:
-    """Compare a tensor's shape and type with the expected ones."""
+def _check_header(part: Part, place: TensorPlace, described: str) -> None:
+    """Compare a tensor's shape and type with the expected ones, which follow from what is
+    `described`.
+    """
     header = place.file.get_slice(place.name)
     found, shape = tuple(header.get_shape()), part.shape
     if found != shape and (math.prod(shape) > 1 or math.prod(found) != 1):
         raise TensorMismatchError(
-            f"{place.path}: tensor {name} has shape {list(found)}, expected "
-            f"{list(shape)} by {(described := _described_by(place.path))}; use the "
-            f"{described} that belongs to these weights"
+            f"{place.path}: tensor {place.name} has shape {list(found)}, expected "
+            f"{list(shape)} by {described}; use the {_described_by(place.path)} that "
+            f"belongs to these weights"
         )
     if (kind := header.get_dtype()) not in part.types:
         raise UnsupportedModelError(
-            f"{place.path}: tensor {name} has type {kind}, expected one of "
+            f"{place.path}: tensor {place.name} has type {kind}, expected one of "
             f"{', '.join(part.types)}; use the config.json that belongs to these "
             f"weights, whose quantization_config says how matrices are stored; quantized "
             f"ones need their scales"

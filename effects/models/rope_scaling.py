@@ -10,7 +10,7 @@ index of the frequency.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
@@ -94,23 +94,43 @@ def parse_ropes(
     if not by_kind:
         rope, context = parse_rope(read, partial=partial)
         return dict.fromkeys(KINDS, rope), context
-    tables = read.config.get("rope_parameters")
-    if not isinstance(tables, dict) or not {*KINDS} & {*tables}:
-        tables = {
-            FULL: {"rope_theta": read.config.get("rope_theta")},
-            SLIDING: {"rope_theta": read.config.get("rope_local_base_freq")},
-        }
+    tables = _by_kind(read, "rope_parameters") or {
+        FULL: {"rope_theta": read.config.get("rope_theta")},
+        SLIDING: {"rope_theta": read.config.get("rope_local_base_freq")},
+    }
+    scaling = read.config.get("rope_scaling")
+    if not isinstance(scaling, dict | None):
+        raise read.error("rope_scaling", "an object or null")
     bases = {FULL: 1e6, SLIDING: 1e4}
     found = {}
     for kind in KINDS:
         own = dict(tables.get(kind) or {})
         if kind == FULL:
-            own |= read.config.get("rope_scaling") or {}
+            own |= scaling or {}
         theta = bases[kind] if own.get("rope_theta") is None else own["rope_theta"]
         one = {**read.config, "rope_scaling": None}
         one["rope_parameters"] = {**own, "rope_theta": theta}
         found[kind] = parse_rope(ConfigReader(one, f"{read.where}: {kind}"))[0]
     return found, read.size("max_position_embeddings")
+
+
+def _by_kind(read: ConfigReader, name: str) -> Mapping[str, Any]:
+    """Returns an object of a config that has an object for each kind of layers; it may be
+    empty. Raises `ModelConfigError` for anything else in it.
+    """
+    tables = read.config.get(name) or {}
+    if not isinstance(tables, dict):
+        raise read.error(name, "an object or null")
+    inner = ConfigReader(tables, f"{read.where}: {name}")
+    for key, table in tables.items():
+        if table is not None and key not in KINDS:
+            raise ModelConfigError(
+                f"{inner.where}: {key} is not known; this model has an object for each "
+                f"of {', '.join(KINDS)} there"
+            )
+        if not isinstance(table, dict | None):
+            raise inner.error(key, "an object or null")
+    return tables
 
 
 def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]:
@@ -133,9 +153,7 @@ def parse_rope(read: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]
     original = lengths.size("original_max_position_embeddings", context)
     share = _partial(rope, read)
     if share != 1 and not partial:
-        raise read.refusal(
-            f"{rope.where}: partial_rotary_factor {share} is not known to this model"
-        )
+        raise _unknown(rope, f"partial_rotary_factor {share} is")
     if kind == "default":
         return Rope(kind, theta, partial=share), context
     if kind == "linear":
@@ -185,8 +203,17 @@ def _rope_object(read: ConfigReader) -> ConfigReader:
         raise read.error(name, "an object or null")
     rope = ConfigReader(table or {}, f"{read.where}: {name}")
     if any(isinstance(value, dict) for value in rope.config.values()):
-        raise rope.refusal("rotary parameters for each kind of layer are not supported")
+        raise _unknown(rope, "rotary parameters for each kind of layer are")
     return rope
+
+
+def _unknown(rope: ConfigReader, what: str) -> ModelConfigError:
+    """Returns the error about what transformers' class ignores, too, so that it is not
+    tried instead.
+    """
+    return ModelConfigError(
+        f"{rope.where}: {what} not known to this model; remove it, or correct model_type"
+    )
 
 
 def _llama3(rope: ConfigReader, theta: float, original: int) -> Rope:

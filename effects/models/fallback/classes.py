@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import transformers
 from attrs import frozen
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
-from minfer.effects.models.refusals import refuse_quantized
+from minfer.effects.models.refusals import refuse_kind, refuse_quantized
 from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
@@ -63,6 +64,8 @@ def resolve(read: ConfigReader) -> HuggingFaceModel:
     found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
     if why := _obstacle(read, config, found, names):
         raise read.refusal(f"{what} {why}")
+    if names and found.__name__ not in names:
+        refuse_kind(read, names)  # `model_type` is another's
     return HuggingFaceModel(found, config)
 
 
@@ -87,6 +90,7 @@ def _config(read: ConfigReader, what: str) -> Any:
     _refuse_ignored(read, type(config))
     ropes = {key: read.config.get(key) for key in ("rope_scaling", "rope_parameters")}
     _check_rope_keys(ConfigReader(ropes, read.where), type(config))
+    _check_ropes(read, config)
     # Some models search every input for it, to warn of missing masks.
     config.pad_token_id = None
     return config
@@ -132,6 +136,28 @@ def _names(kind: Any, key: str) -> bool:
     model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, kind)
     modules = (sys.modules[one.__module__] for one in (kind, model))
     return any(f'"{key}"' in inspect.getsource(one) for one in modules)
+
+
+def _check_ropes(read: ConfigReader, config: Any) -> None:
+    """Refuse types of rotary scaling that transformers does not have, and kinds of layers
+    that the model does not have. Raises `UnsupportedModelError`, `ModelConfigError`.
+    """
+    tables = getattr(config, "rope_parameters", None) or {}
+    nested = {key: value for key, value in tables.items() if isinstance(value, dict)}
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    for key in sorted(nested.keys() - kinds):
+        raise ModelConfigError(
+            f"{read.where}: rope_parameters: {key} is no kind of this model's layers; "
+            f"remove it, or correct model_type"
+        )
+    for table in nested.values() or (tables,):
+        kind = table.get("rope_type", "default")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(("default", *ROPE_INIT_FUNCTIONS))
+            raise read.refusal(
+                f"rope_parameters: rope_type {kind!r} is not known to {_version()}; "
+                f"{known} are"
+            )
 
 
 def _as_auto_config(given: Mapping[str, Any]) -> Any:

@@ -51,6 +51,7 @@ class Awq(OneByOne):
     groups: Groups
     method: str = "awq"
     text: str = "AWQ"
+    shaped_by: str = "group_size"
     markers: tuple[str, ...] = (".qweight",)
     inert: tuple[str, ...] = ()
 

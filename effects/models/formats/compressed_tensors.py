@@ -39,6 +39,11 @@ GROUP_KEYS: Final = KnownKeys(
     read=words("weights input_activations output_activations format"),
     inert=words("targets"),  # the names of tensors say which matrices are quantized
 )
+SPARSITY_KEYS: Final = KnownKeys(
+    read=words("format"),
+    inert=words("targets ignore global_sparsity sparsity_structure"),
+)
+TRANSFORM_KEYS: Final = KnownKeys(read=words("config_groups"))
 _NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
 _OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
 WEIGHT_KEYS: Final = KnownKeys(
@@ -48,15 +53,11 @@ INPUT_KEYS: Final = KnownKeys(
     read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
 )
 Strategy = Literal["tensor", "channel", "block", "group"]
-# How files store quantized matrices, as configs name it; minfer goes by the tensors.
-STORED_AS: Final = (
-    "dense",
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "mixed-precision",
-)
+# How files store quantized matrices, as configs name it: eight numbers in an int32, or a
+# number a byte.
+PACKED: Final = "pack-quantized"
+UNPACKED: Final = frozenset({"int-quantized", "float-quantized", "naive-quantized"})
+STORED_AS: Final = ("dense", PACKED, *sorted(UNPACKED), "mixed-precision")
 
 
 @frozen
@@ -69,6 +70,7 @@ class CompressedTensors(OneByOne):
     # Zero points are bytes with a sign, as older versions wrote them, not 4 bits.
     byte_zeros: bool = False
     method: str = METHOD
+    shaped_by: str = "strategy, group_size, symmetric"
     markers: tuple[str, ...] = (".weight_scale",)
     # Sizes, static scales of activations, and those of a cache of 8 bits.
     inert: tuple[str, ...] = (
@@ -149,6 +151,8 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
             check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
     _check_further(read, how)
     found = {_read_scheme(read, one) for one in listed.values()}
+    for group in listed.values():
+        _check_stored(read, group, group.get("format") or how.get("format"))
     if len(found) != 1:
         raise _refusal(read, f"{len(found)} ways in one model are", "one is")
     return found.pop()
@@ -157,6 +161,8 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
 def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
     """Refuse what matrices are beside quantized: sparse, or rotated."""
     sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
+    check_keys(read, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
+    check_keys(read, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
     kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
     if kind not in (None, "dense"):
         raise _refusal(read, f"sparsity_config with format {kind!r} is", "'dense' is")
@@ -169,6 +175,19 @@ def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
             raise _refusal(read, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
         if one.get("output_activations"):
             raise _refusal(read, "output_activations are", "input_activations are")
+
+
+def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
+    """Refuse numbers that are packed where minfer reads a number a byte, or the other
+    way round. Raises `UnsupportedModelError`.
+    """
+    weights = group.get("weights")
+    if stored not in UNPACKED | {PACKED} or not isinstance(weights, dict):
+        return
+    bits = weights.get("num_bits")
+    if (bits, stored == PACKED) in ((4, False), (8, True)):
+        works = f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
+        raise _refusal(read, f"format {stored!r} of weights with {bits} bits is", works)
 
 
 def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:

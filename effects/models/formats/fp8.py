@@ -40,6 +40,7 @@ class Fp8(OneByOne):
 
     blocks: bool
     method: Final = "fp8"
+    shaped_by: Final = "weight_block_size"
 
     @property
     def text(self) -> str:

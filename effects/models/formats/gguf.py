@@ -25,6 +25,7 @@ class Gguf(OneByOne):
 
     method: str = METHOD
     text: str = "GGUF Q4_0"
+    shaped_by: str = ""
     markers: tuple[str, ...] = (NUMBERS,)
     inert: tuple[str, ...] = ()
 

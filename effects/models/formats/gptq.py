@@ -2,10 +2,12 @@
 eight inputs in an int32. In the first version zeros are stored minus one.
 
 With `sym`, 0 is always stored as the number 8: zeros are not written by all tools in the
-version that the config names, so both ways of storing 8 are read as it.
+version that the config names, so both ways of storing 8 are read as it. A config without
+`sym` leaves it to the zeros: 8 in one of these ways in all groups of a matrix is `sym`.
 
-With `desc_act`, a group's inputs are not beside one another. Such checkpoints are refused
-by name, also where only their tensors show it.
+With `desc_act`, a group's inputs are not beside one another, unless `static_groups` made
+the groups before the inputs were ordered. Such checkpoints are refused by name, also
+where only their tensors show it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
 
 MIDDLE: Final = 8  # is 0 where weights are symmetric
 KEYS: Final = KnownKeys(
-    read=words("quant_method bits group_size desc_act sym checkpoint_format dynamic"),
+    read=words(
+        "quant_method bits group_size desc_act static_groups sym checkpoint_format",
+        "dynamic",
+    ),
     inert=MADE_WITH,
     neutral={
         **PLAIN_ACTIVATIONS,
@@ -57,9 +62,11 @@ class Gptq(OneByOne):
 
     groups: Groups
     less_one: bool  # zeros
-    symmetric: bool = False
+    symmetric: bool | None = None  # None: not known
+    ordered: bool = False  # inputs were, after groups were made
     method: str = "gptq"
     text: str = "GPTQ"
+    shaped_by: str = "group_size"
     markers: tuple[str, ...] = (".qweight",)
     inert: tuple[str, ...] = ()
 
@@ -94,7 +101,7 @@ class Gptq(OneByOne):
             shape=(inputs,),
             types=TYPES,
             take=partial(_check_order, inputs // groups),
-            optional=True,
+            optional=not self.ordered,
             by_output=False,
             undivided=True,
         )
@@ -106,10 +113,11 @@ class Gptq(OneByOne):
         import torch
 
         numbers = unpacked(stored, 1).t()
-        if not self.symmetric:
-            return (numbers + self.less_one) & 15
         low, high = (int(number) for number in numbers.aminmax())
-        if low != high or high not in (MIDDLE - 1, MIDDLE):
+        is_middle = low == high and high in (MIDDLE - 1, MIDDLE)
+        if self.symmetric is False or (self.symmetric is None and not is_middle):
+            return (numbers + self.less_one) & 15
+        if not is_middle:
             raise CheckpointError(
                 f"zero points from {low} to {high}, although "
                 f"quantization_config says sym true, where all are {MIDDLE}; set sym to "
@@ -148,14 +156,16 @@ def read_gptq(read: ConfigReader, how: Mapping[str, Any]) -> Gptq:
     check_keys(read, "gptq", how, KEYS)
     groups = read_groups(read, "gptq", how.get("bits"), how.get("group_size", 128))
     _check_modules(read, how)
-    if how.get("desc_act") and groups.size:
+    flags = ConfigReader(how, f"{read.where}: quantization_config (gptq)")
+    ordered = flags.flag("desc_act") and bool(groups.size)
+    if ordered and not flags.flag("static_groups"):
         raise read.refusal(f"quantization_config (gptq): {_ORDERED}")
     version = how.get("checkpoint_format") or how.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         what = f"quantization_config (gptq): checkpoint_format {version!r}"
         raise read.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
-    symmetric = ConfigReader(how, f"{read.where}: quantization_config (gptq)").flag("sym")
-    return Gptq(groups, less_one=version == "gptq", symmetric=symmetric)
+    symmetric = None if flags.absent("sym") else flags.flag("sym")
+    return Gptq(groups, less_one=version == "gptq", symmetric=symmetric, ordered=ordered)
 
 
 def _check_modules(read: ConfigReader, how: Mapping[str, Any]) -> None:
@@ -168,6 +178,11 @@ def _check_modules(read: ConfigReader, how: Mapping[str, Any]) -> None:
     for modules, changes in rules.items():
         if modules.startswith("-:"):
             continue
+        if not isinstance(changes, dict | None):
+            raise read.refusal(
+                f"quantization_config (gptq): dynamic: {modules!r} must have an object "
+                f"or null, found {changes!r}"
+            )
         for key, value in (changes or {}).items():
             if key not in MADE_WITH and value != how.get(key):
                 raise read.refusal(

@@ -28,6 +28,7 @@ class Mxfp4:
     scheme: Scheme = MXFP4
     method: str = "mxfp4"
     text: str = "MXFP4"
+    shaped_by: str = ""
     markers: tuple[str, ...] = ("_blocks",)
     inert: tuple[str, ...] = ()
     renamed: tuple[str, str] = ("", "")

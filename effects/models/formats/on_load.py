@@ -18,6 +18,7 @@ class OnLoad:
 
     scheme: Scheme
     method: str = ""
+    shaped_by: str = ""
     markers: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
     renamed: tuple[str, str] = ("", "")

@@ -51,6 +51,10 @@ class Format(Protocol):
         """
 
     @property
+    def shaped_by(self) -> str:
+        """The keys of its config that shapes of tensors follow from; "": none."""
+
+    @property
     def inert(self) -> tuple[str, ...]:
         """How names of further tensors end, which are not read."""
 

@@ -21,6 +21,7 @@ from minfer.effects.models.gguf.token_lists import stop_ids
 
 MOST_EXPERTS: Final = 1 << 12  # in a layer
 EMBEDDINGS: Final = "token_embd.weight"
+OLD_SCALE: Final = ".rope.scale_linear"
 ROPE_FACTORS: Final = "rope_freqs.weight"
 FACTOR_ERROR: Final = 1e-3  # relative tolerance of stored factors
 # Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
@@ -217,9 +218,20 @@ def _windows(read: Metadata, heads: int, head_dim: int, hidden: int) -> dict[str
 
 def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
     """Returns the config's `rope_scaling`; None: RoPE is not scaled."""
+    # As llama.cpp reads them: older files have another key, and no type is linear.
+    key = ".rope.scaling.factor"
+    if read.get(key) is None and read.get(OLD_SCALE) is not None:
+        key = OLD_SCALE
+    scaled = read.get(key) not in (None, 0.0, 1.0)
+    kind = read.text(".rope.scaling.type", "linear" if scaled else "none")
     if ROPE_FACTORS in read.file.tensors:
+        if kind != "none" and scaled:
+            raise UnsupportedModelError(
+                f"{read.file.path}: metadata {read.full(key)} beside tensor "
+                f"{ROPE_FACTORS} is not supported; give the Hugging Face checkpoint that "
+                f"the file was made from"
+            )
         return _llama3(read, head_dim)
-    kind = read.text(".rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
@@ -228,7 +240,7 @@ def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
             f"{read.file.path}: metadata {key} = {kind!r:.100} is not supported; linear "
             f"and yarn are. Give the Hugging Face checkpoint that the file was made from"
         )
-    factor = read.number(".rope.scaling.factor")
+    factor = read.number(key)
     found: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         key = ".rope.scaling.original_context_length"

@@ -33,6 +33,8 @@ from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 AWQ, GPTQ, INT4, FP8 = (FORMATS[one][0] for one in ("awq", "gptq", "4 bits", "fp8"))
 SYMMETRIC = {**GPTQ, "sym": True}
+SYM_ABSENT = {**GPTQ, "sym": None}
+ORDERED = {**GPTQ, "desc_act": True, "static_groups": True}
 
 
 def byte_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
@@ -58,6 +60,10 @@ CASES: dict[str, tuple[dict[str, Any], Writer]] = {
         {**SYMMETRIC, "checkpoint_format": "gptq_v2"},
         partial(gptq, less=0, zeros=False),
     ),
+    "sym absent, less one": (SYM_ABSENT, partial(gptq, zeros=False)),
+    "sym absent, as they are": (SYM_ABSENT, partial(gptq, less=0, zeros=False)),
+    "sym absent, zero points": (SYM_ABSENT, gptq),
+    "ordered behind static groups": (ORDERED, gptq),
     "format instead of checkpoint_format": (
         {**GPTQ, "format": "gptq_v2"},
         partial(gptq, less=0),
@@ -108,6 +114,61 @@ def test_symmetric_weights_with_other_zero_points_are_named(
             read(made)
 
 
+@pytest.mark.parametrize("order", [None, torch.arange(95, -1, -1) // GROUP])
+def test_ordered_inputs_are_named_where_static_groups_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Tensor | None
+) -> None:
+    """Or without the tensor that shows them."""
+    monkeypatch.setitem(FORMATS, "x", (ORDERED, gptq))
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, _ = quantized(folder, tmp_path, "x")
+    file = made / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.down_proj.g_idx"
+    del tensors[name]
+    if order is not None:
+        tensors[name] = order.int()
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=name):
+        read(made)
+
+
+def wide_zeros(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    tensors, copy = byte_zeros(matrix)
+    return {**tensors, "weight_zero_point": tensors["weight_zero_point"].long()}, copy
+
+
+ZEROS = FORMATS["4 bits, zeros"][0]
+ONE_GROUP = ZEROS["config_groups"]["group_0"]
+WIDER = {**ONE_GROUP, "weights": {**ONE_GROUP["weights"], "group_size": 64}}
+MISFITS: dict[str, tuple[dict[str, Any], Writer, str]] = {
+    "AWQ": ({**AWQ, "group_size": 64}, FORMATS["awq"][1], "qzeros has .*group_size"),
+    "GPTQ": ({**GPTQ, "group_size": 64}, gptq, "qzeros has .*group_size"),
+    "compressed-tensors": (
+        {**ZEROS, "config_groups": {"group_0": WIDER}},
+        FORMATS["4 bits, zeros"][1],
+        "weight_scale has .*group_size",
+    ),
+    "FP8": (
+        {**FORMATS["fp8, deepseek"][0], "weight_block_size": None},
+        FORMATS["fp8, deepseek"][1],
+        "weight_scale_inv has .*weight_block_size",
+    ),
+    "zero points of another type": (ZEROS, wide_zeros, "zero_point has type I64.* I8"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_tensors_that_do_not_fit_are_named_with_the_keys(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how, writer, message = MISFITS[name]
+    monkeypatch.setitem(FORMATS, name, (how, writer))
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=192, intermediate_size=192)
+    made, _ = quantized(folder, tmp_path, name)
+    with pytest.raises(CheckpointError, match=message):
+        read(made)
+
+
 def group(**changes: Any) -> dict[str, Any]:
     its = INT4["config_groups"]["group_0"] | changes
     return {**INT4, "config_groups": {"group_0": its}}
@@ -123,7 +184,12 @@ REFUSED = [
     ({**GPTQ, "dynamic": {".*up.*": {"sym": True}}}, ["dynamic: sym True"]),
     ({**GPTQ, "dynamic": {".*up.*": {"secret": 1}}}, ["dynamic: secret 1"]),
     ({**GPTQ, "dynamic": [1]}, ["dynamic [1]"]),
+    ({**GPTQ, "dynamic": {"+:.*up.*": "no"}}, ["dynamic: '+:.*up.*'", "'no'"]),
     ({**GPTQ, "sym": "yes"}, ["sym must be true or false"]),
+    ({**GPTQ, "desc_act": "false"}, ["desc_act must be true or false"]),
+    ({**GPTQ, "desc_act": True}, ["desc_act"]),
+    ({**INT4, "format": "int-quantized"}, ["'int-quantized'", "4 bits"]),
+    ({**FORMATS["int8"][0], "format": "pack-quantized"}, ["'pack-quantized'", "8 bits"]),
     ({**GPTQ, "adapter": {"rank": 8}}, ["adapter"]),
     ({**GPTQ, "rotation": "hadamard"}, ["rotation 'hadamard'"]),
     ({**GPTQ, "pack_dtype": "int16"}, ["pack_dtype 'int16'"]),
@@ -134,8 +200,13 @@ REFUSED = [
     ({**FP8, "activation_scheme": "mixed"}, ["activation_scheme 'mixed'"]),
     ({**INT4, "moe_sparsity_config": {"a": 1}}, ["moe_sparsity_config"]),
     (weights(dynamic=True), ["dynamic True"]),
+    *(
+        ({**INT4, key: {"secret": 1}}, [key, "key 'secret'"])
+        for key in ("sparsity_config", "transform_config")
+    ),
     *(({**FORMATS[name][0], "secret": 1}, ["key 'secret'"]) for name in FORMATS),
     ({"quant_method": "mxfp4", "secret": 1}, ["key 'secret'"]),
+    (group(format="naive-quantized"), ["'naive-quantized'", "4 bits"]),
     (group(secret=1), ["group_0", "key 'secret'"]),
     (weights(secret=1), ["group_0: weights", "key 'secret'"]),
 ]

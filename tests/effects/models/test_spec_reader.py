@@ -96,20 +96,31 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
         (
             "Qwen3",
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            UnsupportedModelError,
+            ModelConfigError,
             ["rope_parameters", "each kind of layer"],
         ),
         (
             "Llama",
             {"partial_rotary_factor": 0.5},
-            UnsupportedModelError,
+            ModelConfigError,
             ["partial_rotary_factor"],
         ),
         (
             "Llama",
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
-            UnsupportedModelError,
+            ModelConfigError,
             ["rope_parameters", "partial_rotary_factor"],
+        ),
+        *(
+            ("Gemma3", {key: value}, ModelConfigError, [f"{key}{name}"])
+            for key, value, name in (
+                ("rope_scaling", "linear", " must be an object"),
+                ("rope_scaling", [1], " must be an object"),
+                ("rope_parameters", [1], " must be an object"),
+                ("rope_parameters", ROPES["linear"], ": rope_type is not known"),
+                ("rope_parameters", {"chunked": {"factor": 2.0}}, ": chunked is not"),
+                ("rope_parameters", {"full_attention": [1]}, ": full_attention must be"),
+            )
         ),
         (
             "Llama",

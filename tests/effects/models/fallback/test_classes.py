@@ -131,6 +131,18 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {"auto_map": {"AutoModelForCausalLM": "code.Nobody"}},
         "is never executed",
     ),
+    "another type of rotary scaling": (
+        "olmo2",
+        "Olmo2ForCausalLM",
+        {"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}},
+        "rope_type 'ntk' is not known",
+    ),
+    "another model's class": (
+        "qwen2",
+        "MambaForCausalLM",
+        {},
+        "it is a state space model",
+    ),
     "another model's layers": (
         "olmo2",
         "Olmo2ForCausalLM",
@@ -150,6 +162,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 OF_FIELDS = {
+    "another type of rotary scaling",
     "quantized",
     "ignored cap",
     "another model's cap",
@@ -189,6 +202,13 @@ def test_numbers_that_are_not_finite_are_named(key: str, value: float) -> None:
         fallback_spec({**config, key: value})
     with pytest.raises(ModelConfigError, match=f"{key} must be a finite number"):
         fallback_spec({**config, "rope_parameters": {key: value}})
+
+
+def test_rotary_scalings_of_kinds_of_layers_without_such_are_named() -> None:
+    config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    table = {"rope_type": "default", "rope_theta": 1e6}
+    with pytest.raises(ModelConfigError, match="rope_parameters: full_attention is no"):
+        fallback_spec({**config, "rope_parameters": {"full_attention": table}})
 
 
 @pytest.mark.long

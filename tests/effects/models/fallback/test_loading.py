@@ -73,9 +73,9 @@ def test_damaged_weights_are_named(
 def test_a_config_of_which_no_model_can_be_made_is_named(
     neox: Path, seed: int | None
 ) -> None:
-    config = {**read_config(neox), "rope_parameters": {"rope_type": "mrope"}}
+    config = {**read_config(neox), "hidden_act": "nothing"}
     spec = fallback_spec(read_config(neox))
-    with pytest.raises(ModelConfigError, match=r"cannot be made .*KeyError\('mrope'\)"):
+    with pytest.raises(ModelConfigError, match=r"cannot be made .*KeyError\('nothing'\)"):
         load_fallback(neox, config, spec, make_cache, seed)
 
 

@@ -259,6 +259,16 @@ def change(method: str, *values: Any, key: str = "") -> Change:
     return apply
 
 
+def scaled_twice(key: str) -> Change:
+    """Factors of rotations beside one in the metadata."""
+
+    def apply(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
+        writer.add_float32(key, 4.0)
+
+    return apply
+
+
 ARCHITECTURE: Final = "general.architecture"
 METADATA: Final[dict[str, tuple[Change, str]]] = {
     "no context": (
@@ -308,6 +318,14 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     "longrope": (
         change("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE),
         "rope.scaling.type = 'longrope' is not supported; linear and yarn are",
+    ),
+    "two scalings": (
+        scaled_twice("llama.rope.scaling.factor"),
+        "metadata llama.rope.scaling.factor beside tensor rope_freqs.weight is not",
+    ),
+    "two scalings, the older way": (
+        scaled_twice("llama.rope.scale_linear"),
+        "metadata llama.rope.scale_linear beside tensor rope_freqs.weight is not",
     ),
     "another tensor": (
         change("add_tensor", "blk.0.ssm_in.weight", np.zeros((1, 2), np.float32)),

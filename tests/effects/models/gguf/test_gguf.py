@@ -158,6 +158,24 @@ def test_llama_3s_factors_of_rotations_are_recognised(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+@pytest.mark.parametrize("factor", [4.0, 0.0])
+def test_a_factor_without_a_type_is_linear(
+    tmp_path: Path, key: str, factor: float
+) -> None:
+    """As llama.cpp reads it; 0 is none."""
+    model = save(str(tmp_path), "Llama", VARIANTS["Llama", "plain"])
+    path = write(
+        tmp_path / "model.gguf",
+        "Llama",
+        model,
+        {},
+        more=lambda writer: writer.add_float32(f"llama.{key}", factor),
+    )
+    wanted = {"rope_type": "linear", "factor": factor} if factor else None
+    assert gguf_config(path)["rope_scaling"] == wanted
+
+
 @pytest.mark.long
 def test_the_bundled_model_writes_the_same_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
