@@ -15,6 +15,7 @@ from minfer.effects.text.tools.source import Reading, Source, until
 from minfer.effects.text.tools.thinking import Thinking
 
 _MOST_TRIED: Final = 16  # markers within reasoning, each of which might begin a call
+_MAX_TRIED_CHARACTERS: Final = 1 << 18  # behind all of them; the first is always tried
 Reader = Callable[[Source, DeltaWriter, Offered], Reading[None]]
 
 
@@ -89,9 +90,13 @@ def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> 
     is none.
     """
     marks = re.finditer("|".join(map(re.escape, opens)), text) if text else ()
+    tried = 0
     for mark in islice(marks, _MOST_TRIED):
+        if tried > _MAX_TRIED_CHARACTERS:
+            break
         if begins(text[mark.start() :]):
             return mark.start()
+        tried += len(text) - mark.start()
     return len(text)
 
 
