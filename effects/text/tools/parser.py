@@ -70,15 +70,29 @@ class Parser:
             held = yield from thinking.read(
                 self._source, self._out, opened=opened, calls=opens
             )
-            at = _call_in(held, opens, partial(self._begins_call, read, offered))
+            at = self._call_within(held, opens, partial(self._begins_call, read, offered))
             self._out.reasoning(held[:at])
             self._source.put_back(held[at:])
         yield from read(self._source, self._out, offered)
         self._out.close()
 
-    def _begins_call(self, read: Reader, offered: Offered, text: str) -> bool:
+    def _call_within(
+        self, text: str, opens: Sequence[str], begins: Callable[..., bool]
+    ) -> int:
+        """The index of the first whole call in a text, as without streaming; while
+        streaming, of the first that begins, if none is whole.
+        """
+        for streaming in (False, True) if self._out.streaming else (False,):
+            index = _call_in(text, opens, partial(begins, streaming=streaming))
+            if index < len(text):
+                return index
+        return len(text)
+
+    def _begins_call(
+        self, read: Reader, offered: Offered, text: str, *, streaming: bool
+    ) -> bool:
         """Whether the end of an answer begins with a call."""
-        source, out = Source(), DeltaWriter(str, streaming=self._out.streaming)
+        source, out = Source(), DeltaWriter(str, streaming=streaming)
         source.push(text, final=True)
         for _ in read(source, out, offered):
             raise AssertionError("there is no more text to wait for")

@@ -213,6 +213,13 @@ IN_REASONING: Final = _rows(
     ("hermes", f"<think>w0w</think>{_HERMES}</think>w1w", (ADD,)),
     ("qwen3_coder", f"<think>{_QWEN}</think>{_QWEN}", (ADD,)),
     ("glm45", f"<think>w0w {_GLM} w1w", (ADD,)),
+    (
+        "mistral",
+        '[THINK]w0w[TOOL_CALLS]x[ARGS]{"[TOOL_CALLS]now[ARGS]{}',
+        (NOW,),
+        "mistral",
+    ),
+    ("functionary_v31", '<think><function=add>{": 1}</function><function=now>{}', (NOW,)),
     ("deepseek_v31", f"<think>{_DEEP_BEGINS}{_DEEP}</think>w0w"),
     ("kimi_k2", f"<think>w0w<think>w1w</think>{_KIMI}", (ADD,)),
     ("mistral", '[THINK]w0w[TOOL_CALLS]add[ARGS]{"a": 1}[/THINK]w1w', (), "mistral"),
