@@ -11,7 +11,7 @@ from attrs import frozen
 
 Calls = tuple[tuple[str, Mapping[str, Any]], ...]
 ADD: Final = ("add", {"a": 1})
-NOW: Final = ("now", {})
+NOW: Final[tuple[str, Mapping[str, Any]]] = ("now", {})
 _OBJECT: Final = '{"name": "add", "arguments": {"a": 1}}'
 _HERMES: Final = f"<tool_call>\n{_OBJECT}\n</tool_call>"
 _QWEN: Final = (
