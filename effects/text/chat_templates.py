@@ -139,7 +139,8 @@ def check_names(
     """
     for name in variables:
         if name in reserved:
-            raise ChatTemplateError(f"{setting} cannot set {name!r}; leave it out")
+            reason = f"{setting} cannot set {name!r}; leave it out"
+            raise ChatTemplateError(reason, setting)
 
 
 def _with_mark(message: Message) -> Message:

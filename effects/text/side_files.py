@@ -219,7 +219,7 @@ def read_response_template(folder: Path) -> str:
     found = read_optional(folder / "tokenizer_config.json").get("response_template")
     if isinstance(found, Mapping) and "fields" not in found:
         found = found.get(_DEFAULT)
-    return json.dumps(found) if isinstance(found, Mapping) else ""
+    return "" if found is None else json.dumps(found)
 
 
 def _text(path: Path) -> str:

@@ -26,7 +26,13 @@ _GENERATION: Final = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
 class ChatTemplateError(ValueError):
-    """A chat template is missing, broken, or refuses these messages."""
+    """A chat template is missing, broken, or refuses these messages; `param` is the field
+    of the request that is wrong, if it is not that of the messages.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def render_template(

@@ -64,4 +64,5 @@ class JointPatterns:
 
 def _alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
     parts = schema.get("anyOf")
-    return [part for part in parts or () if isinstance(part, dict)]
+    listed = parts if isinstance(parts, list) else []
+    return [part for part in listed if isinstance(part, dict)]

@@ -25,7 +25,8 @@ class Multiples:
 
     def add(self, number: Any) -> None:
         """Add a value. Raises KeywordError if all together have too many remainders."""
-        if isinstance(number, int | float) and number:
+        counts = isinstance(number, int | float) and not isinstance(number, bool)
+        if counts and number:
             together = lcm(self._remainders, _hard_part(number))
             if together > _MAX_REMAINDERS:
                 reason = (

@@ -136,7 +136,7 @@ class Headers:
     def _name(self, source: Source) -> Reading[str]:
         """Take a header; returns the name in it, or an empty string if it is none."""
         while True:
-            brace = source.text.find("{", source.at)
+            brace = source.text.find("{", source.at, source.at + _LONGEST + 1)
             if brace >= 0:
                 found = (
                     one.fullmatch(source.text, source.at, brace) for one in self._patterns

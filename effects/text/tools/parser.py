@@ -15,6 +15,7 @@ from minfer.effects.text.tools.source import Reading, Source, until
 from minfer.effects.text.tools.thinking import Thinking
 
 _MOST_TRIED: Final = 16  # markers within reasoning, each of which might begin a call
+_MAX_TRIED_CHARACTERS: Final = 1 << 18  # behind all of them; the first is always tried
 Reader = Callable[[Source, DeltaWriter, Offered], Reading[None]]
 
 
@@ -69,15 +70,29 @@ class Parser:
             held = yield from thinking.read(
                 self._source, self._out, opened=opened, calls=opens
             )
-            at = _call_in(held, opens, partial(self._begins_call, read, offered))
+            at = self._call_within(held, opens, partial(self._begins_call, read, offered))
             self._out.reasoning(held[:at])
             self._source.put_back(held[at:])
         yield from read(self._source, self._out, offered)
         self._out.close()
 
-    def _begins_call(self, read: Reader, offered: Offered, text: str) -> bool:
+    def _call_within(
+        self, text: str, opens: Sequence[str], begins: Callable[..., bool]
+    ) -> int:
+        """The index of the first whole call in a text, as without streaming; while
+        streaming, of the first that begins, if none is whole.
+        """
+        for streaming in (False, True) if self._out.streaming else (False,):
+            index = _call_in(text, opens, partial(begins, streaming=streaming))
+            if index < len(text):
+                return index
+        return len(text)
+
+    def _begins_call(
+        self, read: Reader, offered: Offered, text: str, *, streaming: bool
+    ) -> bool:
         """Whether the end of an answer begins with a call."""
-        source, out = Source(), DeltaWriter(str, streaming=self._out.streaming)
+        source, out = Source(), DeltaWriter(str, streaming=streaming)
         source.push(text, final=True)
         for _ in read(source, out, offered):
             raise AssertionError("there is no more text to wait for")
@@ -89,9 +104,13 @@ def _call_in(text: str, opens: Sequence[str], begins: Callable[[str], bool]) -> 
     is none.
     """
     marks = re.finditer("|".join(map(re.escape, opens)), text) if text else ()
+    tried = 0
     for mark in islice(marks, _MOST_TRIED):
+        if tried > _MAX_TRIED_CHARACTERS:
+            break
         if begins(text[mark.start() :]):
             return mark.start()
+        tried += len(text) - mark.start()
     return len(text)
 
 

@@ -8,7 +8,9 @@ text, as it was written. Other text is content. Calls are emitted once they are 
 """
 
 import json
+import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
@@ -27,6 +29,12 @@ _REASONING: Final = frozenset({"thinking", "reasoning", "reasoning_content"})
 _CALLS: Final = "tool_calls"
 _TOKEN: Final = re.compile(r"<[^<>\s]{1,40}>")
 _MAX_CLOSES: Final = 64  # that are tried for one region
+# Of processor time for a template's patterns, in one answer, and more for each search:
+# a pattern may take time that grows with the square of the text, or exponentially.
+_MAX_SECONDS: Final = 0.5
+_SECONDS_OF_SEARCH: Final = 2e-5
+_MAX_SHOWN: Final = 80  # characters of a pattern in a message
+_log: Final = logging.getLogger("minfer.tools")
 
 
 class ResponseTemplateError(ValueError):
@@ -40,6 +48,34 @@ class _Found:
     field: Any  # transformers' record of the region
     match: Any  # of the `regex` library
     opens: bool
+
+
+@define
+class _Patterns:
+    """The searches of one answer: once they took too long there are no matches."""
+
+    seconds: float = _MAX_SECONDS  # that are left
+
+    def search(self, pattern: Any, text: str, at: int, *, partial: bool) -> Any:
+        """The first match from `at` on, or None."""
+        if self.seconds <= 0:
+            return None
+        start = time.thread_time()
+        try:
+            found = pattern.search(text, at, partial=partial, timeout=self.seconds)
+        except TimeoutError:
+            found, self.seconds = None, 0.0
+        self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
+        self.seconds = min(self.seconds, _MAX_SECONDS)
+        if self.seconds <= 0:
+            pattern_text = pattern.pattern[:_MAX_SHOWN]
+            _log.warning(
+                "the checkpoint's response_template: the pattern %r takes too long; the "
+                "rest of this answer stays text",
+                pattern_text,
+            )
+            return None
+        return found
 
 
 @lru_cache(maxsize=16)
@@ -59,7 +95,28 @@ def load(text: str) -> Any:
     if made.implicit == _CALLS:
         reason = "calls without a marker are not supported"
         raise ResponseTemplateError(f"the checkpoint's response_template: {reason}")
+    for region in made.fields.values():
+        if reason := _fault_of(region):
+            what = f"the checkpoint's response_template: field {region.name!r}"
+            raise ResponseTemplateError(f"{what}: {reason}")
     return made
+
+
+def _fault_of(region: Any) -> str:
+    """What transformers does not check of a region; empty if that is right."""
+    if not isinstance(region.content_args, Mapping):
+        return "'content_args' must be a dict"
+    for pattern in (region.open_re, region.close_re):
+        if pattern is not None and _matches_nothing(pattern):
+            shown = pattern.pattern[:_MAX_SHOWN]
+            return f"the pattern {shown!r} matches an empty text"
+    return ""
+
+
+def _matches_nothing(pattern: Any) -> bool:
+    """Whether a pattern matches an empty text before the end of an answer."""
+    match = _Patterns().search(pattern, "\0\0", 0, partial=False)
+    return match is not None and match.start() == match.end()
 
 
 def markers_of(text: str) -> tuple[str, ...]:
@@ -73,7 +130,11 @@ def markers_of(text: str) -> tuple[str, ...]:
 
 def begun_answer(text: str, prompt: str) -> str:
     """The part of the answer at the end of a prompt; empty if it does not show."""
-    ends = [match.end() for match in load(text).start_anchor_re.finditer(prompt)]
+    found = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
+    try:
+        ends = [match.end() for match in found]
+    except TimeoutError:
+        return ""
     return prompt[ends[-1] :] if ends else ""
 
 
@@ -93,28 +154,35 @@ class ResponseReader:
         if implicit is not None and implicit.close_re is not None:
             watched.append((implicit, implicit.close_re, False))
         emit = _emitter(template.implicit or "", out)
-        while (found := (yield from _until(source, watched, emit))) is not None:
+        patterns = _Patterns()
+        while (found := (yield from _until(source, watched, emit, patterns))) is not None:
             if found.opens and found.field.name == _CALLS:
-                yield from _read_calls(source, out, tools, found)
+                yield from _read_calls(source, out, tools, found, patterns)
                 continue
             out.mark()
             if found.opens:
-                yield from _read_text(source, out, found.field)
+                yield from _read_text(source, out, found.field, patterns)
 
 
 def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
     return out.reasoning if name in _REASONING else out.content
 
 
-def _read_text(source: Source, out: DeltaWriter, region: Any) -> Reading[None]:
+def _read_text(
+    source: Source, out: DeltaWriter, region: Any, patterns: _Patterns
+) -> Reading[None]:
     """Take a region of text, up to its end."""
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
-    yield from _until(source, closes, _emitter(region.name, out))
+    yield from _until(source, closes, _emitter(region.name, out), patterns)
     out.mark()
 
 
 def _read_calls(
-    source: Source, out: DeltaWriter, tools: Offered, opening: _Found
+    source: Source,
+    out: DeltaWriter,
+    tools: Offered,
+    opening: _Found,
+    patterns: _Patterns,
 ) -> Reading[None]:
     """Take a region of calls; if no closing marker makes it one, it stays text."""
     region = opening.field
@@ -122,7 +190,7 @@ def _read_calls(
     source.keep(opening.match[0])
     parts: list[str] = []
     for _ in range(_MAX_CLOSES):
-        found = yield from _until(source, closes, parts.append)
+        found = yield from _until(source, closes, parts.append, patterns)
         captures = opening.match.groupdict()
         if found is not None:
             captures |= found.match.groupdict()
@@ -150,7 +218,7 @@ def _calls_of(
     try:
         value = process_field(text, region, known)
         return [*map(_call, value if isinstance(value, list) else [value])]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except Exception:  # a checkpoint's own template: transformers does not check all
         return []
 
 
@@ -189,6 +257,7 @@ def _until(
     source: Source,
     watched: Sequence[tuple[Any, Any, bool]],
     emit: Callable[[str], None],
+    patterns: _Patterns,
 ) -> Reading[_Found | None]:
     """Take text and emit it, up to the first match of these patterns; take that, too.
     Returns it, or None at the end. A match at the end of the text may become longer.
@@ -197,8 +266,10 @@ def _until(
         found: _Found | None = None
         held = len(source.text)
         for region, pattern, opens in watched:
-            match = pattern.search(source.text, source.at, partial=not source.ended)
-            if match is None or (source.ended and match.start() == match.end()):
+            match = patterns.search(
+                pattern, source.text, source.at, partial=not source.ended
+            )
+            if match is None or (not match.partial and match.start() == match.end()):
                 continue
             grows = match.partial or match.end() == len(source.text)
             if grows and not source.ended:

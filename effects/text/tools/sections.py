@@ -1,12 +1,16 @@
 """The loop that all formats with markers share: text, a group of calls, text."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from minfer.effects.text.tools.calls import behind
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.source import Reading, Source, until
 
 Body = Callable[[str], Reading[bool]]
+# Characters of an answer that are read a second time, or more often: wrong text after a
+# call may begin a call at each of many markers, and each may reach to the end.
+_MAX_READ_AGAIN: Final = 1 << 18
 
 
 def sections(
@@ -27,6 +31,7 @@ def sections(
     out; and so are `strays`, brackets that close nothing, after a wrong call.
     """
     marker = ""
+    read_again = 0
     outside = [*opens, *drops]
     while marker := marker or (yield from until(source, outside, out.content)):
         if marker not in opens:
@@ -40,7 +45,8 @@ def sections(
         marker = ""
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]
-        if called and not whole:
+        if called and not whole and read_again < _MAX_READ_AGAIN:
+            read_again += len(left)
             marker = yield from behind(
                 source, out, left, [*opens, *closes], strays=strays
             )

@@ -242,3 +242,5 @@ def test_template_arguments_cannot_take_the_place_of_ours(bundled: Serving) -> N
             chat_template_kwargs={name: "x"},
         )
         assert found.status_code in (200, 400)
+        if found.status_code == 400:
+            assert found.json()["error"]["param"] == "chat_template_kwargs"

@@ -1,6 +1,7 @@
 """Of a schema everything is enforced, or the schema is refused."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -222,3 +223,29 @@ def test_the_compilers_own_refusals_name_the_field() -> None:
     assert refusal(json={"minLength": 2.5, "type": "string"}).param == (
         "structured_outputs.json"
     )
+
+
+KEYWORDS = (
+    *("type", "properties", "required", "additionalProperties", "items", "prefixItems"),
+    *("anyOf", "oneOf", "allOf", "not", "enum", "const", "pattern", "format", "$ref"),
+    *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "multipleOf"),
+    *("minItems", "maxItems", "minProperties", "maxProperties", "patternProperties"),
+    *("propertyNames", "$defs", "if", "then", "dependentRequired", "nullable", "title"),
+)
+WRONG_VALUES = (
+    *(5, -1, 1.5, True, None, "x", "", [], [5], [None], [[]], {}, {"a": 5}, {"(": {}}),
+    *([{"type": 5}], "#", "#/properties/a", 10**30),
+)
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+def test_values_of_a_wrong_type_raise_nothing_else(word: str) -> None:
+    """Each keyword with values of each type: the schema is refused by name, or taken."""
+    for value in WRONG_VALUES:
+        part = {word: value}
+        within = [{**part, "type": kind} for kind in ("object", "string", "integer")]
+        choices = [{way: [part, {"type": "null"}]} for way in ("anyOf", "allOf", "oneOf")]
+        for schema in (part, *within, *choices, {"properties": {"a": part}}):
+            for lenient in (True, False):
+                with suppress(GrammarError):
+                    check_schema(json.dumps(schema), "json", lenient=lenient)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import NONE, UNKNOWN, Parsers, Parsing
-from minfer.effects.text.tools.response_template import RESPONSE
+from minfer.effects.text.tools.response_template import RESPONSE, begun_answer
 from tests.effects.scripted import write_talker
 from tests.effects.text.tools.cuts import Found, cuts, fed, reported
 
@@ -181,11 +182,91 @@ def test_a_checkpoints_own_template_comes_before_the_table(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("template", [{"fields": {}}, {"fields": {"x": {"open": "("}}}])
+def hermes(**members: object) -> dict[str, Any]:
+    """`HERMES`, with other members of its calls; those that are None are left out."""
+    region = {**HERMES["fields"]["tool_calls"], **members}
+    region = {key: value for key, value in region.items() if value is not None}
+    return {**HERMES, "fields": {**HERMES["fields"], "tool_calls": region}}
+
+
+def content(**members: object) -> dict[str, Any]:
+    return {**HERMES, "fields": {**HERMES["fields"], "content": members}}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"fields": {}},
+        {"fields": {"x": {"open": "("}}},
+        5,
+        ["x"],
+        {**HERMES, "start_anchor": 5},
+        {**HERMES, "start_anchor": ""},
+        hermes(open_pattern="("),
+        hermes(content_args=5),
+        hermes(content_args=["x"]),
+        hermes(content="strange"),
+        hermes(open_pattern="x*"),
+        hermes(open_pattern="(?!a)"),
+        hermes(close=None, close_pattern="z*"),
+        content(close_pattern="z*"),
+        content(close_pattern=""),
+    ],
+)
 def test_a_template_that_does_not_load_is_ignored(
     tmp_path: Path, template: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "minfer.tools"):
         found = Parsers().settled_for(described(tmp_path, template))
     assert found.tools == "hermes"
-    assert "response_template cannot be used" in caplog.text
+    assert "the checkpoint's response_template" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"content": "xml-inline", "content_args": {"tag_pattern": "("}},
+        {"content_args": {"string_delims": 5}},
+        {
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": "(?P<key>n)", "value_parser": 5},
+        },
+        {"transform": 5},
+        {"transform": {"function": 5}},
+        {"open_pattern": "(?=<tool_call>)"},
+    ],
+)
+def test_what_a_template_cannot_parse_stays_text(members: dict[str, Any]) -> None:
+    got = read(parsing(hermes(**members)), f"w1{CALL}w2")
+    assert (got.content, got.calls) == (f"w1{CALL}w2", [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (hermes(close=None, close_pattern="(x|x)*y"), f"<tool_call>{'x' * 40}z"),
+        (hermes(open_pattern="(x|x)*y"), "x" * 40),
+        (content(close_pattern="(x|x)*y"), "x" * 40),
+        (HERMES, " " * 200_000 + "x"),  # `\s*` before a marker
+        (HERMES, "\n" * 100_000 + "<tool" * 20_000),
+    ],
+)
+def test_patterns_that_take_long_are_given_up(
+    template: dict[str, Any], text: str
+) -> None:
+    for size in (len(text), 8):
+        reader = parsing(template).parser()
+        start = time.process_time()
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        got = reported(fed(reader, pieces))
+        assert time.process_time() - start < 2
+        assert (got.content, got.calls) == (text, [])
+
+
+def test_a_start_anchor_that_takes_long_does_not_show() -> None:
+    template = {
+        "start_anchor_pattern": "(x|x)*y",
+        "fields": HERMES["fields"],
+    }
+    assert begun_answer(json.dumps(template), "x" * 40) == ""
