@@ -80,8 +80,8 @@ def test_who_is_due_more_has_more_seats_beside_others() -> None:
 
 def test_a_client_with_seats_joins_at_some_steps_only_and_few_at_once() -> None:
     state = seated(a=1, b=5)
-    steps = [not held(state, wants("a"), step=step) for step in range(25)]
-    assert steps == [step % 4 == 0 for step in range(25)], "at every fourth step"
+    steps = [not held(state, wants("a"), step=step) for step in range(9)]
+    assert steps == [step % JOIN_EVERY == 0 for step in range(9)]
     assert not held(state, wants("a"), came=3)
     assert held(state, wants("a"), came=4)
     assert not held(state, wants("a"), came=4, running=80), "one of 16 may be new"

@@ -130,16 +130,6 @@ def test_good_parameters() -> None:
     assert SamplingParams(bad_words="no").bad_words == ("no",)
 
 
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1024])
-def test_as_many_biases_as_are_allowed_are_taken_and_none_twice(count: int) -> None:
-    biases = [(token, -0.5) for token in range(count)]
-    assert SamplingParams(logit_bias=dict(biases)).logit_bias == (*biases,)
-    assert SamplingParams(logit_bias=biases[::-1]).logit_bias == (*biases,)
-    if 0 < count < 1024:
-        with pytest.raises(ParameterError, match="twice"):
-            SamplingParams(logit_bias=[*biases, biases[0]])
-
-
 @pytest.mark.parametrize("kind", [RowValues, SamplingParams])
 def test_parameters_have_names(kind: Any) -> None:
     """Without a name a value would be that of whichever parameter stands first."""
