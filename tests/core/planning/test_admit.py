@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.planning.admit import current_load, shortage
+from minfer.planning.admit import Admission, admit, current_load, shortage
 from minfer.planning.prefix_hit import pages_needed
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
@@ -161,6 +161,21 @@ def test_it_needs_that_one_also_where_only_those_of_earlier_plans_run() -> None:
     assert shortage(bench.config, bench.state, seq, []) == blocked
     assert shortage(bench.config, evolve(bench.state, free_rows=()), seq, []) == (
         QueueBlocked("bb", 0, "rows")
+    )
+
+
+@pytest.mark.parametrize("known", [7, 8, 9, 12, 16])
+def test_alone_it_needs_no_spare_block_and_beside_newcomers_it_does(known: int) -> None:
+    config = evolve(CONFIG, num_blocks=4, watermark=3)
+    waiting = Bench(config)
+    waiting.give(Submit(ask("bb", known, 1)))
+    (seq,) = waiting.state.running.seqs
+    empty, needs = Bench(config).state, -(-known // 4) + 3
+    assert shortage(config, empty, seq, []) is None
+    _, newcomer = admit(config, empty, seq, [], 16)
+    assert isinstance(newcomer, Admission)
+    assert shortage(config, empty, seq, [newcomer]) == (
+        QueueBlocked("bb", 0, "blocks", needs, 4)
     )
 
 

@@ -510,6 +510,7 @@ def test_policies_by_name(text: str, policy: Policy) -> None:
         ("ageing:seconds=inf", "above 0"),
         ("static:size=2.5", "must be a number"),
         ("window:fill=0", "from 1"),
+        ("window:part=0", "part must be a number above 0"),
         ("fair:weights=1", "no option 'weights'"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from minfer.policies.fair_queue import Account, Accounts, FairQueue
+from minfer.policies.fair_seats import FairSeats
 from minfer.records.policy import Load
 from minfer.records.request import Request
 from minfer.values.checks import ConfigError
@@ -53,6 +54,18 @@ def test_classes_have_times_and_accounts_of_their_own() -> None:
     )
     assert policy.displaces(state, (-2.0, 9.0), (5.0, 1.0))
     assert not policy.displaces(state, (5.0, 0.0), (5.0, 9.0)), "within a class"
+
+
+@pytest.mark.parametrize("kind", [FairQueue, FairSeats])
+@pytest.mark.parametrize("waiting", range(-2, 3))
+@pytest.mark.parametrize("running", range(-2, 3))
+def test_a_class_displaces_only_those_that_are_less_urgent(
+    running: int, waiting: int, kind: type[FairQueue]
+) -> None:
+    """However far ahead or behind the accounts are."""
+    for start, other in ((0.0, 0.0), (0.0, 9.0), (9.0, 0.0)):
+        displaces = kind().displaces(None, (waiting, start), (running, other))
+        assert displaces == (waiting < running)
 
 
 def test_what_was_not_used_is_given_back_at_the_clients_weight() -> None:

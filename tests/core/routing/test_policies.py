@@ -147,6 +147,17 @@ def test_tokens_to_be_computed_count_more_than_those_that_wait() -> None:
     assert found.alternatives == (Estimate("b", 0, 45.0),)
 
 
+@pytest.mark.parametrize("blocks", [1, 7, 40])
+@pytest.mark.parametrize(("more", "chosen"), [(-1, "a"), (1, "b")])
+def test_by_default_a_token_to_compute_counts_as_two_that_wait(
+    blocks: int, more: int, chosen: str
+) -> None:
+    desk, cached = Desk("ab", Prefix()), range(blocks)
+    desk.tell(BlocksPublished("a", keys(*cached)))
+    desk.tell(LoadReport("a", 0, 0, 2 * 10 * blocks + more))
+    assert desk.placed(ask("1", *cached)) == chosen
+
+
 def test_equal_costs_go_to_fewer_requests_then_by_name() -> None:
     desk = Desk("abc", evolve(PLAIN, row=0.0))
     desk.tell(Dispatched("a", ask("0")), Started("0"))

@@ -110,3 +110,12 @@ def test_facts_that_no_engine_has_written_are_reported_without_words() -> None:
         ):
             assert isinstance(one, Divergence)
             assert str(one)
+
+
+@pytest.mark.parametrize("length", [1, 297, 298, 299, 5000])
+def test_a_long_fact_is_cut_and_a_short_one_is_whole(length: int) -> None:
+    """300 characters are shown, the quotation marks of JSON among them."""
+    was, now = "a" * length, "b" * length
+    where = Divergence(3, 4, 0.5, "finished", was, now)
+    shown = [f'"{text}"' if length <= 298 else f'"{text[:296]}...' for text in (was, now)]
+    assert str(where).endswith(f"finished was {shown[0]}, is {shown[1]}")

@@ -221,3 +221,26 @@ def test_log_probabilities_of_a_beam_come_back_if_they_are_numbers(
     assert isinstance(event, Executed)
     assert event.yields == ((5,),)
     assert event.logprobs == (((one,),) if comes_back else ())
+
+
+@pytest.mark.parametrize("searched", ["", "a", "b", "c", "ab", "ac", "bc", "abc"])
+def test_log_probabilities_of_beams_come_back_and_no_others(searched: str) -> None:
+    config = EngineConfig(num_blocks=9, block_size=4, depth=1)
+    beam = BeamRound(id="s", width=1, prompt=2, most=4)
+    plain = Request(id="a", prompt=(1, 2), max_tokens=2)
+    asked = [
+        Submit(attrs.evolve(plain, id=name, search=beam if name in searched else None))
+        for name in "abc"
+    ]
+    column = tuple(
+        (TokenLogprobs(at + 3, -0.5 * at, at + 1, (7,) * at, (-0.25,) * at),)
+        for at in range(3)
+    )
+    result = Executed(0, ((3,), (4,), (5,)), column)
+    turns = run(config, (Tick(0.0), *asked), (Tick(1.0), result))
+    _, read = opened(encode_journal(config, turns)).turns()
+    [back] = [event for event in read.events if isinstance(event, Executed)]
+    kept = back.logprobs or ((),) * 3
+    assert kept == tuple(
+        one if name in searched else () for name, one in zip("abc", column, strict=True)
+    )

@@ -54,6 +54,14 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
             "step 1: input tokens: then 2 for 'b', now 1 for 'b'",
         ),
         (
+            lambda plan: plan.update(counts=[]),
+            "step 1: input tokens: then 2 for 'b', now 1 for 'b'",
+        ),
+        (
+            lambda plan: plan.update(most=[[0, 3]]),
+            "step 1: tokens at most: then 1 for 'a', now 3 for 'a'",
+        ),
+        (
             lambda plan: plan.update(drafts=[[0, 2]]),
             "step 1: drafts: then 0 for 'a', now 2 for 'a'",
         ),

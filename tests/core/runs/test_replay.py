@@ -97,6 +97,29 @@ def test_a_segment_without_a_head_is_skipped_only_at_the_end() -> None:
         open_segments({"one": data, "two": MAGIC, "three": data})
 
 
+@pytest.mark.parametrize("cuts", [[], [4], [4, 7], [1, 2, 9]])
+def test_all_turns_before_a_segment_without_a_head_are_replayed(cuts: list[int]) -> None:
+    config, turns = recorded(4)
+    turns = turns[:12]
+    whole = encode_journal(config, turns)
+    ends, digest, files = record_ends(whole), START, dict[str, bytes]()
+    bodies = [whole[a:b] for a, b in itertools.pairwise(ends[:-2])]
+    for turn in turns:
+        if turn.number in (0, *cuts):
+            about = Head(config=config, turn=turn.number, digest=digest)
+            head = evolve(about, state=turn.before) if turn.number else about
+            name = f"from {turn.number}"
+            files[name] = MAGIC + head_record(head)
+        files[name] += bodies[turn.number]
+        record_ = compact(facts(turn.before, turn.transition))
+        digest = chained(digest, turn.transition, record_)
+    segments = open_segments({**files, "last": MAGIC})
+    assert [segment.name for segment in segments] == [*files]
+    journal = Journal(segments)
+    assert [turn.number for turn in journal.turns()] == [*range(12)]
+    assert journal.torn == ["last: it is cut off before its first turn"]
+
+
 def test_the_state_between_two_segments_is_compared() -> None:
     """The second one is of a state that the turns before do not lead to, though it goes
     on with their digest.

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingParams
+from minfer.sampling.params import RowValues
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,13 @@ def test_good_parameters() -> None:
     assert SamplingParams(min_tokens=99, max_tokens=None).max_tokens is None
     assert SamplingParams(allowed_token_ids=[5, 3]).allowed_token_ids == (5, 3)
     assert SamplingParams(bad_words="no").bad_words == ("no",)
+
+
+@pytest.mark.parametrize("kind", [RowValues, SamplingParams])
+def test_parameters_have_names(kind: Any) -> None:
+    """Without a name a value would be that of whichever parameter stands first."""
+    with pytest.raises(TypeError, match="positional"):
+        kind(0.5)
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,8 @@ def test_what_costs_are_of() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="speculation: kept must be at most 1"):
         Learning(kept=1.5)
-    with pytest.raises(ConfigError, match="speculation: weight must be"):
-        Learning(weight=0.0)
+    for name in ("weight", "most"):
+        with pytest.raises(ConfigError, match=f"speculation: {name} must be"):
+            Learning(**{name: 0.0})
     with pytest.raises(ConfigError, match="speculation: draft must be"):
         Costs(((1, 1.0),), draft=-1.0)

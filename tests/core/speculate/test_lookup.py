@@ -176,6 +176,16 @@ def test_old_scopes_go_when_there_are_too_many() -> None:
     assert b"\x05" in state.others
 
 
+def test_the_outputs_of_the_last_sixteen_scopes_are_kept_by_default() -> None:
+    lookup = Lookup()
+    state = lookup.start()
+    for number in range(40):
+        name, output = (str(number), 0), tuple(range(64))
+        state = lookup.grew(lookup.began(state, name, bytes([number]), 0), name, output)
+        last = range(max(0, number - 15), number + 1)
+        assert {*state.others} == {bytes([scope]) for scope in last}
+
+
 def test_who_wrote_into_a_scope_that_went_begins_a_text_of_its_own() -> None:
     lookup = Lookup(batch=1, least=2, others=20, scopes=1)
     state = reported(lookup, lookup.start(), A, (), 1, 2)

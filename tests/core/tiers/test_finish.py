@@ -6,6 +6,7 @@ from attrs import evolve
 from minfer.blocks.keys import Key
 from minfer.records.messages import Lost, Moved, StoreBlocks, Submit
 from minfer.records.state import EngineState
+from minfer.records.tiers import KnownKeys
 from minfer.tiers.finish import finish_transfer
 from minfer.values.queue import Queue
 from tests.core.tiers.hosted import HOST, Hosted
@@ -70,3 +71,23 @@ def test_a_load_leaves_the_queues_as_they_are(end: Moved | Lost, keyed: bool) ->
     after = finish_transfer(bench.config, state, evolve(end, number=load.number))
     assert not after.state.tiers.transfers
     assert waiting(after.state) == (4, 4)
+
+
+@pytest.mark.parametrize("end", [Moved(9), Lost(9, "full")])
+@pytest.mark.parametrize("wanted", range(5))
+def test_what_ends_in_host_memory_has_nothing_sent_to_another_engine(
+    wanted: int, end: Moved | Lost
+) -> None:
+    """What a request wants sent was queued when it came: it waits, or it was lost."""
+    bench = Keyed(BOTH, sends=True)
+    bench.late = True
+    bench.turn(Submit(LONG))
+    while not bench.state.tiers.transfers:
+        bench.turn()
+    [store, *_] = bench.state.tiers.transfers
+    assert (store.loads, store.keyed) == (False, False)
+    known = KnownKeys().add(keys_of(LONG, wanted), 100)
+    state = evolve(bench.state, tiers=evolve(bench.state.tiers, wanted=known))
+    after = finish_transfer(bench.config, state, evolve(end, number=store.number))
+    assert not after.state.tiers.unsaved
+    assert after.state.tiers.wanted == known
