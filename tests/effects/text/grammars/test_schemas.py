@@ -232,7 +232,7 @@ KEYWORDS = (
     *("minItems", "maxItems", "minProperties", "maxProperties", "patternProperties"),
     *("propertyNames", "$defs", "if", "then", "dependentRequired", "nullable", "title"),
 )
-WRONG_VALUES = (
+WRONG_VALUES: tuple[Any, ...] = (
     *(5, -1, 1.5, True, None, "x", "", [], [5], [None], [[]], {}, {"a": 5}, {"(": {}}),
     *([{"type": 5}], "#", "#/properties/a", 10**30),
 )
