@@ -23,11 +23,11 @@ from typing import Any, Final
 import numpy as np
 
 from bench.results import run, show, spread
-from minfer.effects.execution.tiers.peers.addresses import Address
-from minfer.effects.execution.tiers.peers.framing import read_exactly
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.tiers.peers.remote_memory import is_installed
+from minfer.effects.net.addresses import Address
+from minfer.effects.net.framing import read_exactly
 
 # Bytes of a block of 16 and of 64 tokens: of a 0.5B model (24 layers, 2 heads of 64), and
 # of a 7B one (28 layers, 4 heads of 128), both in 16 bits.

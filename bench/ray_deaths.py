@@ -32,7 +32,7 @@ from attrs import define, field
 
 from bench.results import circumstances, run, show, write
 from bench.retried_load import RETRIES, RetriedLoad
-from tests.effects.serving.distributed.ray_nodes import RayNodes, ray_nodes
+from tests.effects.cluster.ray.ray_nodes import RayNodes, ray_nodes
 from tests.effects.serving.process_deaths import (
     ENGINE,
     FRONTS,

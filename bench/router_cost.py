@@ -32,9 +32,9 @@ from typing import Any, Final
 import aiohttp
 
 from bench.results import percentiles, run, show, spread
+from minfer.effects.cluster.dispatch.dispatcher import Dispatcher
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.serving.router.dispatcher import Dispatcher
-from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
+from minfer.effects.proxy.prompt_keys import read_fields, text_keys
 from minfer.routing.messages import RoutingRequest
 from minfer.routing.policies import Prefix
 from minfer.routing.state import RouterConfig

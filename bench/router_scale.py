@@ -28,8 +28,8 @@ from bench.layout_costs import GPUS, Layout
 from bench.layout_runs import simulation
 from bench.results import RESULTS, run, show
 from bench.routing import BLOCK, KEYS, TRACE, decided, documents, names, resident
+from minfer.effects.cluster.link.link_messages import CachedKeys
 from minfer.effects.live.engine.interpreter import paused_collector
-from minfer.effects.live.link.link_messages import CachedKeys
 from minfer.effects.runs.trace_files import read_trace
 from minfer.routing.messages import (
     BlocksEvicted,

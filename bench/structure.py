@@ -31,11 +31,13 @@ HERE: Final = Path(__file__).resolve().parents[1]
 # From the top down; folders of one layer do not import each other.
 LAYERS: Final = (
     ("effects/cli",),
+    ("effects/proxy",),
     ("effects/serving", "effects/runs"),
+    ("effects/cluster",),
     ("effects/live",),
     ("effects/setup", "effects/text"),
     ("effects/execution",),
-    ("effects/models",),
+    ("effects/net", "effects/models"),
     ("kernels",),
     ("minfer/testing",),
     ("minfer/runs",),
@@ -47,10 +49,11 @@ SUBFOLDERS: Final = {
     "policies "
     "records sampling blocks values",
     "effects/cli": "bench compare verify",
-    "effects/serving": "distributed router processes input_workers tokens observability "
+    "effects/serving": "distributed processes input_workers tokens observability "
     "openai anthropic request_parsing access wire page",
     "effects/runs": "load page",
-    "effects/live": "input_processing engine link beams constraints journal",
+    "effects/cluster": "ray processes engine_client engine_server dispatch link",
+    "effects/live": "input_processing engine beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running ranks cuda packing cpu tiers device",
     "effects/models": "fallback formats gguf",

@@ -28,15 +28,19 @@ SOURCES: Final = [*CORE, *KERNELS, *EFFECTS]
 
 # The folders of effects, each with those below that it may import. No import leads up,
 # and folders of one layer (setup and text, serving and runs) do not import each other.
-BELOW: Final = {
-    "cli": {"serving", "runs", "live", "setup", "text", "execution", "models"},
-    "serving": {"live", "setup", "text", "execution", "models"},
-    "runs": {"live", "setup", "text", "execution", "models"},
-    "live": {"setup", "text", "execution", "models"},
-    "setup": {"execution", "models"},
-    "text": {"execution", "models"},
-    "execution": {"models"},
-    "models": set[str](),
+ENGINE: Final = {"setup", "text", "execution", "net", "models"}  # below all that runs
+BELOW: Final[dict[str, set[str]]] = {
+    "cli": {"proxy", "serving", "runs", "cluster", "live", *ENGINE},
+    "proxy": {"serving", "cluster", "live", *ENGINE},
+    "serving": {"cluster", "live", *ENGINE},
+    "runs": {"live", *ENGINE},
+    "cluster": {"live", *ENGINE},
+    "live": ENGINE,
+    "setup": {"execution", "net", "models"},
+    "text": {"execution", "net", "models"},
+    "execution": {"net", "models"},
+    "net": set(),
+    "models": set(),
 }
 
 # The exceptions: files of the core that lead to effects, and what they may import there.
@@ -187,9 +191,12 @@ def test_no_folders_import_each_other_and_no_import_leads_up_on_both_levels() ->
 
 def test_cycles_and_upward_imports_are_found() -> None:
     found = {
-        ("effects/live/link/a.py", "effects/live/engine/b.py"),  # the engine is above
+        (
+            "effects/live/beams/a.py",
+            "effects/live/engine/b.py",
+        ),  # the engine is above
         ("effects/live/engine/b.py", "effects/live/served.py"),
-        ("effects/live/served.py", "effects/live/link/a.py"),
+        ("effects/live/served.py", "effects/live/beams/a.py"),
         ("minfer/runs/c.py", "minfer/engine.py"),
         ("minfer/records/d.py", "minfer/runs/c.py"),  # and so are the followers
     }
@@ -197,9 +204,9 @@ def test_cycles_and_upward_imports_are_found() -> None:
     assert structure.cycles(outer) == [["minfer", "minfer/runs"]]
     assert [*filter(structure.is_upward, outer)] == [("minfer", "minfer/runs")]
     (cycle,) = structure.cycles(inner)
-    assert cycle == [f"effects/live/{name}" for name in ("engine", "link", "served.py")]
+    assert cycle == [f"effects/live/{name}" for name in ("beams", "engine", "served.py")]
     assert {*filter(structure.is_upward, inner)} == {
-        ("effects/live/link", "effects/live/engine"),
+        ("effects/live/beams", "effects/live/engine"),
         ("minfer/records", "minfer/runs"),
     }
 

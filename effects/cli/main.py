@@ -16,8 +16,8 @@ import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.execution.parent_death import die_with_parent
 from minfer.effects.execution.ranks.started_by import is_other_rank, is_rank
+from minfer.effects.net.parent_death import die_with_parent
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (

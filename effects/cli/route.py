@@ -13,7 +13,7 @@ from minfer.effects.cli.serve import (
     preparers_option,
     tls_options,
 )
-from minfer.effects.execution.secret_variables import remove_secrets
+from minfer.effects.net.secret_variables import remove_secrets
 from minfer.effects.setup.option_values import read_bytes
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
         if find_spec(module) is None:
             raise ConfigError(f"minfer route needs {module}: {how_to_install(extra)}")
     # It imports the HTTP server.
-    from minfer.effects.serving.router.route_server import serve_router
+    from minfer.effects.proxy.route_server import serve_router
 
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]

@@ -14,8 +14,8 @@ from minfer.effects.cli.options import (
     engine_options,
     template_options,
 )
-from minfer.effects.execution.secret_variables import remove_secrets
 from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
+from minfer.effects.net.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.text.tools.formats import AUTO, NONE
@@ -391,8 +391,8 @@ def run(options: argparse.Namespace) -> int:
     note = f"minfer {__version__}: loading {options.model or TOY}"
     print(note, file=sys.stderr, flush=True)
     # They import the HTTP server.
+    from minfer.effects.cluster.processes.deployment import read_deployment
     from minfer.effects.serving.processes import server
-    from minfer.effects.serving.processes.deployment import read_deployment
     from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
 
@@ -407,7 +407,7 @@ def run(options: argparse.Namespace) -> int:
     if fronts:
         keep = None
         if deployment.distributed:
-            from minfer.effects.serving.distributed.engine_keeper import keep_engines
+            from minfer.effects.cluster.ray.engine_keeper import keep_engines
 
             keep = keep_engines
         return serve_in_processes(

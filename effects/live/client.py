@@ -13,9 +13,9 @@ submitted, detokenizes their tokens and finds their stop strings
 (`minfer.effects.live.front`). Outputs come in the order of turns, and a turn is one
 message however many requests it concerns, so that a step's outputs cross once.
 
-Two implementations: `minfer.effects.live.engine.engine_worker.EngineWorker` runs the
-engine in a thread of this process, `minfer.effects.live.link.remote.Remote` speaks to one
-in another process. Times are those of the system's monotonic clock, which all processes
+Two implementations: `EngineWorker` (live/engine/engine_worker.py) runs the engine in a
+thread of this process, `Remote` (cluster/engine_client/remote.py) speaks to one in
+another process. Times are those of the system's monotonic clock, which all processes
 of a machine share.
 """
 

@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 import minfer
+from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.live.link.link_messages import RequestQuery
 from minfer.effects.serving.access.api_keys import Key, Keys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.server_bounds import ServerBounds

@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.addresses import Port
+from minfer.effects.net.addresses import Port
 
 _CHUNK: Final = 2**16
 _LOOK: Final = 0.01

@@ -30,7 +30,6 @@ from typing import Any, Final
 from attrs import define, field
 
 from minfer.effects.execution.contract import ExecutorError
-from minfer.effects.execution.parent_death import in_lasting_thread
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
     ENDED,
@@ -44,6 +43,7 @@ from minfer.effects.execution.ranks.joining import (
 from minfer.effects.execution.ranks.rank_folder import RankStartError, new_rank_folder
 from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
+from minfer.effects.net.parent_death import in_lasting_thread
 from minfer.records.messages import Lost, Moved
 
 BEAT: Final = 1.0  # seconds between two words of a rank

@@ -16,11 +16,11 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from minfer.effects.execution.ranks.rank_folder import SOCKET, RankStartError
-from minfer.effects.execution.run_folder import check_private
-from minfer.effects.execution.tiers.peers.addresses import listen_at
-from minfer.effects.execution.tiers.peers.door import Door, connect
-from minfer.effects.execution.tiers.peers.framing import PeerError, Socket
-from minfer.effects.execution.tiers.peers.handshake import Terms
+from minfer.effects.net.addresses import listen_at
+from minfer.effects.net.framing import PeerError, Socket
+from minfer.effects.net.handshake import Terms
+from minfer.effects.net.listener import Listener, connect
+from minfer.effects.net.run_folder import check_private
 
 LATE: Final = 120.0  # seconds in which all ranks must have joined
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
@@ -47,13 +47,13 @@ class RankListener:
 
     folder: Path
     settings: Mapping[str, Any]  # rank 0's, as JSON has them
-    _door: Door = field(init=False)
+    _listener: Listener = field(init=False)
     _joined: SimpleQueue[Joined] = field(factory=SimpleQueue, init=False)
 
     def __attrs_post_init__(self) -> None:
         sock = listen_at(self.folder / SOCKET)
-        self._door = Door(sock, _TERMS, self._enter, "a rank")
-        self._door.start()
+        self._listener = Listener(sock, _TERMS, self._enter, "a rank")
+        self._listener.start()
 
     def joined(self) -> Joined | None:
         """Returns the next rank that has joined; None if there is none for `POLL`
@@ -82,7 +82,7 @@ class RankListener:
 
     def close(self) -> None:
         """Accept no more connections."""
-        self._door.close()
+        self._listener.close()
 
 
 def find_rank_0(folder: Path, rank: int) -> Connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from minfer.effects.execution.ranks.started_by import FOLLOWS, TORCHRUN, is_by_torchrun
-from minfer.effects.execution.run_folder import folder_path, run_folder
+from minfer.effects.net.run_folder import folder_path, run_folder
 from minfer.values.checks import ConfigError
 
 SOCKET, STORE = "rank-0", "torch"  # names of files in the folder

@@ -37,6 +37,7 @@ from minfer.effects.execution.tiers.host_pages import NoHostMemoryError
 from minfer.effects.execution.tiers.keyed_store import KeyedStore, NotStoredError
 from minfer.effects.execution.tiers.page_parts import Part, Track, pages_a_piece
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
+from minfer.effects.net.framing import PeerError
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
@@ -123,7 +124,7 @@ class _Lane:
     def __attrs_post_init__(self) -> None:
         name = f"minfer-kv-{'fetch' if self.loads else 'save'}"
         self.pool = ThreadPoolExecutor(THREADS, f"{name}-file")
-        self.thread = TransferThread(name, self._perform, (NotStoredError,))
+        self.thread = TransferThread(name, self._perform, (NotStoredError, PeerError))
 
     def _perform(self, command: KeyedCommand) -> None:
         """Copy all blocks; nothing is written any more when it returns, or raises."""

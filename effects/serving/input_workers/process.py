@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from minfer.effects.execution.secret_variables import environment_without_secrets
-from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.secret_variables import environment_without_secrets
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,

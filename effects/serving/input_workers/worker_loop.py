@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from attrs import evolve
 
-from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.net.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.input_workers.worker_messages import (

@@ -2,7 +2,7 @@
 
 They have a schema (`WorkerRequest`, `WorkerReply`, both attrs records), so that no data
 from a socket can become any other object. Frames around them are those of the link to the
-engine (`minfer.effects.live.link.frames`).
+engine (`minfer.effects.net.frames`).
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Find a request by its id, whichever front of this server received it.
 
     GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
-                                                           (`minfer.effects.live.link`)
+                                                           (`minfer.effects.cluster.link`)
 
 Others have `PATIENCE` to answer. A key finds only its own requests.
 """
@@ -10,8 +10,8 @@ import asyncio
 import json
 from typing import Final
 
-from minfer.effects.live.link.link_messages import RequestQuery
-from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.cluster.engine_client.request_queries import RequestQueries
+from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
 from minfer.effects.serving.wire.request_ids import LONGEST

@@ -8,7 +8,6 @@ request is answered with 503; while an engine that died is restarted, requests w
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -17,25 +16,25 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.execution.tiers.peers.addresses import Port, port_text
-from minfer.effects.execution.tiers.peers.handshake import Terms
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.link_client import keep_linked, keep_linked_to
+from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.link.link_terms import link_terms, own_terms
+from minfer.effects.cluster.processes.deployment import Deployment
+from minfer.effects.cluster.processes.engine_address import noted_address
+from minfer.effects.cluster.processes.process_ends import front_name
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.journal.routing_journal_file import (
     PREFILL_ROUTER,
     RoutingJournalFile,
 )
-from minfer.effects.live.link.front_router import FrontRouter
-from minfer.effects.live.link.prefill_first import PrefillFirst
-from minfer.effects.live.link.remote import Remote
-from minfer.effects.live.link.sockets import keep_linked
-from minfer.effects.live.link.tcp_links import keep_linked_to, link_terms, own_terms
+from minfer.effects.live.logs import configure_logs
+from minfer.effects.net.addresses import Port, port_text
+from minfer.effects.net.child_signals import DRAIN, STOP
+from minfer.effects.net.handshake import Terms
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.observability.logs import configure_logs
-from minfer.effects.serving.processes.deployment import Deployment
-from minfer.effects.serving.processes.engine_address import noted_address
 from minfer.effects.serving.processes.gate import Gate
-from minfer.effects.serving.processes.process_ends import front_name
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     HttpServer,
@@ -52,7 +51,6 @@ from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
-DRAIN: Final = signal.SIGUSR1  # from its parent: end once no requests run
 AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
 BEAT: Final = 0.1  # seconds from one heartbeat to the next
 COUNT: Final = 0.1  # seconds from one report of counts to the next
@@ -293,9 +291,3 @@ def _check_same(fingerprint: bytes, remote: Remote) -> None:
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"
         )
-
-
-def announce(pipe: int, word: bytes) -> None:
-    """Write a word to the parent, which may have gone."""
-    with contextlib.suppress(OSError):
-        os.write(pipe, word)

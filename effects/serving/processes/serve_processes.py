@@ -8,34 +8,35 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from minfer.effects.execution.ranks.started_by import is_by_torchrun
-from minfer.effects.execution.run_folder import run_folder, socket_paths
-from minfer.effects.execution.tiers.peers.addresses import port_text
-from minfer.effects.live.engine_process import Outside, run_engine
-from minfer.effects.models.checkpoint import read_config
-from minfer.effects.serving.observability.logs import configure_logs
-from minfer.effects.serving.processes.deployment import Deployment
-from minfer.effects.serving.processes.engine_ends import EngineEnds
-from minfer.effects.serving.processes.front_process import FrontPlan, run_front
-from minfer.effects.serving.processes.heartbeat import Heartbeat
-from minfer.effects.serving.processes.process_ends import (
+from minfer.effects.cluster.engine_server.engine_process import Outside, run_engine
+from minfer.effects.cluster.processes.deployment import Deployment
+from minfer.effects.cluster.processes.engine_ends import EngineEnds
+from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere, Keep
+from minfer.effects.cluster.processes.process_ends import (
     ENGINE,
     Processes,
     engine_names,
     front_name,
 )
-from minfer.effects.serving.processes.replica_devices import (
+from minfer.effects.cluster.processes.replica_devices import (
     ReplicaDevice,
     replica_devices,
 )
+from minfer.effects.cluster.processes.supervisor import Guard, Run, Supervisor
+from minfer.effects.execution.ranks.started_by import is_by_torchrun
+from minfer.effects.live.logs import configure_logs
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.net.addresses import port_text
+from minfer.effects.net.heartbeat import Heartbeat
+from minfer.effects.net.run_folder import run_folder, socket_paths
+from minfer.effects.serving.processes.front_process import FrontPlan, run_front
 from minfer.effects.serving.processes.server import (
     HttpOptions,
     describe_address,
     listen_at,
 )
-from minfer.effects.serving.processes.supervisor import Guard, Run, Supervisor
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
@@ -43,23 +44,6 @@ from minfer.values.checks import ConfigError
 
 # Gets callbacks for a heartbeat and for when it is ready; returns the exit code.
 RunWithHeartbeat: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], int]
-
-
-@frozen(kw_only=True)
-class EnginesElsewhere:
-    """The engines of a server that has none of them on its own machine."""
-
-    args: EngineArgs
-    deployment: Deployment
-    paths: Sequence[Path]  # beside which fronts read their addresses
-    fronts: int
-    timeout: float  # seconds in which an engine must send a heartbeat; 0: any number
-
-
-# Keeps these engines, with callbacks as above.
-Keep: TypeAlias = Callable[
-    [EnginesElsewhere, Callable[[], None], Callable[[], None]], int
-]
 
 
 def serve_in_processes(

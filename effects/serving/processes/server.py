@@ -2,7 +2,7 @@
 
 A server is one process, in which the engine runs too, or several: an engine, fronts that
 speak HTTP, and this one, which watches them
-(`minfer.effects.serving.processes.supervisor`).
+(`minfer.effects.cluster.processes.supervisor`).
 """
 
 import argparse
@@ -21,14 +21,14 @@ import uvicorn
 from attrs import field, frozen
 from starlette.types import ASGIApp
 
-from minfer.effects.execution.tiers.peers.addresses import port_text
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.input_processing.template_settings import with_template_read
+from minfer.effects.live.logs import configure_logs
+from minfer.effects.net.addresses import port_text
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
 from minfer.effects.serving.access.server_bounds import ServerBounds, read_bounds
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.observability.access_log import AccessLog
-from minfer.effects.serving.observability.logs import configure_logs
 from minfer.effects.serving.observability.records import JsonObject
 from minfer.effects.serving.observability.spans import (
     check_endpoint,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.cli.main import parser
-from minfer.effects.serving.processes.supervisor import LAST_MOMENTS
+from minfer.effects.cluster.processes.supervisor import LAST_MOMENTS
 from tests.effects.deploy.room import PORT, ROOM, option, read_yaml, stages
 
 WHOLE = read_yaml("compose.yaml")

@@ -11,7 +11,7 @@ import yaml
 
 import minfer
 from minfer.effects.cli.main import parser
-from minfer.effects.serving.processes.supervisor import LAST_MOMENTS
+from minfer.effects.cluster.processes.supervisor import LAST_MOMENTS
 from tests.effects.deploy.room import (
     PORT,
     ROOM,

@@ -14,18 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from minfer.effects.execution.tiers.peers import door, remote_memory
 from minfer.effects.execution.tiers.peers import inbox as inboxes
-from minfer.effects.execution.tiers.peers import listener as listeners
 from minfer.effects.execution.tiers.peers import peers as peering
+from minfer.effects.execution.tiers.peers import remote_memory
 from minfer.effects.execution.tiers.peers import sender as senders
-from minfer.effects.execution.tiers.peers.addresses import Address
-from minfer.effects.execution.tiers.peers.framing import (
-    PeerError,
-    framed,
-    read_message,
-)
-from minfer.effects.execution.tiers.peers.handshake import Challenge, Hello
+from minfer.effects.execution.tiers.peers.block_receiver import BlockReceiver
 from minfer.effects.execution.tiers.peers.inbox import Inbox, NotSentError
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Block,
@@ -36,6 +29,14 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.tiers.peers.remote_memory import is_installed
+from minfer.effects.net import listener
+from minfer.effects.net.addresses import Address
+from minfer.effects.net.framing import (
+    PeerError,
+    framed,
+    read_message,
+)
+from minfer.effects.net.handshake import Challenge, Hello
 
 SIZE = 1000
 KEYS = tuple([bytes([i]) * 32 for i in range(20)])
@@ -369,7 +370,7 @@ def test_nobody_writes_to_a_slot_of_another_sender(decode: Receiving) -> None:
 def test_senders_are_taken_again_after_there_were_no_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_PAUSE", 0.01)
+    monkeypatch.setattr(listener, "_PAUSE", 0.01)
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many files")]
 
     def flaky(sock: socket.socket) -> Any:
@@ -436,7 +437,7 @@ def test_a_receiver_that_reads_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(senders, "_WRITING", struct.pack("@ll", 0, 100_000))
-    monkeypatch.setattr(listeners.Listener, "_receive", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(BlockReceiver, "_receive", lambda *_: time.sleep(0.5))
     monkeypatch.setattr(peering, "MOST", 4096)
     decode = Receiving("local", tmp_path)
     prefill = decode.sender()

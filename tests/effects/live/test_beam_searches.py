@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.beams.beam_rounds import SearchRequest
 from minfer.effects.live.beams.beam_searches import BeamSearches
 from minfer.effects.live.client import EngineClient, EngineDied, TurnOutputs
 from minfer.effects.live.errors import EngineDeadError, RequestError
-from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.remote import Remote
 from minfer.effects.text.outputs import BeamFinished
 from minfer.records.messages import Admitted, Finished, Preempted
 from minfer.records.request import Request

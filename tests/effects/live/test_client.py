@@ -105,8 +105,8 @@ def test_no_other_module_touches_the_queue() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {
         "effects/live/served_model.py",  # makes it
-        "effects/live/engine_process.py",  # tells fronts of its cache and its load
-        "effects/serving/distributed/serve_engine.py",  # tells Ray Serve of its load
+        # It tells fronts of its cache and its load.
+        "effects/cluster/engine_server/engine_process.py",
         "effects/cli/verify/logit_differences.py",  # of the executor's own model
         "effects/cli/compare/measure_level.py",  # likewise
     }

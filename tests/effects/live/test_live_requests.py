@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from tests.effects.live.link.ends import request
+from tests.effects.cluster.ends import request
 
 SERVED = {Stage.COMPILING, Stage.SUBMITTED}
 READER = object()

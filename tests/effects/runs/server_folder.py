@@ -5,9 +5,9 @@ a request that ran there went on at replica 0.
 from pathlib import Path
 from typing import Final
 
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.live.link.front_router import FrontRouter
 from minfer.records.messages import Submit
 from minfer.routing.messages import Ended, ReplicaJoined, ReplicaLeft, Started
 from minfer.routing.policies import RoundRobin

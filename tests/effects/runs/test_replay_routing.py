@@ -9,13 +9,13 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.cli.main import main
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.live.link.front_router import FrontRouter
 from minfer.routing.messages import ReplicaJoined
 from minfer.routing.policies import LeastLoaded, RoundRobin
 from minfer.routing.state import RouterConfig
 from minfer.runs.codec import dump
-from tests.effects.live.link.ends import request
+from tests.effects.cluster.ends import request
 
 
 @pytest.fixture

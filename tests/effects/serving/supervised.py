@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from minfer.effects.live.engine_process import STOP
-from minfer.effects.serving.processes import supervisor
-from minfer.effects.serving.processes.front_process import DRAIN
-from minfer.effects.serving.processes.heartbeat import Heartbeat
-from minfer.effects.serving.processes.process_ends import ENGINE, Processes, front_name
-from minfer.effects.serving.processes.supervisor import Supervisor
+from minfer.effects.cluster.processes import supervisor
+from minfer.effects.cluster.processes.process_ends import ENGINE, Processes, front_name
+from minfer.effects.cluster.processes.supervisor import Supervisor
+from minfer.effects.net.child_signals import DRAIN, STOP
+from minfer.effects.net.heartbeat import Heartbeat
 
 PR_SET_CHILD_SUBREAPER = 36
 NAMES = (ENGINE, front_name(0), front_name(1))

@@ -11,18 +11,18 @@ import pytest
 from minfer.blocks.keys import block_keys
 from minfer.effects.cli.main import parser
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
-from minfer.effects.serving.access.server_bounds import ServerBounds
-from minfer.effects.serving.processes import server
-from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
-from minfer.effects.serving.router.prompt_bodies import (
+from minfer.effects.proxy.prompt_bodies import (
     KeyFacts,
     PromptBody,
     ReadPrompt,
     read_prompt,
 )
-from minfer.effects.serving.router.prompt_reader import PromptReader
-from minfer.effects.serving.router.prompt_worker import PromptWorker
-from minfer.effects.serving.router.token_keys import TokenKeys, tokens_root
+from minfer.effects.proxy.prompt_reader import PromptReader
+from minfer.effects.proxy.prompt_worker import PromptWorker
+from minfer.effects.proxy.token_keys import TokenKeys, tokens_root
+from minfer.effects.serving.access.server_bounds import ServerBounds
+from minfer.effects.serving.processes import server
+from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.effects.text.tools.formats import Parsers
 from minfer.effects.text.tools.table import TOOLS
 from minfer.values.checks import ConfigError

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.live.engine_process import STOP
-from minfer.effects.serving.processes.front_process import DRAIN
+from minfer.effects.net.child_signals import DRAIN, STOP
 from tests.circles import claimed
 
 # An engine that was set up as it says, and a front, in one process.
@@ -17,14 +16,14 @@ RUN = """
 import asyncio, sys, time
 from pathlib import Path
 from minfer.effects.cli.exit_codes import guarded
-from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.host import Host
-from minfer.effects.live.link.sockets import LinkServer
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_client.link_client import LinkServer
 from minfer.effects.serving.processes import front_process
 from minfer.effects.serving.processes.server import HttpOptions, listen_at
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.engine_args import EngineArgs
-from tests.effects.live.link.ends import MadeUp
+from tests.effects.cluster.ends import MadeUp
 
 args = EngineArgs(executor="dry", num_gpu_blocks_override=64)
 (listener,) = listen_at("127.0.0.1", 0)

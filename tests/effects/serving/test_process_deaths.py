@@ -20,7 +20,7 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.serving.processes.heartbeat import STOPPED
+from minfer.effects.net.heartbeat import STOPPED
 from minfer.routing.router import Routed
 from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import claimed, long

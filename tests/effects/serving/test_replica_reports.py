@@ -8,16 +8,16 @@ import pytest
 from attrs import evolve
 from prometheus_client import CollectorRegistry, generate_latest
 
-from minfer.effects.live.client import ReplicaState
-from minfer.effects.serving.observability.health import Health
-from minfer.effects.serving.observability.metric_help import REPLICA_HELP
-from minfer.effects.serving.observability.replica_metrics import replica_metrics
-from minfer.effects.serving.processes.engine_address import (
+from minfer.effects.cluster.processes.engine_address import (
     EngineAddress,
     note_address,
     noted_address,
 )
-from tests.effects.live.link.ends import IDLE
+from minfer.effects.live.client import ReplicaState
+from minfer.effects.serving.observability.health import Health
+from minfer.effects.serving.observability.metric_help import REPLICA_HELP
+from minfer.effects.serving.observability.replica_metrics import replica_metrics
+from tests.effects.cluster.ends import IDLE
 from tests.effects.serving.test_access_log import HEAD, logged
 
 UP = ReplicaState(

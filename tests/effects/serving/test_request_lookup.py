@@ -10,9 +10,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from minfer.effects.live.link import link_messages as wire
-from minfer.effects.live.link.link_messages import RequestQuery
-from minfer.effects.live.link.request_queries import RequestQueries
+from minfer.effects.cluster.engine_client.request_queries import RequestQueries
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.serving.access.api_keys import Key, Keys, digest, read_keys
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError

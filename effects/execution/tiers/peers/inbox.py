@@ -29,8 +29,8 @@ from typing import Final
 from attrs import define, field, frozen
 
 from minfer.effects.execution.tiers.keyed_store import checksum_of
-from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.peer_messages import copy_bytes
+from minfer.effects.net.framing import PeerError
 
 PATIENCE: Final = 2.0  # seconds without any block, after which none is waited for
 SILENT: Final = 0.25  # instead, if the last one did not come, nor any other since then

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from minfer.effects.execution.tiers.peers.framing import Socket, read_message
-from minfer.effects.execution.tiers.peers.handshake import Terms
+from minfer.effects.net.framing import Socket, read_message
+from minfer.effects.net.handshake import Terms
 
 
 class Remote(Struct, frozen=True):

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from attrs import asdict, field, frozen
 
-from minfer.effects.execution.tiers.peers.addresses import Address
-from minfer.effects.execution.tiers.peers.framing import Socket
+from minfer.effects.net.addresses import Address
+from minfer.effects.net.framing import Socket
 
 # Roles of engines.
 PREFILL: Final = "prefill"  # computes prompts, and sends their KV

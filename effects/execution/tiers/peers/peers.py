@@ -22,13 +22,13 @@ from attrs import define, field
 from minfer.blocks.keys import Key, Keys, group_keys
 from minfer.effects.execution.tiers.head_slices import WHOLE_BLOCK, HeadSlices, holders
 from minfer.effects.execution.tiers.keyed_store import Contents
-from minfer.effects.execution.tiers.peers.addresses import listen_at, read_port
-from minfer.effects.execution.tiers.peers.framing import PeerError
+from minfer.effects.execution.tiers.peers.block_receiver import BlockReceiver
 from minfer.effects.execution.tiers.peers.inbox import Inbox
-from minfer.effects.execution.tiers.peers.listener import Listener
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan, of_rank
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteInbox, WriteError
 from minfer.effects.execution.tiers.peers.sender import Sender
+from minfer.effects.net.addresses import listen_at, read_port
+from minfer.effects.net.framing import PeerError
 
 _log = logging.getLogger("minfer.peers")
 MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
@@ -59,7 +59,7 @@ class Peers:
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
-    _listeners: list[Listener] = field(init=False, factory=list)
+    _listeners: list[BlockReceiver] = field(init=False, factory=list)
     _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
     def __attrs_post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Peers:
             if plan.sock is not None:
                 socks.append(plan.sock)
             for sock in socks:
-                one = Listener(inbox, layout, plan.secret, sock, remote)
+                one = BlockReceiver(inbox, layout, plan.secret, sock, remote)
                 one.start()
                 self._listeners.append(one)
 

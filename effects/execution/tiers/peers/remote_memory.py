@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, field
 
-from minfer.effects.execution.tiers.peers.addresses import CUT
-from minfer.effects.execution.tiers.peers.framing import PeerError
 from minfer.effects.execution.tiers.peers.peer_messages import Remote, copy_bytes
+from minfer.effects.net.addresses import CUT
+from minfer.effects.net.framing import PeerError
 
 PACKAGE: Final = "nixl-cu13"
 MODULE: Final = "nixl_cu13._api"

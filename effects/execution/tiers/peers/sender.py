@@ -14,10 +14,6 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.execution.tiers.keyed_store import checksum_of
-from minfer.effects.execution.tiers.peers.addresses import Address, where
-from minfer.effects.execution.tiers.peers.door import connect
-from minfer.effects.execution.tiers.peers.framing import PeerError, Socket, framed
-from minfer.effects.execution.tiers.peers.handshake import GREETING
 from minfer.effects.execution.tiers.peers.peer_messages import (
     Block,
     Grant,
@@ -28,6 +24,10 @@ from minfer.effects.execution.tiers.peers.peer_messages import (
     terms_of,
 )
 from minfer.effects.execution.tiers.peers.remote_memory import RemoteWriter, WriteError
+from minfer.effects.net.addresses import Address, where
+from minfer.effects.net.framing import PeerError, Socket, framed
+from minfer.effects.net.handshake import GREETING
+from minfer.effects.net.listener import connect
 
 PATIENCE: Final = 0.5  # seconds that a block waits for a slot, before `Starved` and after
 RETRY: Final = 1.0  # seconds after a failure in which blocks are not sent

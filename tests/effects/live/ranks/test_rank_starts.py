@@ -27,9 +27,9 @@ from minfer.effects.execution.ranks.rank_folder import (
     new_rank_folder,
     rank_folder_path,
 )
-from minfer.effects.execution.tiers.peers.addresses import dial, listen_at
 from minfer.effects.live.engine import ranks
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.net.addresses import dial, listen_at
 from minfer.effects.setup import device
 from minfer.effects.setup.device import DeviceError
 from minfer.effects.setup.engine_args import EngineArgs

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.proxy.prompt_keys import read_fields, text_keys
 from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 from minfer.effects.serving.anthropic.create_message import MessagesBody
-from minfer.effects.serving.router.prompt_keys import read_fields, text_keys
 from minfer.effects.text.chat_templates import ChatTemplateError
 from tests.effects.scripted import TEMPLATE, say, write_talker
 from tests.effects.served import Serving, serving

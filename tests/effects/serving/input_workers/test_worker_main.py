@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.net.frames import FrameReader, FrameWriter
 from minfer.effects.serving.input_workers import worker_loop
 from minfer.effects.serving.input_workers import worker_main as module
 from minfer.effects.serving.input_workers.task import ModelFacts

@@ -1,0 +1,1 @@
+"""Which engine, or which server behind a proxy, gets a request, and when."""

@@ -1,0 +1,178 @@
+"""What a front keeps of one request, so that it outlives an engine: the request, every
+token that came, and its history with the engines that served it.
+"""
+
+from collections.abc import Sequence
+
+from attrs import define, evolve, field
+
+from minfer.effects.cluster.link.quarantine import (
+    CLEARING_TOKENS,
+    SUSPECT_DEATHS,
+    TOKEN_TOLERANCE,
+)
+from minfer.records.messages import Finish, Finished
+from minfer.records.request import Request
+
+
+@define(eq=False)
+class CrashHistory:
+    """A sample's history with the engines that served it: see `quarantine`."""
+
+    admitted: bool = False  # by the current engine
+    tokens_received: int = 0  # tokens from this engine
+    deaths: int = 0  # engines in a row that did not clear it and died
+    last_tokens: int = 0  # from the engine that died last
+
+    def end(self) -> None:
+        """Note that its engine has died."""
+        self.deaths = 1 if self.cleared else self.deaths + 1
+        self.last_tokens = self.tokens_received
+
+    def leave(self) -> None:
+        """Note that it is taken from an engine, which lives."""
+        if self.tokens_received > self.to_clear:
+            self.deaths = self.last_tokens = 0
+
+    @property
+    def cleared(self) -> bool:
+        """Whether the engine's death was not its fault: it had got many tokens, and not
+        about as many as from the engine that died before.
+        """
+        alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
+        return self.tokens_received > CLEARING_TOKENS and not alike
+
+    @property
+    def to_clear(self) -> int:
+        """The tokens of one engine that do not clear it yet, while that engine lives."""
+        return CLEARING_TOKENS + self.last_tokens
+
+
+@define(eq=False)
+class FrontRequest:
+    """A request, and its results so far."""
+
+    request: Request
+    tokens: list[list[int]]  # new ones, by sample
+    histories: list[CrashHistory]  # likewise
+    replica: int | None = None  # the one that has it
+    sent: bool = False  # to an engine, at any time
+    started: bool = False  # tokens of it came from the engine that has it
+    # By its names on that engine's link, of which it has several if its samples were
+    # resubmitted one by one: the sample, or None for all of them.
+    names: dict[str, int | None] = field(factory=dict)
+    ended: set[int] = field(factory=set)  # samples that have ended
+    ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
+    cancelled: bool = False
+    compiling: bool = False  # its grammar, perhaps, until it enters the queue
+    solo_deaths: int = 0  # engines in a row that died while they served nothing else
+    solo_replica: int | None = None  # of the last of these, until its exit code is known
+    waits_alone: bool = False  # its engine holds it until it can run alone
+    # The replica that is to decode it, while another one computes its prompt.
+    target: int | None = None
+    push_to: str = ""  # how the replica that computes the prompt names that one
+    held: int = 0  # leading blocks of its prompt that the target has, which are not sent
+    prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
+    cached: int | None = None  # tokens that the replica that prefilled it had cached
+
+    @classmethod
+    def of(cls, request: Request) -> "FrontRequest":
+        """Returns a request without results."""
+        tokens: list[list[int]] = [[] for _ in range(request.n)]
+        return cls(request, tokens, [CrashHistory() for _ in range(request.n)])
+
+    def left(self) -> list[int]:
+        """Returns the samples that have not ended."""
+        return [i for i in range(self.request.n) if i not in self.ended]
+
+    @property
+    def suspect(self) -> bool:
+        """Whether engines may have died because of it: then it runs alone."""
+        return self.deaths >= SUSPECT_DEATHS
+
+    @property
+    def deaths(self) -> int:
+        """How many engines in a row served one of its samples, did not clear that, and
+        died.
+        """
+        return max((self.histories[i].deaths for i in self.left()), default=0)
+
+    def length(self, sample: int) -> int:
+        """Returns a sample's output tokens so far, including those that it began with."""
+        return len(self.request.output) + len(self.tokens[sample])
+
+    def samples_named(self, name: str) -> list[int]:
+        """Returns the samples that have a name on the link."""
+        if name not in self.names:
+            return []
+        sample = self.names[name]
+        return self.left() if sample is None else [sample]
+
+    def for_engine(self, part: Request) -> Request:
+        """Returns it, or a part of it, as its engine gets it. A replica that computes the
+        prompt for another one gets it for one more token only; the other one learns which
+        blocks of the prompt were sent to it.
+        """
+        if self.target is not None:
+            most = len(part.output) + 1
+            return evolve(
+                part, max_tokens=most, push_to=self.push_to, sent_from=self.held
+            )
+        if self.prefilled:
+            return evolve(part, stored=len(part.keys), sent_from=self.held)
+        return part
+
+    def go(self, name: str, sample: int | None, replica: int) -> None:
+        """Note that it, or one of its samples, is sent to an engine under a name."""
+        self.replica, self.sent = replica, True
+        self.names[name] = sample
+        self.compiling = self.request.sampling.structured_outputs is not None
+
+    def note_death(self, solo: Sequence[int], *, probing: bool) -> None:
+        """Note that its engine has died.
+
+        `solo`: its samples that the engine served alone; `probing`: whether the engine
+        served one request alone, this or another one.
+        """
+        for sample in self.left():
+            history = self.histories[sample]
+            if sample in solo or (not probing and (history.admitted or self.compiling)):
+                history.end()
+        if not probing or solo:
+            self.solo_deaths = self.solo_deaths + 1 if solo else 0
+        self.leave_engine()
+
+    def clear(self) -> None:
+        """Note which of its samples are cleared, when it leaves a live engine."""
+        for history in self.histories:
+            history.leave()
+        if not self.suspect:
+            self.solo_deaths = 0
+
+    def leave_engine(self) -> None:
+        """Note that no engine has it any more."""
+        self.replica = self.target = None
+        self.compiling = self.started = self.prefilled = self.waits_alone = False
+        for history in self.histories:
+            history.admitted, history.tokens_received = False, 0
+        self.names.clear()
+
+    def fail(self, error: str) -> list[Finished]:
+        """Returns the ends of all its samples with an error."""
+        name = self.request.id
+        return [
+            Finished(name, sample, "error", self.length(sample), error)
+            for sample in self.left()
+        ]
+
+    def ends_without_engine(self) -> list[Finished]:
+        """Returns the ends of its samples that have to end."""
+        found = []
+        for sample in self.left():
+            length, end = self.length(sample), self.ends.get(sample)
+            name = self.request.id
+            if end is not None:
+                found.append(Finished(name, sample, end.reason, min(length, end.length)))
+            elif self.cancelled:
+                found.append(Finished(name, sample, "cancelled", length))
+        return found

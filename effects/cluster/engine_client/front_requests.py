@@ -1,0 +1,320 @@
+"""What a front keeps of its requests, so that they outlive an engine.
+
+Of each request: its prompt and parameters, every token that came, and all commands to the
+engine since. From these follow how it is resubmitted, to the next engine or to another
+one, and how to read outputs of an engine in which it, or a part of it, has another name.
+
+    add --> unplaced -- send, resume --> on a replica --> ended
+               ^                              |
+               +---- lose (it died), leave ---+
+
+A request is on one replica at most, and only what comes from that one, under the names
+that it has there, is taken for its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Final
+
+import msgspec
+from attrs import evolve, frozen
+
+from minfer.effects.cluster.engine_client.front_request import FrontRequest
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.quarantine import MAX_SOLO_DEATHS
+from minfer.effects.live.client import RequestReason, TurnOutputs
+from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.request_names import again_name, request_of
+from minfer.records.messages import Finish, Finished
+from minfer.records.request import Request
+from minfer.records.sequence import SampleId
+
+
+@frozen
+class _Batch:
+    """The last outputs of an engine that had a batch: its samples, and for each the
+    request and its sample, if that is on this engine.
+    """
+
+    ids: tuple[SampleId, ...] = ()
+    rows: tuple[tuple[FrontRequest, int] | None, ...] = ()
+
+
+_NO_BATCH: Final = _Batch()
+
+
+class FrontRequests:
+    """The requests of a front that have not ended."""
+
+    def __init__(self, live: LiveRequests) -> None:
+        self._live = live
+        self._batches: dict[int, _Batch] = {}  # by replica
+        self._again = count(1)
+        # Those that are on no replica, by id, in the order in which they came to be so.
+        self.unplaced: dict[str, FrontRequest] = {}
+        self.started: list[str] = []  # ids of requests whose first tokens came
+
+    def all(self) -> list[FrontRequest]:
+        """Returns all of them."""
+        return self._live.all_kept(FrontRequest)
+
+    def on(self, replica: int) -> list[FrontRequest]:
+        """Returns those that are on a replica."""
+        return [kept for kept in self.all() if kept.replica == replica]
+
+    def get(self, name: str) -> FrontRequest | None:
+        """Returns the request with an id, if there is one."""
+        return self._live.kept(name, FrontRequest)
+
+    def add(self, request: Request) -> FrontRequest:
+        """Add a request, under an id that no other one has; it is on no replica yet."""
+        kept = FrontRequest.of(request)
+        record = self._live.add(request)
+        record.kept, record.stage = kept, Stage.SUBMITTED
+        self.unplaced[request.id] = kept
+        return kept
+
+    def cancel(self, ids: Iterable[str]) -> Mapping[int, list[str]]:
+        """Note that requests have to end; returns their names on the links, by
+        replica.
+        """
+        names = defaultdict[int, list[str]](list)
+        for name in ids:
+            if (kept := self.get(name)) is not None:
+                kept.cancelled = True
+                if kept.replica is not None:
+                    names[kept.replica] += kept.names
+        return names
+
+    def finish(self, ends: Iterable[Finish]) -> Mapping[int, list[Finish]]:
+        """Note that samples have to end at a length; returns that with their names on the
+        links, by replica.
+        """
+        outputs = defaultdict[int, list[Finish]](list)
+        for end in ends:
+            kept = self.get(end.id)
+            if kept is not None and end.sample not in kept.ended:
+                kept.ends[end.sample] = end
+                if kept.replica is not None:
+                    outputs[kept.replica] += self._as_named(kept, end)
+        return outputs
+
+    # --- to a replica, and from it ------------------------------------------------------
+
+    def send(self, kept: FrontRequest, replica: int) -> Request:
+        """Returns a request that no engine had yet, to send it to a replica."""
+        del self.unplaced[kept.request.id]
+        kept.go(kept.request.id, None, replica)
+        return kept.for_engine(kept.request)
+
+    def resume(
+        self, kept: FrontRequest, replica: int, *, isolated: bool = False
+    ) -> list[wire.Resumed]:
+        """Returns the unfinished parts of a request, to resubmit them to a replica: as a
+        whole; or, if its samples have begun, each of them. `isolated`: it runs alone.
+        """
+        del self.unplaced[kept.request.id]
+        request = kept.request
+        parts: list[tuple[Request, int | None]] = []
+        if request.n == 1:
+            output = request.output + tuple(kept.tokens[0])
+            # Queue places are not valid in another engine.
+            parts.append((evolve(request, output=output, place=None), None))
+        elif not kept.ended and not any(kept.tokens):
+            parts.append((request, None))
+        else:
+            for sample in kept.left():
+                number = request.first_sample + sample
+                output = tuple(kept.tokens[sample])
+                part = evolve(request, n=1, first_sample=number, output=output)
+                parts.append((part, sample))
+        kept.waits_alone = isolated or kept.suspect
+        return [
+            msgspec.structs.replace(
+                self._resumed(kept, part, sample, replica), isolated=isolated
+            )
+            for part, sample in parts
+        ]
+
+    def leave(self, kept: FrontRequest) -> tuple[str, ...]:
+        """Take a request from its replica, which lives; returns its names there. What
+        still comes from there is not its own any more.
+        """
+        names = tuple(kept.names)
+        kept.clear()
+        if kept.replica is not None:
+            batch = self._batches.get(kept.replica, _NO_BATCH)
+            rows = [row and (None if row[0] is kept else row) for row in batch.rows]
+            pairs = zip(batch.ids, rows, strict=True)
+            ids = [one if row else ("", one[1]) for one, row in pairs]
+            self._batches[kept.replica] = _Batch(tuple(ids), tuple(rows))
+        kept.leave_engine()
+        self.unplaced[kept.request.id] = kept
+        return names
+
+    def lose(
+        self, replica: int, probing: str = "", *, served: bool = True
+    ) -> list[FrontRequest]:
+        """Note that the link to a replica is over, on which `probing` ran alone, if it is
+        set; returns the requests that are the cause, even if the engines were killed. If
+        the engine had not `served` yet, no request is a suspect.
+        """
+        causes = []
+        for kept in self.on(replica):
+            if not served:
+                kept.leave_engine()
+            else:
+                kept.note_death(kept.samples_named(probing), probing=bool(probing))
+                if kept.solo_deaths >= MAX_SOLO_DEATHS:
+                    causes.append(kept)
+                elif kept.solo_deaths:
+                    kept.solo_replica = replica
+            self.unplaced[kept.request.id] = kept
+        self._batches.pop(replica, None)
+        return causes
+
+    def crash_causes(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
+        """Returns the requests that are the cause if an engine that served them alone
+        has `crashed`; called when the next engine of that replica connects.
+        """
+        solo = [kept for kept in self.all() if kept.solo_replica == replica]
+        for kept in solo:
+            kept.solo_replica = None
+        return solo if crashed else []
+
+    def pending_ends(self) -> tuple[Finished, ...]:
+        """Returns the ends of requests and samples that have to end, and that no engine
+        has.
+        """
+        each = list(self.unplaced.values())
+        return tuple(done for kept in each for done in kept.ends_without_engine())
+
+    def _resumed(
+        self, kept: FrontRequest, part: Request, sample: int | None, replica: int
+    ) -> wire.Resumed:
+        name = again_name(kept.request.id, next(self._again))
+        kept.go(name, sample, replica)
+        histories = kept.histories if sample is None else [kept.histories[sample]]
+        deaths = max(history.deaths for history in histories)
+        to_clear = max(history.to_clear for history in histories)
+        resumed = evolve(kept.for_engine(part), id=name, taken=True)
+        return wire.Resumed(resumed, deaths, to_clear)
+
+    # --- outputs ------------------------------------------------------------------------
+
+    def take(self, outputs: wire.FrontOutputs, replica: int = 0) -> TurnOutputs:
+        """Keep an engine's outputs, and return them with the requests' own ids."""
+        if outputs.ids:
+            self._batches[replica] = self._batch(outputs.ids, replica)
+        batch = self._batches.get(replica, _NO_BATCH)
+        has_batch = outputs.ids is None or len(outputs.ids) > 0
+        if has_batch:
+            for row, tokens in zip(batch.rows, outputs.tokens, strict=True):
+                if tokens and row is not None:
+                    kept, sample = row
+                    if not kept.started:
+                        kept.started = True
+                        self.started.append(kept.request.id)
+                    kept.tokens[sample] += tokens
+                    kept.histories[sample].tokens_received += len(tokens)
+        reasons = [self._reason(part, replica) for part in outputs.reasons]
+        places = {
+            one.request.id: at
+            for part, at in outputs.places.items()
+            if (one := self._named_by(part, replica)) is not None
+        }
+        named = [self._named_by(name, replica) for name in outputs.arrived]
+        arrived = [one for one in named if one]
+        for one in arrived:
+            one.compiling = False
+        finished = [self._finished(done, replica) for done in outputs.finished]
+        return TurnOutputs(
+            time=outputs.time,
+            ids=batch.ids if has_batch else (),
+            tokens=outputs.tokens,
+            logprobs=outputs.logprobs,
+            pooled=outputs.pooled,
+            drafts=outputs.drafts,
+            finished=tuple([done for done in finished if done is not None]),
+            arrived=tuple([one.request.id for one in arrived]),
+            places=places,
+            reasons=tuple([reason for reason in reasons if reason is not None]),
+            waits=outputs.waits,
+        )
+
+    def end(self, finished: Sequence[Finished]) -> list[str]:
+        """Note that samples have ended, by the requests' own ids; returns the requests
+        that have ended with them.
+        """
+        ended = []
+        for done in finished:
+            if (kept := self.get(done.id)) is not None:
+                kept.ended.add(done.sample)
+                if not kept.left():
+                    self._live.end(done.id)
+                    self.unplaced.pop(done.id, None)
+                    ended.append(done.id)
+        return ended
+
+    def close(self) -> None:
+        """End all, without outputs."""
+        for name in list(self._live.served()):
+            self._live.end(name)
+        self.unplaced.clear()
+
+    def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _Batch:
+        """Returns a new batch, with the requests of its rows."""
+        batch: list[SampleId] = []
+        rows: list[tuple[FrontRequest, int] | None] = []
+        for name, number in ids:
+            kept = self._named_by(name, replica)
+            if kept is None:
+                batch.append(("", number))
+                rows.append(None)
+            else:
+                sample = _own_sample(kept, name, number)
+                batch.append((kept.request.id, sample))
+                rows.append((kept, sample))
+        return _Batch(tuple(batch), tuple(rows))
+
+    def _named_by(self, name: str, replica: int) -> FrontRequest | None:
+        """Returns the request that a name on a link is of: its own id, or a new one if it
+        was resubmitted.
+        """
+        for own in (name, request_of(name)):
+            kept = self.get(own)
+            if kept is not None and kept.replica == replica and name in kept.names:
+                return kept
+        return None
+
+    def _finished(self, done: Finished, replica: int) -> Finished | None:
+        if (kept := self._named_by(done.id, replica)) is None:
+            return None
+        sample = _own_sample(kept, done.id, done.sample)
+        cached = done.cached if kept.cached is None else kept.cached
+        return evolve(done, id=kept.request.id, sample=sample, cached=cached)
+
+    def _reason(self, part: wire.WireReason, replica: int) -> RequestReason | None:
+        name = part.reason.id
+        if (kept := self._named_by(name, replica)) is None:
+            return None
+        sample = _own_sample(kept, name, part.reason.sample)
+        if isinstance(part, wire.AdmittedReason):
+            kept.histories[sample].admitted = True
+        return evolve(part.reason, id=kept.request.id, sample=sample)
+
+    def _as_named(self, kept: FrontRequest, end: Finish) -> list[Finish]:
+        """Returns an end with the sample's name on the link, if there is one."""
+        for name, sample in kept.names.items():
+            if sample is None:
+                return [evolve(end, id=name)]
+            if sample == end.sample:
+                return [evolve(end, id=name, sample=0)]
+        return []
+
+
+def _own_sample(kept: FrontRequest, name: str, number: int) -> int:
+    """Returns the sample of a request that has a number under a name on the link."""
+    sample = kept.names[name]
+    return number if sample is None else sample

@@ -1,0 +1,414 @@
+"""A front's end of the links: an `EngineClient` whose engine is in another process, or
+is several, its replicas.
+
+It keeps each request and every token that came. When a link is over, its requests go to
+another replica, or wait for the next link, and are resubmitted, with the tokens as
+history: listeners notice only a pause. Samples of one request continue as requests of
+their own, each with its number in the draws of the seed, so that sampling continues
+exactly as before.
+
+    submit ---> link ---> outputs ---> link is over ---> resubmit ---> outputs ---> ended
+                                    (tokens are kept) (as history)
+
+It has no socket: the owner of the sockets calls `connect`, `receive` and `disconnect`,
+all in one thread, which is the thread in which listeners are called. The other methods
+are an `EngineClient`'s; those that send to an engine belong to that thread, too.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from attrs import evolve
+
+from minfer.effects.cluster.engine_client.engine_status import (
+    summed_snapshot,
+    unknown_snapshot,
+)
+from minfer.effects.cluster.engine_client.front_request import FrontRequest
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.placement import Placement
+from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
+from minfer.effects.cluster.engine_client.replica_link import MOST_FAILURES, ReplicaLink
+from minfer.effects.cluster.engine_client.request_queries import RequestQueries
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.crash_denylist import (
+    REFUSAL_MESSAGE,
+    CrashingRequest,
+    request_digest,
+)
+from minfer.effects.cluster.link.quarantine import GIVEN_UP
+from minfer.effects.live.client import (
+    EngineDied,
+    EngineMessage,
+    Listener,
+    Snapshot,
+    TurnOutputs,
+)
+from minfer.effects.live.errors import (
+    CrashingRequestError,
+    DrainingError,
+    EngineDeadError,
+    check_queue,
+)
+from minfer.effects.live.live_requests import LiveRequests
+from minfer.effects.live.totals import Totals, sum_totals
+from minfer.records.messages import Finish, Finished
+from minfer.records.request import Request
+
+POLL: Final = 0.02  # seconds between two checks while waiting for the end
+_GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
+
+
+class Remote:
+    """The client of an engine in another process, or of its replicas."""
+
+    def __init__(
+        self,
+        front: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_waiting: int = 2**20,
+        replicas: int = 1,
+        router: FrontRouter | None = None,
+        prefill: PrefillFirst | None = None,
+        prefillers: int = 0,
+        elsewhere: int = 0,
+        crashed: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """`max_waiting` is each replica's; several need a `router`. There are `replicas`
+        on this machine, of which the first `prefillers` compute prompts for the others,
+        and behind these `elsewhere` on other machines, all of which do that, too.
+        `crashed` returns whether the last engine of a replica of this machine crashed,
+        rather than being killed.
+        """
+        self._crashed = crashed
+        self.front = front
+        self.life = secrets.randbits(62)  # of this process and its counts: see `count`
+        self.clock = clock
+        self.max_waiting = max_waiting
+        self.dead: BaseException | None = None
+        self.draining = False
+        self.resets = 0
+        self.links = 0  # links so far
+        self.queries = RequestQueries()
+        self.live = LiveRequests()
+        self.replicas = tuple(
+            ReplicaLink(number, number < prefillers or number >= replicas)
+            for number in range(replicas + elsewhere)
+        )
+        for one in self.replicas[replicas:]:
+            one.elsewhere = True
+        self._placement = Placement(self.live, self.replicas, router, prefill, clock)
+        self._requests = self._placement.requests
+        self._router = router
+        self._listeners: list[Listener] = []
+        self._sending = False
+
+    # --- what callers ask for -----------------------------------------------------------
+
+    @property
+    def unready(self) -> str:
+        """As `EngineClient` says: nothing, once a replica is ready."""
+        linked = [one for one in self.replicas if one.send is not None]
+        each = [one.unready for one in linked or self.replicas]
+        return "" if "" in each else each[0]
+
+    @property
+    def machine(self) -> str:
+        """As `EngineClient` says."""
+        return self.replicas[0].machine
+
+    @property
+    def ready(self) -> wire.EngineReady | None:
+        """The facts of the first engine of this machine that was ready, if any was."""
+        return next((one.ready for one in self.here if one.ready is not None), None)
+
+    @property
+    def here(self) -> list[ReplicaLink]:
+        """The replicas on this machine."""
+        return [one for one in self.replicas if not one.elsewhere]
+
+    @property
+    def working(self) -> bool:
+        """As `EngineClient` says."""
+        return (bool(self._requests.all()) or self._sending) and self.dead is None
+
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        """As `EngineClient` says; `early` depends on the engine's process."""
+        del early
+        self._listeners.append(listener)
+
+    def check(self, request: Request) -> None:
+        """As `EngineClient` says."""
+        self._check_new(request)
+        ready = sum(one.progress is None for one in self.replicas)
+        check_queue(self._waiting(), request.n, self.max_waiting * max(1, ready))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """As `EngineClient` says; without a replica that takes them, requests wait for
+        one. Those that go to the same one enter the same turn.
+        """
+        for request in requests:
+            self._check_new(request)
+        self._placement.submit(requests)
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        """As `EngineClient` says."""
+        known = [name for name in ids if self.live.known(name)]
+        for number, names in self._requests.cancel(known).items():
+            self._send(number, wire.CancelRequests(tuple(names)))
+        self._end(self._requests.pending_ends())
+        return frozenset(known)
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        """As `EngineClient` says."""
+        for number, named_ends in self._requests.finish(ends).items():
+            self._send(number, wire.EndSamples(tuple(named_ends)))
+        self._end(self._requests.pending_ends())
+
+    def move(self, name: str, replica: int) -> bool:
+        """Move a request to another replica: see `Placement.move`."""
+        requests = self._requests
+        return self._placement.move(
+            name, replica, lambda: self._end(requests.pending_ends())
+        )
+
+    def bound_lengths(self, most: int) -> None:
+        """Note how many tokens a sequence may have."""
+        if self._placement.prefill is not None:
+            self._placement.prefill.max_model_len = most
+
+    def reset_cache(self) -> None:
+        """As `EngineClient` says, of all replicas."""
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine has stopped: {self.dead}")
+        self.resets += 1
+        self._broadcast(wire.ResetCache())
+
+    def count(self, totals: Totals) -> None:
+        """Send this front's counts since it began to all replicas of this machine."""
+        for one in self.here:
+            self._send(one.number, wire.FrontTotals(totals))
+
+    def snapshot(self) -> Snapshot:
+        """As `EngineClient` says: as last reported."""
+        now = self.clock()
+        known = [one for one in self.replicas if one.snapshot is not None]
+        each = [one for one in known if one.progress is None] or known
+        busy = {kept.replica for kept in self._requests.all()}
+        found = [one.now(now, busy=one.number in busy) for one in each]
+        if not found:
+            snapshot = unknown_snapshot(now, len(self.live.served()))
+        else:
+            snapshot = summed_snapshot([one for one in found if one is not None])
+        if self._router is not None:
+            unplaced = list(self._requests.unplaced.values())  # this may be any thread
+            count = sum(len(kept.left()) for kept in unplaced)
+            held = {"replica": count} if count else {}
+            apart = self._placement.prefill is not None
+            snapshot = evolve(
+                snapshot,
+                waiting=snapshot.waiting + count,
+                waiting_for={**snapshot.waiting_for, **held},
+                totals=sum_totals(one.totals for one in known),
+                replicas=tuple([one.state(apart=apart) for one in self.replicas]),
+            )
+        return evolve(
+            snapshot,
+            dead="" if self.dead is None else repr(self.dead),
+            draining=self.draining or snapshot.draining,
+            resets=self.resets,
+        )
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """As `EngineClient` says; must not be called in the links' own thread."""
+        self.draining = True
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.working and (end is None or time.monotonic() < end):
+            time.sleep(POLL)
+        return not self.working
+
+    def close(self) -> None:
+        """As `EngineClient` says; the engine keeps running, for others."""
+        if self.dead is None:
+            self.dead = EngineDeadError("it was closed")
+            ids = tuple(self.live.served())
+            for number, names in self._requests.cancel(ids).items():
+                self._send(number, wire.CancelRequests(tuple(names)))
+            self._requests.close()
+            self._send_to_listeners(EngineDied(ids, "the engine client was closed"))
+
+    # --- the links ----------------------------------------------------------------------
+
+    def connect(
+        self,
+        send: Callable[[wire.ToEngine], None],
+        replica: int = 0,
+        here: str = "",
+    ) -> None:
+        """Introduce this front on a new link to a replica, and resubmit what waits for
+        that. `here`: this machine's address on the link, if that is to another machine.
+        """
+        self.links += 1
+        link = self.replicas[replica]
+        link.connect(send, self.clock(), here)
+        if not link.elsewhere:  # there are other servers' fronts
+            self.queries.connect(send)
+        if not link.elsewhere:
+            causes = self._requests.crash_causes(replica, crashed=self._crashed(replica))
+            self._give_up(causes)
+        resumed = self._placement.resumed_by(link)
+        crashing = () if link.elsewhere else self._placement.denylist.all()
+        send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
+
+    def receive(self, message: wire.ToFront, replica: int = 0) -> None:
+        """Handle a message of a replica."""
+        link = self.replicas[replica]
+        link.last_message = self.clock()
+        match message:
+            case wire.FrontOutputs():
+                self._take_outputs(message, replica)
+            case wire.EngineStatus(snapshot):
+                link.note_status(snapshot)
+                self.resets = max(self.resets, snapshot.resets)
+                self._placement.note_time()
+            case wire.ProbingRequest():
+                self._note_probing(link, message)
+            case wire.NewCrashingRequests(crashing):
+                self._deny(crashing)
+            case wire.CachedKeys() if router := self._placement.router_of(link):
+                router.note_keys(link.name, message)
+            case wire.EngineLoad() if router := self._placement.router_of(link):
+                router.note_load(link.name, message)
+            case wire.ReceivedQuery() if link.send is not None:
+                self.queries.answer_query(message, link.send)
+            case wire.QueryAnswer():
+                self.queries.take_answer(message)
+            case wire.LoadingProgress():
+                self._note_progress(link, message)
+            case wire.EngineReady():
+                link.ready = message
+                self._note_progress(link, None)
+
+    def _note_progress(
+        self, link: ReplicaLink, progress: wire.LoadingProgress | None
+    ) -> None:
+        """Note that an engine loads, is ready, or ends."""
+        changed = (link.progress is None) != (progress is None)
+        link.progress = progress
+        if changed:
+            self._placement.note_ready(link)
+
+    def _note_probing(self, link: ReplicaLink, message: wire.ProbingRequest) -> None:
+        """Note that an engine serves a request alone, soon will, or serves all again."""
+        changed = bool(link.probing) != bool(message.id)
+        link.probing, link.alone = message.id, message.alone
+        if changed and link.progress is None:
+            self._placement.note_ready(link)
+        if link.probing:
+            self._placement.move_others(link)
+            self._end(self._requests.pending_ends())
+        self._placement.place_waiting()
+
+    def _deny(self, crashing: Iterable[CrashingRequest]) -> tuple[CrashingRequest, ...]:
+        """Add requests to the denylist, and end equal ones; returns the new entries."""
+        denylist = self._placement.denylist
+        new = denylist.add(crashing)
+        if not new:
+            return ()
+        denied = [kept for kept in self._requests.all() if denylist.refuses(kept.request)]
+        for kept in denied:
+            self._fail(kept, REFUSAL_MESSAGE)
+        return new
+
+    def _fail(self, kept: FrontRequest, error: str) -> None:
+        """End a request with an error."""
+        if kept.replica is not None:
+            self._send(kept.replica, wire.CancelRequests(tuple(kept.names)))
+        self._end(tuple(kept.fail(error)))
+
+    def _give_up(self, causes: Sequence[FrontRequest]) -> None:
+        """End requests that crashed engines, and refuse equal ones."""
+        for kept in causes:
+            request = kept.request
+            crashing = CrashingRequest(
+                request.client, request_digest(request), kept.deaths
+            )
+            self._fail(kept, _GIVEN_UP_MESSAGE)
+            if new := self._deny([crashing]):
+                for link in self.here:
+                    self._send(link.number, wire.NewCrashingRequests(new))
+
+    def _take_outputs(self, message: wire.FrontOutputs, replica: int) -> None:
+        taken = self._requests.take(message, replica)
+        outputs = self._placement.hand_over(taken)
+        ended = self._requests.end(outputs.finished)
+        self._send_to_listeners(outputs)
+        if outputs is not taken:  # requests were handed over
+            self._end(self._requests.pending_ends())
+        self._placement.note_progress(ended)
+
+    def disconnect(self, replica: int = 0, *, cut: bool = False) -> None:
+        """Note that a link is over: end what had to end, note which samples may have been
+        the cause, and move the others. `cut`: the network failed, and no engine.
+        """
+        link = self.replicas[replica]
+        served = link.progress is None and not cut
+        probing = link.probing if link.alone else ""
+        if link.send is not None and not link.elsewhere:
+            self.queries.disconnect(link.send)
+        link.disconnect(self.clock())
+        causes = self._requests.lose(replica, probing, served=served)
+        self._placement.note_gone(link)
+        self._give_up(causes)
+        self._end(self._requests.pending_ends())
+        self._placement.place_waiting()
+
+    def give_up(self, replica: int) -> None:
+        """Note that a replica may have no next engine: nothing waits for it any more."""
+        self.replicas[replica].failures = MOST_FAILURES
+        self._placement.place_waiting()
+
+    def _send(self, replica: int, message: wire.ToEngine) -> None:
+        if (send := self.replicas[replica].send) is not None:
+            send(message)
+
+    def _broadcast(self, message: wire.ToEngine) -> None:
+        for one in self.replicas:
+            self._send(one.number, message)
+
+    def _end(self, finished: tuple[Finished, ...]) -> None:
+        """Report ends of samples that no engine will report."""
+        if finished:
+            ended = self._requests.end(finished)
+            self._send_to_listeners(TurnOutputs(time=self.clock(), finished=finished))
+            self._placement.note_progress(ended)
+
+    def _send_to_listeners(self, message: EngineMessage) -> None:
+        self._sending = True  # a listener may submit a follow-up
+        for listener in self._listeners:
+            listener(message)
+        self._sending = False
+
+    def _waiting(self) -> int:
+        """Returns the number of waiting samples: as last reported, and those of which no
+        engine that is ready could report.
+        """
+        ready = [one for one in self.replicas if one.progress is None]
+        reported = sum(one.snapshot.waiting for one in ready if one.snapshot is not None)
+        if not self._requests.unplaced and len(ready) == len(self.replicas):
+            return reported
+        served = {one.number for one in ready}
+        others = [one for one in self._requests.all() if one.replica not in served]
+        return reported + sum(len(one.left()) for one in others)
+
+    def _check_new(self, request: Request) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine has stopped: {self.dead}")
+        if self.draining and request.place is None:
+            raise DrainingError("the server finishes what it serves, and takes no more")
+        if self._placement.denylist.refuses(request):
+            raise CrashingRequestError(REFUSAL_MESSAGE)
+        self.live.check_new(request)

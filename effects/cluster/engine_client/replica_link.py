@@ -1,0 +1,141 @@
+"""A front's link to one replica of the engine, and what that reported last."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define
+
+from minfer.effects.cluster.engine_client.engine_status import reported_snapshot
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.client import (
+    BOTH,
+    DECODE,
+    PREFILL,
+    ReplicaState,
+    Snapshot,
+)
+from minfer.effects.live.totals import NO_TOTALS, Totals, sum_totals
+from minfer.effects.net.addresses import (
+    Port,
+    is_everywhere,
+    port_text,
+)
+
+# Engines in a row that died while they loaded, after which nothing waits for a next one.
+MOST_FAILURES: Final = 2
+# Seconds after the end of a link in which a new engine's process should be there; while
+# that loads, there is a link.
+RESTART_SECONDS: Final = 60.0
+_WAITING: Final = wire.LoadingProgress("waiting for the engine")
+
+
+@define(eq=False)
+class ReplicaLink:
+    """The link to a replica, of which there is one at a time or none."""
+
+    number: int  # of the replica, from 0
+    prefills: bool = False  # it computes prompts for others
+    elsewhere: bool = False  # on another machine, which starts and ends it
+    machine: str = ""  # where it is now, as people know that
+    listens: Port | None = None  # where it receives KV from other machines
+    here: str = ""  # this machine's address on the link, if that is to another machine
+    send: Callable[[wire.ToEngine], None] | None = None  # None: there is no link
+    # Progress of an engine that is not ready; None: it is ready.
+    progress: wire.LoadingProgress | None = _WAITING
+    ready: wire.EngineReady | None = None  # the engine's facts, once it was ready
+    # The request that the engine serves alone, or soon will, by its name on the link.
+    probing: str = ""
+    alone: bool = False  # no other request runs, and it has started
+    lost_at: float = -math.inf  # when the last link ended
+    snapshot: Snapshot | None = None  # the engine's last state
+    past: Totals = NO_TOTALS  # of earlier engines
+    last_message: float = 0.0
+    failures: int = 0  # engines in a row that were never ready
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics, records and the router."""
+        return str(self.number)
+
+    @property
+    def unready(self) -> str:
+        """What requests wait for, or nothing."""
+        if self.progress is None:
+            return ""
+        of = f" ({self.progress.done} of {self.progress.total})"
+        return self.progress.stage + (of if self.progress.total else "")
+
+    def pushes_to(self, other: "ReplicaLink") -> str:
+        """Returns how this one names another one, to which it sends KV."""
+        if not self.here or other.listens is None:
+            return other.name
+        host, port = other.listens
+        return port_text((self.here if is_everywhere(other.listens) else host, port))
+
+    def connect(
+        self, send: Callable[[wire.ToEngine], None], now: float, here: str = ""
+    ) -> None:
+        """Note a new link."""
+        self.send, self.here = send, here
+        self.last_message = now
+        self.progress = wire.LoadingProgress("connecting")
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it takes requests: it is ready, and serves none alone."""
+        return self.send is not None and self.progress is None and not self.probing
+
+    def will_take(self, now: float) -> bool:
+        """Returns whether it takes no requests now, but probably will soon: its engine
+        loads, serves a suspect, or died less than `RESTART_SECONDS` ago.
+        """
+        if self.takes_requests or self.failures >= MOST_FAILURES:
+            return False
+        return self.send is not None or now < self.lost_at + RESTART_SECONDS
+
+    def disconnect(self, now: float) -> None:
+        """Note that the link is over."""
+        self.failures = 0 if self.progress is None else self.failures + 1
+        self.send, self.probing, self.progress = None, "", _WAITING
+        self.alone, self.lost_at = False, now
+
+    def note_status(self, snapshot: Snapshot) -> None:
+        """Note the engine's state; a new engine counts from zero."""
+        if self.snapshot is not None:
+            before = self.snapshot.totals
+            now = snapshot.totals.counts
+            if any(now.get(name, 0) < count for name, count in before.counts.items()):
+                self.past = sum_totals([self.past, before])
+        self.snapshot = snapshot
+
+    @property
+    def totals(self) -> Totals:
+        """The counts of all engines so far."""
+        last = NO_TOTALS if self.snapshot is None else self.snapshot.totals
+        return sum_totals([self.past, last])
+
+    def now(self, now: float, *, busy: bool) -> Snapshot | None:
+        """Returns the engine's state; `busy`: it has requests of this front."""
+        if self.snapshot is None:
+            return None
+        quiet = now - self.last_message if busy else 0.0
+        return reported_snapshot(now, self.snapshot, quiet, ready=self.progress is None)
+
+    def state(self, *, apart: bool) -> ReplicaState:
+        """Returns the engine's state among several; `apart`: some compute prompts for the
+        others.
+        """
+        last = self.snapshot
+        alive = last is not None and self.progress is None
+        blocks = last.blocks if last else 0
+        return ReplicaState(
+            name=self.name,
+            machine=self.machine,
+            role=BOTH if not apart else PREFILL if self.prefills else DECODE,
+            unready=self.unready,
+            running=last.running if last and alive else 0,
+            waiting=last.waiting if last and alive else 0,
+            blocks=blocks,
+            blocks_free=last.blocks_free if last and alive else blocks,
+        )

@@ -1,0 +1,97 @@
+"""A front's questions to all others about a request, by way of an engine's host.
+
+    front 0 --- SendQuery ----> host --- ReceivedQuery ---> front 1, front 2, ...
+            <-- QueryAnswer ---      <-- SendAnswer ------
+
+Any front may get a connection, so a question about a request may come to a front that
+does not have it. The host passes messages on and keeps nothing of them: each names the
+front that asks, and how many others were asked. The first answer that is not empty ends a
+question; if all are empty, the last one does. A caller waits as long as it wants, and
+then forgets its question. Where there are several engines, a question goes over the
+oldest link, at whose other end most fronts are, and its answers come back that way.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define
+
+from minfer.effects.cluster.link import link_messages as wire
+
+MAX_PENDING: Final = 64  # unanswered questions of a front
+
+Send = Callable[[wire.ToEngine], None]
+# Gets another front's answer: JSON, or nothing; None: they cannot be asked now.
+OnAnswer = Callable[[bytes | None], None]
+
+
+def no_record(query: wire.RequestQuery) -> bytes:
+    """Returns the answer of a front that serves no model yet."""
+    del query
+    return b""
+
+
+@define(eq=False)
+class _PendingQuery:
+    """An unanswered question."""
+
+    on_answer: OnAnswer
+    link: Send  # that it was sent over
+    empty: int = 0  # empty answers so far
+
+
+class RequestQueries:
+    """One front's questions and answers, in the thread of its links."""
+
+    def __init__(self) -> None:
+        # Returns this front's record of a request; it may have to cancel it.
+        self.answer: Callable[[wire.RequestQuery], bytes] = no_record
+        self._links: list[Send] = []  # the oldest is first
+        self._pending: dict[int, _PendingQuery] = {}
+
+    def ask(self, query: wire.RequestQuery, on_answer: OnAnswer) -> int:
+        """Ask the others; `on_answer` is called once. Returns a number to `forget` the
+        question by.
+        """
+        number = secrets.randbits(62)  # not used by earlier processes of this front
+        if not self._links or len(self._pending) >= MAX_PENDING:
+            on_answer(None)
+            return number
+        link = self._links[0]
+        self._pending[number] = _PendingQuery(on_answer, link)
+        link(wire.SendQuery(number, query))
+        return number
+
+    def forget(self, number: int) -> None:
+        """Stop waiting for an answer."""
+        self._pending.pop(number, None)
+
+    def connect(self, link: Send) -> None:
+        """Note a new link, by what sends over it."""
+        self._links.append(link)
+
+    def disconnect(self, link: Send) -> None:
+        """End all questions on a link without an answer, as it is over."""
+        self._links.remove(link)
+        each = list(self._pending.items())
+        unanswered = [number for number, one in each if one.link is link]
+        for one in [self._pending.pop(number) for number in unanswered]:
+            one.on_answer(None)
+
+    def answer_query(self, received: wire.ReceivedQuery, link: Send) -> None:
+        """Answer another front's question, over the link that it came by."""
+        answer = wire.QueryAnswer(
+            received.number, received.others, self.answer(received.query)
+        )
+        link(wire.SendAnswer(received.front, answer))
+
+    def take_answer(self, answer: wire.QueryAnswer) -> None:
+        """Take an answer to this front's question; ignored if it is too late."""
+        one = self._pending.get(answer.number)
+        if one is None:
+            return
+        one.empty += 1
+        if answer.record or one.empty >= answer.others:
+            del self._pending[answer.number]
+            one.on_answer(answer.record)

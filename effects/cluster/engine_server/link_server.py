@@ -1,0 +1,228 @@
+"""The engine's end of its links: connections of fronts, in a thread of their own.
+
+The engine's stepping thread must never wait for a front: bytes that a front's socket does
+not take at once are kept for the links' thread, which sends them when the socket is
+ready. A front that takes nothing while `MOST_KEPT` bytes wait for it is disconnected. A
+link with invalid messages is closed, and no other one. If the links' thread itself
+breaks, the engine counts as broken, as no front could reach it.
+
+A front of another machine proves that it knows the deployment's secret first
+(`let_in`). From there on, its link is as any other one.
+"""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.output_routing import Session
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.execution.warming.start_progress import START
+from minfer.effects.live.client import EngineDied
+from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.framing import PeerError, Socket
+from minfer.effects.net.handshake import Terms
+from minfer.effects.net.listener import Listener
+
+MOST_KEPT: Final = 2**27  # bytes that wait for a front
+TICK: Final = 0.1  # seconds between two reports of the engine's state
+_CHUNK: Final = 2**18  # bytes read at once
+_WHOM: Final = "a front of another machine"
+
+log = logging.getLogger("minfer.link")
+_start_log = logging.getLogger(START)  # what it says is shown
+
+
+class LinkServer:
+    """Links of fronts to a host, in a thread of their own."""
+
+    def __init__(self, path: Path, host: Host) -> None:
+        """Listen at `path`, which must not exist yet."""
+        self._host = host
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._waker, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._taken = deque[socket.socket]()  # connections that were made elsewhere
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="minfer-links")
+        self._thread.daemon = True
+
+    def start(self) -> None:
+        """Accept links from now on."""
+        self._thread.start()
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a front on a connection that is there, from any thread."""
+        self._taken.append(connection)
+        self.wake()
+
+    def close(self) -> None:
+        """Close all links."""
+        self._closing = True
+        self.wake()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Wake the thread to send what is kept."""
+        with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or ended
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        links: set[_Link] = set()
+        try:
+            self._serve(links)
+        except BaseException as error:  # any error: the engine is unreachable then
+            log.exception("the thread of the links broke")
+            self._host.hear(EngineDied((), f"the thread of the links broke: {error!r}"))
+        finally:
+            for link in links:
+                self._drop(link)
+            self._selector.close()
+            for one in (self._listener, self._woken, self._waker, *self._taken):
+                one.close()
+
+    def _serve(self, links: "set[_Link]") -> None:
+        ticked = 0.0
+        while not self._closing:
+            for key, mask in self._selector.select(TICK):
+                if key.fileobj is self._listener:
+                    self._accept(links)
+                elif key.fileobj is self._woken:
+                    self._woken.recv(_CHUNK)
+                elif mask & selectors.EVENT_READ:
+                    key.data.read()
+            while self._taken:
+                self._add(self._taken.popleft(), links)
+            for link in list(links):
+                if link.flush():
+                    self._watch(link)
+                else:
+                    links.discard(link)
+                    self._drop(link)
+            now = time.monotonic()
+            if now >= ticked + TICK:
+                self._host.tick()
+                ticked = now
+
+    def _accept(self, links: "set[_Link]") -> None:
+        try:
+            connection, _ = self._listener.accept()
+        # the front has disconnected, or there are no descriptors
+        except OSError as error:
+            log.warning("a front's link could not be taken: %s", error)
+            return
+        self._add(connection, links)
+
+    def _add(self, connection: socket.socket, links: "set[_Link]") -> None:
+        connection.setblocking(False)
+        link = _Link(connection, self._host, self.wake)
+        self._selector.register(connection, link.watched, link)
+        links.add(link)
+        self._host.join(link.session)
+
+    def _watch(self, link: "_Link") -> None:
+        """Wait for a writable socket only while bytes are kept for it."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
+        if wanted != link.watched:
+            link.watched = wanted
+            self._selector.modify(link.connection, wanted, link)
+
+    def _drop(self, link: "_Link") -> None:
+        self._selector.unregister(link.connection)
+        link.connection.close()
+        self._host.leave(link.session)
+
+
+class _Link:
+    """One front's link, at the engine's end."""
+
+    def __init__(
+        self, connection: socket.socket, host: Host, wake: Callable[[], None]
+    ) -> None:
+        self.connection = connection
+        self.session = Session(self.send)
+        self.watched = selectors.EVENT_READ  # what the selector waits for
+        self._host = host
+        self._wake = wake
+        self._frames = FrameReader()
+        self._numbers = FrameWriter()
+        self._lock = threading.Lock()  # guards the attributes below
+        self.kept = bytearray()  # bytes that the socket did not take yet
+        self._over = False
+
+    def send(self, message: bytes) -> None:
+        """Send, in any thread, at once if the socket takes it."""
+        with self._lock:
+            if self._over:
+                return
+            data = self._numbers.frame(message)
+            if not self.kept:
+                data = data[self._sent(data) :]
+            self.kept += data
+        if data:
+            self._wake()
+
+    def flush(self) -> bool:
+        """Send kept bytes; returns False if the link is over."""
+        with self._lock:
+            if self.kept and not self._over:
+                del self.kept[: self._sent(self.kept)]
+                if len(self.kept) > MOST_KEPT:
+                    log.warning("a front takes nothing any more: its link is cut")
+                    self._over = True
+            return not self._over
+
+    def read(self) -> None:
+        """Read and handle incoming messages."""
+        try:
+            data = self.connection.recv(_CHUNK)
+            if not data:
+                self._over = True
+            for message in self._frames.feed(data):
+                self._host.receive(self.session, wire.read_to_engine(message))
+        except BlockingIOError:
+            pass
+        except OSError:  # the front has disconnected
+            self._over = True
+        except PeerError as error:
+            log.warning("a front's link is cut: %s", error)
+            self._over = True
+        except Exception:  # a bug here must not end the other links
+            log.exception("a front's link is cut")
+            self._over = True
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """Send; returns how many bytes the socket took."""
+        try:
+            return self.connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._over = True
+            return 0
+
+
+def let_in(server: LinkServer, sock: Socket, terms: Terms) -> Listener:
+    """Accept links of fronts on other machines at a socket that listens."""
+
+    def enter(connection: Socket, name: str) -> None:
+        _start_log.info("%s (%s) is linked", _WHOM, name)
+        server.take(connection)
+
+    listener = Listener(sock, terms, enter, _WHOM)
+    listener.start()
+    return listener

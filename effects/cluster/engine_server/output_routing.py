@@ -1,0 +1,121 @@
+"""Splits outputs by front: each front gets those of its own requests.
+
+The rows of each front are computed when the batch changes, not at each step; and only
+then are their ids sent.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.live.live_requests import LiveRequest
+from minfer.records.messages import Finished
+from minfer.records.sequence import Place, SampleIds
+from minfer.records.token_logprobs import Logprobs
+
+
+@define(eq=False)
+class Session:
+    """A front while its link lasts; `send` must not wait, nor raise."""
+
+    send: Callable[[bytes], None]
+    front: int | None = None  # its number, after its hello
+    rows: tuple[int, ...] = ()  # its indices in the batch
+    batch_sent: bool = False  # the batch of the last outputs was sent to it
+
+
+Records = Mapping[str, LiveRequest]  # by id; the readers of outputs are sessions
+
+
+@define(eq=False)
+class _Extras:
+    """One front's part of the outputs, besides its rows."""
+
+    finished: list[Finished] = field(factory=list)
+    arrived: list[str] = field(factory=list)
+    places: dict[str, Place] = field(factory=dict)
+    reasons: list[wire.WireReason] = field(factory=list)
+
+
+_NO_EXTRAS: Final = _Extras()
+
+
+class OutputRouter:
+    """Divides outputs among sessions."""
+
+    def __init__(self) -> None:
+        self._batch: SampleIds = ()  # of the last outputs that had one
+
+    def route(
+        self, outputs: TurnOutputs, sessions: Sequence[Session], requests: Records
+    ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
+        """Yields the outputs of each session that is concerned."""
+        if outputs.ids is not self._batch and outputs.ids:
+            self._regroup(outputs.ids, sessions, requests)
+        parts = dict[int, _Extras]()
+        for done in outputs.finished:
+            _extras_of(parts, requests.get(done.id)).finished.append(done)
+        for name in outputs.arrived:
+            _extras_of(parts, requests.get(name)).arrived.append(name)
+        for name, place in outputs.places.items():
+            _extras_of(parts, requests.get(name)).places[name] = place
+        for reason in outputs.reasons:
+            part = _extras_of(parts, requests.get(reason.id))
+            part.reasons.append(wire.REASONS[type(reason)](reason))
+        for session in sessions:
+            part = parts.get(id(session), _NO_EXTRAS)
+            if part is not _NO_EXTRAS or (outputs.ids and session.rows):
+                yield session, _front_outputs(session, outputs, part)
+
+    def _regroup(
+        self, batch: SampleIds, sessions: Sequence[Session], requests: Records
+    ) -> None:
+        """Compute the rows of each session in a new batch."""
+        self._batch = batch
+        rows: dict[int, list[int]] = {id(one): [] for one in sessions}
+        for at, (name, _) in enumerate(batch):
+            request = requests.get(name)
+            if request is not None and id(request.reader) in rows:
+                rows[id(request.reader)].append(at)
+        for session in sessions:
+            session.rows = tuple(rows[id(session)])
+            session.batch_sent = False
+
+
+def _extras_of(parts: dict[int, _Extras], request: LiveRequest | None) -> _Extras:
+    session = None if request is None else request.reader
+    return parts.setdefault(id(session), _Extras())
+
+
+def _front_outputs(
+    session: Session, outputs: TurnOutputs, part: _Extras
+) -> wire.FrontOutputs:
+    """Returns the outputs as sent to one front."""
+    rows = session.rows if outputs.ids else ()
+    whole = len(rows) == len(outputs.ids)
+    ids: SampleIds | None = ()
+    if rows and session.batch_sent:
+        ids = None
+    elif rows:
+        ids = outputs.ids if whole else tuple([outputs.ids[at] for at in rows])
+        session.batch_sent = True
+    return wire.FrontOutputs(
+        time=outputs.time,
+        ids=ids,
+        tokens=outputs.tokens if whole else tuple([outputs.tokens[at] for at in rows]),
+        logprobs=_own_rows(outputs, rows),
+        pooled=tuple([outputs.pooled[at] for at in rows]) if outputs.pooled else (),
+        drafts=tuple([outputs.drafts[at] for at in rows]) if outputs.drafts else (),
+        finished=tuple(part.finished),
+        arrived=tuple(part.arrived),
+        places=part.places,
+        reasons=tuple(part.reasons),
+        waits=dict(outputs.waits) if part.arrived or part.reasons else {},
+    )
+
+
+def _own_rows(outputs: TurnOutputs, rows: Sequence[int]) -> Logprobs:
+    return tuple([outputs.logprobs[at] for at in rows]) if outputs.logprobs else ()

@@ -1,0 +1,93 @@
+"""What an engine, one of several, tells the routers of fronts: what is in its prefix
+cache, and its load.
+
+Changes are folds over turns (`minfer.runs.replica_events`). They are sent every few
+milliseconds, and at once where a request has ended, as its session may go on. A front
+that is new gets all keys, in pieces; what it hears twice then does no harm, as keys are a
+set.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from minfer.blocks.keys import Key, Keys
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Emit
+from minfer.records.state import EngineState, Transition
+from minfer.runs.replica_events import (
+    cache_changes,
+    content_keys,
+    load_report,
+    routing_group,
+)
+
+EVERY: Final = 0.005  # seconds from one message of changes to the next
+REPORT: Final = 0.25  # seconds from one report of the load to the next
+PIECE: Final = 4096  # keys of a message
+MOST: Final = 2**16  # keys that a new front gets: 4 million tokens in blocks of 64
+
+
+class ReplicaNews:
+    """The news of one engine; `state` returns its state, in any thread. The caller holds
+    a lock during each call, so that the state has all turns that were observed.
+    """
+
+    def __init__(self, config: EngineConfig, state: Callable[[], EngineState]) -> None:
+        self._config = config
+        self._state = state
+        self._changes: dict[Key, bool] = {}  # by key: it was published, or evicted
+        self._sent = 0.0  # when changes were sent last
+        self._reported = 0.0  # when the load was
+        self._ended = False  # a request, since changes were sent
+
+    def observe(self, before: EngineState, transition: Transition) -> None:
+        """Note the changes of a turn."""
+        changes = cache_changes(self._config, before, transition.state)
+        self._changes.update(dict.fromkeys(changes.evicted, False))
+        self._changes.update(dict.fromkeys(changes.published, True))
+        emits = (one for one in transition.commands if isinstance(one, Emit))
+        self._ended = self._ended or any(one.finished for one in emits)
+
+    def due(self, now: float) -> Iterator[wire.CachedKeys]:
+        """Yields the changes, if it is time to send them."""
+        if self._changes and (self._ended or now >= self._sent + EVERY):
+            yield from self._take(now)
+
+    def regular(self, now: float) -> Iterator[wire.CachedKeys | wire.EngineLoad]:
+        """Yields the changes that wait, and the load, if it is time to; to be called some
+        times a second.
+        """
+        if self._changes:
+            yield from self._take(now)
+        if now >= self._reported + REPORT:
+            self._reported = now
+            load = load_report(self._config, "replica", self._state())
+            pages = load.pages or 0
+            yield wire.EngineLoad(load.waiting, load.running, load.prefill, pages)
+
+    def whole(self) -> Iterator[wire.CachedKeys]:
+        """Yields all keys in the cache, up to `MOST`."""
+        yield wire.CachedKeys(cleared=True)
+        group = routing_group(self._config)
+        if group is None:
+            return
+        nodes = islice(self._state().blocks.prefix.nodes, MOST)
+        for piece in _pieces(content_keys(nodes, group)):
+            yield wire.CachedKeys(published=piece)
+
+    def _take(self, now: float) -> Iterator[wire.CachedKeys]:
+        changes, self._changes = self._changes, {}
+        self._sent, self._ended = now, False
+        for piece in _pieces(key for key, there in changes.items() if not there):
+            yield wire.CachedKeys(evicted=piece)
+        for piece in _pieces(key for key, there in changes.items() if there):
+            yield wire.CachedKeys(published=piece)
+
+
+def _pieces(keys: Iterable[Key]) -> Iterator[Keys]:
+    """Yields the keys, as many at once as a message has."""
+    left = iter(keys)
+    while piece := tuple(islice(left, PIECE)):
+        yield piece

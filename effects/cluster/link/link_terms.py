@@ -1,0 +1,22 @@
+"""What both ends of a link have to have in common."""
+
+import hashlib
+
+from minfer.effects.net.handshake import Terms
+from minfer.version import __version__
+
+
+def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Terms:
+    """What a front and an engine have to have in common, so that the front's own engines
+    can use KV blocks of this one.
+    """
+    said = repr((model, device, block_size)).encode()
+    layout = hashlib.blake2b(said, digest_size=16).digest()
+    return Terms(purpose="link", version=__version__, layout=layout, secret=secret)
+
+
+def own_terms(secret: bytes) -> Terms:
+    """What an engine and the fronts of its own server have in common: a secret that
+    nobody else has. That they have read the same model is checked as on one machine.
+    """
+    return Terms(purpose="own link", version=__version__, layout=b"", secret=secret)

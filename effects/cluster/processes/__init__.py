@@ -1,0 +1,1 @@
+"""The processes of a server: which there are, how they are started, watched and ended."""

@@ -1,0 +1,44 @@
+"""Where an engine on another machine is and listens now: a file beside the path that a
+socket of an engine on this machine would have, which its keeper writes and fronts read.
+"""
+
+from pathlib import Path
+
+from attrs import frozen
+
+from minfer.effects.net.addresses import Port, port_text, read_port
+
+
+@frozen
+class EngineAddress:
+    """Where an engine listens."""
+
+    port: Port  # for fronts
+    kv: Port | None = None  # for engines that send KV blocks, if it receives these
+    machine: str = ""  # as people know that
+
+
+def note_address(path: Path, address: EngineAddress | None) -> None:
+    """Write where the engine of a socket's path listens; None: nowhere now."""
+    file = _address_file(path)
+    if address is None:
+        file.unlink(missing_ok=True)
+        return
+    part = file.with_suffix(".part")
+    each = [address.port] if address.kv is None else [address.port, address.kv]
+    part.write_text("\n".join([address.machine, *map(port_text, each)]))
+    part.rename(file)  # never there in part
+
+
+def noted_address(path: Path) -> EngineAddress | None:
+    """Returns where the engine of a socket's path listens, if there is one."""
+    try:
+        said = _address_file(path).read_text()
+    except FileNotFoundError:
+        return None
+    machine, port, *kv = said.split("\n")
+    return EngineAddress(read_port(port), read_port(kv[0]) if kv else None, machine)
+
+
+def _address_file(path: Path) -> Path:
+    return path.with_name("address")

@@ -1,0 +1,162 @@
+"""A server's processes: the actions when one of them ends.
+
+    watching -- an engine ended --> it is restarted, after a pause
+             -- an engine or a front hangs --> it is killed
+             -- an engine of torchrun's ended --> stopping: torchrun starts all again
+             -- a front ended --> it is restarted; its connections are lost
+             -- one that was never ready ended, or one several times --> stopping
+             -- SIGTERM --> draining: fronts take no new requests
+             -- SIGINT --> stopping
+    draining -- an engine or a front hangs --> it is killed
+             -- an engine ended --> it is restarted: fronts finish their requests
+             -- another signal, or the last front ended --> stopping
+    stopping -- the last front ended --> the engines are stopped
+             -- the last process ended --> over, with an exit code
+
+Of several engines, the replicas, each is restarted by itself; one that fails again and
+again ends the server only if no other one is ready: else it is tried again, more seldom.
+
+Decisions are made here, as a function of events; processes and signals are in
+`minfer.effects.cluster.processes.supervisor`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+ENGINE: Final = "engine"
+MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
+FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
+FAILED: Final = 70  # exit code of a server with a process that fails again and again
+LONGEST_PAUSE: Final = 60.0  # seconds: so it is doubled up to this
+INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
+
+
+def front_name(number: int) -> str:
+    """The name of a front's process."""
+    return f"front {number}"
+
+
+def engine_names(replicas: int) -> list[str]:
+    """The names of the engines' processes."""
+    numbered = [f"{ENGINE} {number}" for number in range(replicas)]
+    return [ENGINE] if replicas == 1 else numbered
+
+
+@frozen
+class Start:
+    """Start a process, after a pause in seconds."""
+
+    name: str
+    pause: float = 0.0
+
+
+@frozen
+class Signal:
+    """Signal a process to end: "drain", when its requests have ended; "stop", now;
+    "kill", in any case.
+    """
+
+    name: str
+    how: str
+
+
+Action = Start | Signal
+
+
+@define
+class Processes:
+    """The processes that exist, and the phase of the server."""
+
+    fronts: int
+    replicas: int = 1  # engines
+    by_torchrun: bool = False  # which starts all again, when one of them has ended
+    alive: set[str] = field(factory=set)
+    ready: set[str] = field(factory=set)  # those that have reported it
+    phase: str = "watching"  # then "draining", then "stopping"
+    code: int = 0  # the server's, once all have ended
+    served: bool = False  # all have been ready at once
+    failures: dict[str, int] = field(factory=dict)  # in a row, before it was ready
+
+    @property
+    def over(self) -> bool:
+        """Whether the server has ended."""
+        return self.phase == "stopping" and not self.alive
+
+    def begin(self) -> list[Action]:
+        """Start all processes."""
+        return [Start(name) for name in (*self._engines(), *self._fronts())]
+
+    def note_started(self, name: str) -> None:
+        """Note that a process runs."""
+        self.alive.add(name)
+
+    def may_start(self, name: str) -> bool:
+        """Whether a process that is due may still be started."""
+        is_engine = name in self._engines()
+        needed = is_engine and self.phase == "draining" and self._fronts_alive()
+        return self.phase == "watching" or bool(needed)
+
+    def note_ready(self, name: str) -> bool:
+        """Note that a process is ready; returns whether all are, for the first time."""
+        if name not in self.alive:  # it reported that, and ended
+            return False
+        self.ready.add(name)
+        self.failures.pop(name, None)
+        first = not self.served and len(self.ready) == self.fronts + self.replicas
+        self.served = self.served or first
+        return first
+
+    def note_ended(self, name: str, code: int) -> list[Action]:
+        """Note that a process has ended, with this exit code."""
+        self.alive.discard(name)
+        was_ready = name in self.ready
+        self.ready.discard(name)
+        if not self.may_start(name):
+            is_engine = name in self._engines()
+            return [] if is_engine or self._fronts_alive() else self._stop()
+        count = 0 if was_ready else self.failures.get(name, 0) + 1
+        self.failures[name] = count
+        never = not self.served and not was_ready
+        ends = never or (self.by_torchrun and name in self._engines())
+        others = name in self._engines() and self.ready.intersection(self._engines())
+        if ends or (count >= MOST_FAILURES and not others):
+            self.code = code or FAILED
+            return self._stop()
+        return [Start(name, min(FIRST_PAUSE * 2**count, LONGEST_PAUSE))]
+
+    def note_hang(self, name: str) -> list[Action]:
+        """Kill a process that hangs: it will end, and be restarted. While stopping, it
+        keeps its time to end.
+        """
+        return [] if self.phase == "stopping" else [Signal(name, "kill")]
+
+    def note_signal(self, *, interrupt: bool) -> list[Action]:
+        """Note a signal to end; an interrupt stops at once."""
+        if interrupt:
+            self.code = INTERRUPTED
+        if self.phase != "watching" or interrupt or not self._fronts_alive():
+            return self._stop()
+        self.phase = "draining"
+        return [Signal(name, "drain") for name in self._fronts_alive()]
+
+    def note_timeout(self) -> list[Action]:
+        """Kill the processes that did not end in time."""
+        self.phase = "stopping"
+        return [Signal(name, "kill") for name in sorted(self.alive)]
+
+    def _stop(self) -> list[Action]:
+        """Stop the fronts first, so that they notify their clients; then the engines."""
+        self.phase = "stopping"
+        names = self._fronts_alive() or self._engines()
+        return [Signal(name, "stop") for name in names if name in self.alive]
+
+    def _engines(self) -> Sequence[str]:
+        return engine_names(self.replicas)
+
+    def _fronts(self) -> Sequence[str]:
+        return [front_name(number) for number in range(self.fronts)]
+
+    def _fronts_alive(self) -> list[str]:
+        return [name for name in self._fronts() if name in self.alive]

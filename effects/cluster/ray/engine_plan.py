@@ -1,0 +1,90 @@
+"""The messages between the keeper of engines, the actor of each, and its process."""
+
+from pathlib import Path
+from typing import Final
+
+from attrs import evolve, field, frozen
+
+from minfer.effects.cluster.processes.replica_devices import ReplicaDevice
+from minfer.effects.net.addresses import Port
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.memory import CPU_SHARE
+from minfer.effects.setup.speculation_settings import speculative_config
+
+STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
+KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
+CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
+# Kinds of lines that an engine's process writes to its actor: KIND VALUE.
+KV: Final = "kv"  # the port where it receives KV blocks
+PORT: Final = "port"  # the port that it listens at
+READY: Final = "ready"  # the number of its KV blocks
+BEAT: Final = "beat"  # no value: a heartbeat
+WHY: Final = "why"  # the reason why it cannot be started
+
+
+@frozen(kw_only=True)
+class EnginePlan:
+    """What an actor needs to start the engine of a replica."""
+
+    number: int  # of the replica, from 0
+    replicas: int
+    fronts: int  # of the server
+    args: EngineArgs
+    secret: bytes = field(repr=False)  # of the links to these fronts
+    on_gpu: bool = False
+    timeout: float = 60.0  # seconds without a heartbeat until it is killed; 0: never
+    # KV blocks of the engine that it replaces: requests that are resubmitted may need as
+    # many. None: as the settings say.
+    blocks: int | None = None
+    keeper_timeout: float = KEEPER_TIMEOUT
+
+    def settings(self, gpus: str) -> EngineArgs:
+        """Limit this process to its part of the node; returns the engine's settings.
+        `gpus` are those that Ray gave the actor, as in CUDA_VISIBLE_DEVICES.
+        """
+        device = ReplicaDevice(
+            number=self.number,
+            gpus=gpus if self.on_gpu else "",
+            threads=self.args.parallel.ranks,
+            memory=CPU_SHARE / self.replicas,  # all may be on one node
+        )
+        args = device.take(self.args)
+        if self.blocks is None:
+            return args
+        return evolve(
+            args, num_gpu_blocks_override=self.blocks, kv_cache_memory_bytes=None
+        )
+
+
+@frozen(kw_only=True)
+class EngineState:
+    """The state of an engine's process on a node, as its actor knows it."""
+
+    node: str  # for messages
+    node_id: str = ""  # Ray's, in hex
+    port: Port | None = None  # where it listens; None: not yet
+    kv: Port | None = None  # where it receives KV blocks, if it does
+    blocks: int | None = None  # of its KV cache; None: it is not ready
+    code: int | None = None  # exit code; negative: the signal's number; None: it runs
+    why: str = ""  # why it ended; empty: see its log
+
+
+def with_absolute_paths(args: EngineArgs) -> EngineArgs:
+    """Returns settings with absolute paths, for processes with other working folders."""
+    drafts = speculative_config(args.speculative_config)
+    if drafts is not None:
+        drafts = evolve(drafts, model=_with_absolute_path(drafts.model))
+    return evolve(
+        args,
+        model=_with_absolute_path(args.model),
+        speculative_config=drafts,
+        journal=args.journal and Path(args.journal).resolve(),
+        kv_disk=args.kv_disk and Path(args.kv_disk).resolve(),
+    )
+
+
+def _with_absolute_path(model: str | None) -> str | None:
+    """A model as it is, but for a folder, or a file, that is here."""
+    if model is None or not Path(model).exists():
+        return model
+    return str(Path(model).resolve())

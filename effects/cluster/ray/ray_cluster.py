@@ -1,0 +1,243 @@
+"""The Ray cluster: how minfer connects to it, which resources a replica needs, and
+whether the nodes can serve the model.
+
+Ranks of a replica are processes that its engine starts on its own node. So a replica is
+one actor with a GPU for each rank, and Ray takes the resources of an actor from one node;
+a placement group would be needed for several actors.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+
+import ray
+from attrs import field, frozen
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from minfer.effects.cluster.ray.node_check import model_error
+from minfer.effects.net.addresses import read_port
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.values.checks import ConfigError
+from minfer.values.texts import without_breaks
+from minfer.version import __version__
+
+# Seconds that nodes have to check a model in: they may have to download it.
+CHECK_TIMEOUT: Final = 120.0
+CONNECT_TIMEOUT: Final = 5.0  # seconds for a TCP connection to the cluster's head
+GPU: Final = "GPU"
+CPU: Final = "CPU"
+_log = logging.getLogger("minfer.cluster")
+
+
+@frozen(kw_only=True)
+class Node:
+    """A node of the cluster."""
+
+    id: str
+    name: str  # for messages
+    address: str  # at which Ray's ports of the node are reached
+    resources: Mapping[str, float] = field(repr=False)  # in all, used or not
+
+    def has(self, needs: Mapping[str, float]) -> bool:
+        """Whether a replica would fit if nothing else ran on the node."""
+        return all(self.resources.get(name, 0) >= count for name, count in needs.items())
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[None]:
+    """`connect`, and disconnect at the end. Raises ConfigError."""
+    connect("minfer")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def connect(namespace: str) -> None:
+    """Connect to the cluster of `RAY_ADDRESS`, else to one that runs on this machine,
+    else to a new one with only this machine. Raises ConfigError.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # holds for a new cluster
+    try:
+        # Not part of Ray's stable API. Without RAY_ADDRESS, it is the cluster that was
+        # started last on this machine, which may have been killed.
+        found = ray._private.services.get_ray_address_from_environment(None, None)
+        _check_address(found or "")
+        ray.init(namespace=namespace, logging_level=logging.WARNING)
+    except (OSError, RayError, RuntimeError, ValueError) as error:
+        where = os.environ.get("RAY_ADDRESS") or "of this machine"
+        why = without_breaks(error)
+        raise ConfigError(
+            f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
+            "`ray status`; `ray stop` forgets a cluster of this machine that was killed"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError if nobody listens at an address: Ray would try for many minutes."""
+    place = address.removeprefix("ray://")
+    if "://" in place:  # Ray refuses it, as it does an HTTP address, or has a plugin
+        return
+    try:
+        port = read_port(place)
+    except ValueError:  # it is empty or a word such as `auto`, or Ray refuses it
+        return
+    socket.create_connection(port, CONNECT_TIMEOUT).close()
+
+
+def nodes() -> list[Node]:
+    """The nodes that are alive."""
+    return [
+        Node(
+            id=one["NodeID"],
+            name=f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']}, "
+            f"{one['NodeID'][:8]})",
+            address=one["NodeManagerAddress"],
+            resources=one["Resources"],
+        )
+        for one in ray.nodes()
+        if one["Alive"]
+    ]
+
+
+def warn_of_open_ports(found: Sequence[Node]) -> None:
+    """Log a warning if other machines may run code on the nodes through Ray's ports:
+    token authentication is off, and the address of a node is not private. Machines in the
+    same private network are not checked.
+    """
+    public = sorted({node.address for node in found if not _is_private(node.address)})
+    if not public or has_token_authentication():
+        return
+    _log.warning(
+        "any machine that reaches Ray's ports at %s can run code there: set "
+        "RAY_AUTH_MODE=token for `ray start` on all nodes and for this command, with one "
+        "token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token), or have the "
+        "nodes in a network of their own",
+        ", ".join(public),
+    )
+
+
+def has_token_authentication() -> bool:
+    """Whether Ray sends its token with each call of this process, and refuses calls to it
+    without that. Nodes without authentication take calls with a token, too.
+    """
+    # Not part of Ray's stable API. Ray has it since 2.52.
+    with contextlib.suppress(ImportError):
+        from ray._private.authentication import authentication_utils
+
+        return bool(authentication_utils.is_token_auth_enabled())
+    return False
+
+
+def _is_private(address: str) -> bool:
+    """Whether it is an address of this machine or of a private network."""
+    with contextlib.suppress(ValueError):  # it is a name
+        return ip_address(address).is_private
+    return False
+
+
+def draining_nodes() -> frozenset[str]:
+    """The ids of nodes that are being drained: they will leave, and get no new actors."""
+    # Not part of Ray's stable API, which has no such call; Ray's own libraries use it.
+    drained: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
+    return frozenset(drained)
+
+
+def has_room(needs: Mapping[str, float], without: Collection[str]) -> bool:
+    """Whether a replica fits now on a node that is not in `without` (ids of nodes)."""
+    free: Mapping[str, Mapping[str, float]]
+    free = ray._private.state.available_resources_per_node()
+    return any(
+        all(has.get(name, 0) >= count for name, count in needs.items())
+        for node, has in free.items()
+        if node not in without
+    )
+
+
+def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
+    """The resources of a replica, by Ray's names: a GPU for each rank, or else a CPU.
+    With `--device auto`, GPUs if any of the nodes has one.
+    """
+    on_gpus = args.executor == "torch" and (
+        args.device == "cuda" or (args.device == "auto" and any(map(_has_gpu, found)))
+    )
+    return {GPU if on_gpus else CPU: args.parallel.ranks}
+
+
+def check_nodes(args: EngineArgs, found: Sequence[Node], *, later: bool = False) -> None:
+    """Raise ConfigError if no node has the resources of a replica, or if one that has
+    them lacks this version of minfer, or cannot read the model. The error names each such
+    node. `later`: it is no error if no node has the resources, as one may join later.
+    """
+    needed = needs(args, found)
+    able = [node for node in found if node.has(needed)]
+    if not able and later:
+        return
+    if not able:
+        (name, count), *_ = needed.items()
+        has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]
+        raise ConfigError(
+            f"each replica needs {count} {name} of one node: {'; '.join(has)}"
+        )
+    bad = _asked(able, _version_check(), __version__)
+    if not bad:  # another version may not be able to unpickle the settings
+        bad = _asked(able, model_error, args)
+    there = {node.id for node in nodes()}  # a node that has left meanwhile is no error
+    each = [f"node {node.name}: {why}" for node, why in bad if node.id in there]
+    if each:
+        raise ConfigError(f"the cluster cannot serve this model: {'; '.join(each)}")
+
+
+def _version_check() -> Callable[[str], str]:
+    """A check that a node has the version of minfer that the argument names. Ray pickles
+    nested functions by value, so it runs even where minfer is missing.
+    """
+
+    def check(version: str) -> str:
+        try:
+            from minfer.version import __version__ as there
+        except ImportError:
+            return f"minfer is not installed; install {version}"
+        if there == version:
+            return ""
+        return f"it has minfer {there}, and the server has {version}"
+
+    return check
+
+
+def _asked(
+    able: Sequence[Node], check: Callable[[Any], str], about: object
+) -> list[tuple[Node, str]]:
+    """Run a check on each of these nodes; returns those with a result that is not empty,
+    or that failed, with the result or the error.
+    """
+    task = ray.remote(check)
+    asked = [
+        task.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        ).remote(about)
+        for node in able
+    ]
+    ray.wait(asked, num_returns=len(asked), timeout=CHECK_TIMEOUT)
+    said = zip(able, map(_answer, asked), strict=True)
+    return [(node, why) for node, why in said if why]
+
+
+def _answer(asked: Any) -> str:
+    try:
+        return str(ray.get(asked, timeout=0))
+    except TimeoutError:
+        return f"it did not answer within {CHECK_TIMEOUT:g} s"
+    except RayError as error:
+        return without_breaks(error)[-300:]
+
+
+def _has_gpu(node: Node) -> bool:
+    return node.has({GPU: 1})

@@ -1,0 +1,56 @@
+"""The attempts to have one request answered by some backend."""
+
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.cluster.dispatch.dispatcher import NotPlacedError, TooManyWaitingError
+from minfer.effects.proxy.forwarding import (
+    DISCONNECTED,
+    SILENT,
+    Failed,
+    Refused,
+)
+from minfer.effects.serving.client_errors import OVERLOADED, ApiError
+
+# Backends that may close the connection or fall silent over a request before it is given
+# up: it may crash backends, and must not crash all of them.
+MAX_ENDED: Final = 2
+UNAVAILABLE: Final = 503
+_SOON: Final = 1  # seconds until a client should try again
+
+
+def not_placed(error: NotPlacedError) -> ApiError:
+    """Returns the answer to a request that the dispatcher has refused."""
+    code = OVERLOADED if isinstance(error, TooManyWaitingError) else "no_backend"
+    return ApiError(str(error), None, code, UNAVAILABLE, _SOON)
+
+
+def no_backend() -> ApiError:
+    """Returns the error while no backend takes requests."""
+    return not_placed(NotPlacedError("no server behind this router takes requests now"))
+
+
+@define
+class Attempts:
+    """What the attempts so far came to."""
+
+    allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
+    tried: list[str] = field(factory=list)  # backends
+    ended: int = 0  # of these, which closed the connection or fell silent
+    refused: Refused | None = None  # the last refusal
+    error: ApiError = field(factory=no_backend)  # of the last that failed
+
+    def note(self, outcome: Failed | Refused) -> bool:
+        """Note an attempt; returns whether another backend may be tried after it."""
+        if isinstance(outcome, Refused):
+            is_first, self.refused = self.refused is None, outcome
+            return is_first
+        self.error = outcome.error
+        self.ended += outcome.cause in (DISCONNECTED, SILENT)
+        return outcome.again and self.ended < MAX_ENDED
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another backend may be tried if the present one falls silent."""
+        return self.ended + 1 < MAX_ENDED

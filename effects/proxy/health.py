@@ -1,0 +1,148 @@
+"""Health of the backends behind a router: each is asked every few seconds.
+
+    GET /health refused, or 5xx                it has left
+    GET /health without an answer, 3 times     it has left
+    GET /health well, GET /ready 503           it drains: what runs there goes on
+    GET /health well, else                     it takes requests; vLLM has no /ready
+
+Each time a backend answers, its models are read, too (`backend_models`).
+
+A backend that refuses the connection of a client's request has left at once; after any
+failed request it is asked again at once. While it does not answer, requests whose answer
+has not begun may move to another backend (`note_silent`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import aiohttp
+from attrs import define, evolve, field, frozen
+
+from minfer.effects.cluster.dispatch.dispatcher import Dispatcher
+from minfer.effects.proxy.backend_models import (
+    MAX_LIST_BYTES,
+    MODELS_PATH,
+    ModelList,
+    read_models,
+)
+from minfer.effects.proxy.bounded_read import read_at_most
+
+INTERVAL: Final = 2.0  # seconds between two questions
+PATIENCE: Final = 5.0  # seconds for an answer
+MAX_SILENT: Final = 3  # questions in a row without an answer: then it has left
+_FAILED: Final = 500
+_UNREADY: Final = 503
+_log: Final = logging.getLogger("minfer.router")
+
+
+class Health(Enum):
+    """What was found out about a backend."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    GONE = "gone"
+    SILENT = "silent"
+
+
+_WELL: Final = (Health.READY, Health.DRAINING)
+
+
+@define(eq=False)
+class HealthWatch:
+    """Asks one backend, and tells the dispatcher."""
+
+    name: str  # its base URL
+    http: aiohttp.ClientSession
+    dispatcher: Dispatcher
+    # Called when its process seems to have ended: it refused a connection.
+    note_gone: Callable[[], None] = field(default=lambda: None)
+    # Called for each unanswered question, from the third in a row on.
+    note_silent: Callable[[], None] = field(default=lambda: None)
+    # Called with its models, whenever it has answered.
+    note_models: Callable[[ModelList], None] = field(default=lambda _: None)
+    health: Health = field(default=Health.DOWN, init=False)
+    silent: int = field(default=0, init=False)  # times in a row
+    _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(INTERVAL):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+            await self.ask()
+
+    async def ask(self) -> None:
+        """Ask now, and act on it."""
+        found = await self._question()
+        self.silent = self.silent + 1 if found is Health.SILENT else 0
+        if found is Health.SILENT and self.silent < MAX_SILENT:
+            return
+        self._note(found)
+        if found is Health.SILENT:
+            self.note_silent()
+
+    def failed(self, *, refused: bool) -> None:
+        """A request failed there."""
+        if refused:
+            self._note(Health.GONE)
+        self._asked.set()
+
+    def _note(self, found: Health) -> None:
+        if found is not self.health:
+            level = logging.INFO if found is Health.READY else logging.WARNING
+            _log.log(level, "%s is %s", self.name, found.value)
+        self.health = found
+        if found is Health.READY:
+            self.dispatcher.join(self.name)
+        elif found is Health.DRAINING:
+            self.dispatcher.drain(self.name)
+        else:
+            self.dispatcher.leave(self.name)
+        if found is Health.GONE:
+            self.note_gone()
+
+    async def _question(self) -> Health:
+        try:
+            if (await self._get("/health")).status >= _FAILED:
+                return Health.DOWN
+            ready = await self._get("/ready")
+        except aiohttp.ClientConnectorError:
+            return Health.GONE
+        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return Health.SILENT
+        await self._ask_models(ready.body)
+        return Health.DRAINING if ready.status == _UNREADY else Health.READY
+
+    async def _ask_models(self, ready: bytes) -> None:
+        """Note its models; `ready`, its answer to /ready, may name them without a key."""
+        try:
+            listed = read_models((await self._get(MODELS_PATH)).body)
+        except (aiohttp.ClientError, OSError):
+            return  # it is asked again
+        names = listed.names or read_models(ready).names
+        self.note_models(evolve(listed, names=names))
+
+    async def _get(self, path: str) -> "_Answer":
+        get = self.http.get(
+            self.name + path,
+            headers={"Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=PATIENCE),
+            allow_redirects=False,
+        )
+        async with get as response:
+            body = await read_at_most(response.content, MAX_LIST_BYTES)
+            return _Answer(response.status, body or b"")
+
+
+@frozen
+class _Answer:
+    status: int
+    body: bytes

@@ -1,0 +1,176 @@
+"""Blocks that a server has cached, by its stream of KV events, as vLLM publishes it.
+
+A batch is msgpack: [seconds, events, ..]. Events are maps, or, of vLLM before 0.20,
+arrays in the order below, whose first item is the kind:
+
+    BlockStored       hashes of consecutive blocks, the hash before them, their token ids
+    BlockRemoved      hashes
+    AllBlocksCleared
+
+Theory. A server's hashes cannot be computed here, so blocks get keys of their token ids,
+chained from their parents' as the keys of requests are (`token_keys`). Each block's hash
+is kept, as later events name it: as a parent, or as removed. Where batches were missed,
+blocks count as gone; their hashes stay known, and a block that is stored behind them
+shows that they are there, as a cached block has all that are before it.
+
+Not followed are blocks outside of the GPU, of layers with sliding windows, partial ones,
+and those that depend on more than tokens (adapters, images, salts).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from attrs import define, field, frozen
+
+from minfer.blocks.keys import Key, Keys, block_key
+from minfer.effects.proxy.token_keys import tokens_root
+from minfer.routing.messages import (
+    BlocksEvicted,
+    BlocksPublished,
+    CacheCleared,
+    RouterEvent,
+)
+
+REMEMBERED: Final = 2**20  # blocks of a server that are not known to be there
+_GPU: Final = (None, "GPU", "gpu")
+_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+BlockHash = int | bytes  # a server's own
+# What reading an invalid batch raises; RecursionError where it is nested too deep.
+_UNREADABLE: Final = (
+    *(LookupError, RecursionError, OverflowError, TypeError, ValueError),
+    msgspec.MsgspecError,
+)
+
+
+class KvEventError(ValueError):
+    """A batch of events that cannot be read."""
+
+
+@frozen
+class _Block:
+    key: Key
+    parent: BlockHash | None
+
+
+@define(eq=False)
+class ReportedCache:
+    """The blocks of one server, of `block_size` tokens."""
+
+    replica: str
+    block_size: int
+    _blocks: dict[BlockHash, _Block] = field(factory=dict, init=False)
+    _there: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
+    _group: int | None = field(default=None, init=False)  # the group of layers, if any
+
+    def cached(self) -> Keys:
+        """The keys of all blocks that are cached."""
+        return tuple([self._blocks[one].key for one in self._there])
+
+    def read(self, payload: bytes) -> list[RouterEvent]:
+        """Fold a batch; returns what it means to a router. Raises KvEventError."""
+        try:
+            batch = msgspec.msgpack.decode(payload)
+            events = batch["events"] if isinstance(batch, dict) else batch[1]
+            return [made for event in events for made in self._fold(*_named(event))]
+        except _UNREADABLE as error:
+            raise KvEventError(f"no batch of KV events: {error!r}") from None
+
+    def missed(self) -> CacheCleared:
+        """Note that batches were missed: what is cached is not known."""
+        self._there.clear()
+        return CacheCleared(self.replica)
+
+    def restarted(self) -> CacheCleared:
+        """Note that the server was started again: its hashes may be others."""
+        self._blocks.clear()
+        self._group = None
+        return self.missed()
+
+    def _fold(self, kind: str, event: Mapping[str, Any]) -> Iterator[RouterEvent]:
+        if kind == "AllBlocksCleared":
+            yield self.missed()
+        elif event.get("medium") not in _GPU:
+            return
+        elif kind == "BlockStored" and self._is_followed(event):
+            stored = self._stored(event)
+            if stored:
+                yield BlocksPublished(self.replica, stored)
+        elif kind == "BlockRemoved" and event.get("group_idx") in (None, self._group):
+            removed = self._removed(event["block_hashes"])
+            if removed:
+                yield BlocksEvicted(self.replica, removed)
+
+    def _is_followed(self, event: Mapping[str, Any]) -> bool:
+        group = event.get("group_idx")
+        plain = (
+            event["block_size"] == self.block_size
+            and not event.get("kv_cache_spec_sliding_window")
+            and event.get("lora_id") is None
+            and event.get("lora_name") is None
+            and not any(event.get("extra_keys") or ())
+        )
+        if plain and self._group is None:
+            self._group = group
+        return plain and group == self._group
+
+    def _stored(self, event: Mapping[str, Any]) -> Keys:
+        """The keys of new blocks, with those before them that turn out to be there."""
+        parent, hashes = event["parent_block_hash"], event["block_hashes"]
+        ids, size = event["token_ids"], self.block_size
+        if len(ids) != len(hashes) * size:
+            raise ValueError(f"{len(hashes)} blocks have {len(ids)} token ids")
+        if parent is not None and parent not in self._blocks:
+            return ()  # its beginning was missed
+        found = [*reversed([*self._found_again(parent)])]
+        key = tokens_root() if parent is None else self._blocks[parent].key
+        for at, name in enumerate(hashes):
+            key = block_key(key, ids[at * size : (at + 1) * size])
+            self._blocks[name] = _Block(key, parent)
+            self._there.add(name)
+            found.append(key)
+            parent = name
+        if len(self._blocks) > len(self._there) + REMEMBERED:
+            self._blocks = {name: self._blocks[name] for name in self._there}
+        return tuple(found)
+
+    def _found_again(self, name: BlockHash | None) -> Iterator[Key]:
+        """The blocks from this one to the first that were not known to be there."""
+        while name is not None and name not in self._there and name in self._blocks:
+            self._there.add(name)
+            block = self._blocks[name]
+            yield block.key
+            name = block.parent
+
+    def _removed(self, hashes: list[BlockHash]) -> Keys:
+        gone = [name for name in hashes if name in self._there]
+        self._there.difference_update(gone)
+        keys = tuple([self._blocks[name].key for name in gone])
+        for name in hashes:
+            self._blocks.pop(name, None)
+        return keys
+
+
+def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
+    """An event's kind and its fields by name. Raises KeyError and the like."""
+    if isinstance(event, dict):
+        kind = event["type"]
+        return kind, event if kind in _ORDER else {}
+    kind, *values = event
+    return kind, dict(zip(_ORDER.get(kind, ()), values, strict=False))

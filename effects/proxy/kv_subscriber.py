@@ -1,0 +1,127 @@
+"""Listens to a server's stream of KV events over ZeroMQ, as vLLM publishes it.
+
+    PUB     topic, number (8 bytes, big-endian), batch
+    ROUTER  a first number --> the batches from there on that are kept, then number -1
+
+Where a number is missing, missed batches are asked for at the second address, if there is
+one. If they are not kept any more, the cache counts as unknown until blocks are stored
+again. A number that is not above the last one shows that the server was started again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from attrs import define, field
+
+from minfer.effects.proxy.backends import KvSource
+from minfer.effects.proxy.kv_events import KvEventError, ReportedCache
+from minfer.routing.messages import RouterEvent
+
+_NUMBER: Final = 8  # bytes
+_END: Final = -1
+_LARGEST: Final = 2**26  # bytes of a message
+_PATIENCE: Final = 5.0  # seconds for the next batch that is sent again
+_log: Final = logging.getLogger("minfer.router")
+
+
+@define(eq=False)
+class KvSubscriber:
+    """Follows one server; `apply` gets what its events mean."""
+
+    source: KvSource
+    cache: ReportedCache
+    apply: Callable[..., None]
+    _next: int = field(default=0, init=False)  # the number of the next batch
+    _heard: int = field(default=-1, init=False)  # the last number that was published
+
+    def restart(self) -> None:
+        """Note that the server has ended: the next one begins anew."""
+        self._next, self._heard = 0, -1
+        self.apply(self.cache.restarted())
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until ZeroMQ fails, which is logged."""
+        context = zmq.asyncio.Context()
+        try:
+            await self._follow(context)
+        except zmq.ZMQError as error:
+            _log.error("%s cannot be followed: %s", self.source.events, error)
+        finally:
+            context.destroy(linger=0)
+
+    async def _follow(self, context: "zmq.asyncio.Context") -> None:
+        socket = context.socket(zmq.SUB)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        socket.subscribe(b"")
+        socket.connect(self.source.events)
+        await self._catch_up(context)
+        while True:
+            parts = await socket.recv_multipart()
+            number = _number_of(parts[1:])
+            if number is not None:
+                await self._take(number, parts[2], context)
+
+    async def _take(
+        self, number: int, batch: bytes, context: "zmq.asyncio.Context"
+    ) -> None:
+        """Take a batch in its turn."""
+        if number <= self._heard:  # the server was started again
+            self.restart()
+        self._heard = number
+        if number > self._next:
+            await self._catch_up(context)
+        if number > self._next:  # some are not kept any more
+            self.apply(self.cache.missed())
+            self._next = number
+        if number == self._next:  # else it came with those that were missed
+            self._read(number, batch)
+
+    async def _catch_up(self, context: "zmq.asyncio.Context") -> None:
+        """Read the batches from the next one on that the server has kept."""
+        async for number, batch in self._again(context):
+            if number > self._next:
+                self.apply(self.cache.missed())
+            if number >= self._next:
+                self._read(number, batch)
+
+    async def _again(
+        self, context: "zmq.asyncio.Context"
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        if not self.source.replay:
+            return
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        try:
+            socket.connect(self.source.replay)
+            await socket.send_multipart([b"", self._next.to_bytes(_NUMBER, "big")])
+            while True:
+                async with asyncio.timeout(_PATIENCE):
+                    parts = await socket.recv_multipart()
+                number = _number_of(parts[1:])
+                if number is None or number == _END:
+                    return
+                yield number, parts[2]
+        except TimeoutError:
+            _log.warning("%s does not answer", self.source.replay)
+        finally:
+            socket.close(linger=0)
+
+    def _read(self, number: int, batch: bytes) -> None:
+        self._next = number + 1
+        try:
+            events: list[RouterEvent] = self.cache.read(batch)
+        except KvEventError as error:
+            _log.warning("%s: %s", self.source.events, error)
+            events = [self.cache.missed()]
+        if events:
+            self.apply(*events)
+
+
+def _number_of(parts: list[Any]) -> int | None:
+    """The number at the head of a message; None if it is not one of this protocol."""
+    whole = len(parts) == 2 and len(parts[0]) == _NUMBER
+    return int.from_bytes(parts[0], "big", signed=True) if whole else None

@@ -1,0 +1,203 @@
+"""An engine that is made up, its host, and fronts on links without sockets."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attrs import define, evolve, field
+
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.output_routing import Session
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.client import EngineMessage, Listener, Snapshot, TurnOutputs
+from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.live_requests import LiveRequests, Stage
+from minfer.effects.live.totals import NO_TOTALS
+from minfer.records.messages import Admitted, Finish, Finished
+from minfer.records.request import Request
+
+READY = wire.EngineReady("cpu", 9, b"print")
+IDLE = Snapshot(
+    time=0.0,
+    dead="",
+    draining=False,
+    requests=0,
+    running=0,
+    waiting=0,
+    waiting_for={},
+    blocks=9,
+    blocks_free=9,
+    blocks_cached=0,
+    resets=0,
+    stalled=0.0,
+    failing=0,
+    totals=NO_TOTALS,
+)
+
+
+def names_of(remote: Remote) -> list[str]:
+    """The names of a front's requests on its link."""
+    return [name for one in remote._requests.all() for name in one.names]
+
+
+def request(name: str = "a", **more: Any) -> Request:
+    return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **more)
+
+
+@define(eq=False)
+class MadeUp:
+    """An `EngineClient` that notes what it is asked for, and says what it is told to."""
+
+    now: float = 0.0
+    state: Snapshot = IDLE
+    served: dict[str, Request] = field(factory=dict)
+    requested: list[tuple[str, ...]] = field(factory=list)  # what came in which turn
+    cancelled: list[str] = field(factory=list)
+    ends: list[Finish] = field(factory=list)
+    listeners: list[Listener] = field(factory=list)
+    busy: frozenset[str] = frozenset()  # ids that it takes for being served
+    dead: BaseException | None = None
+    unready: str = ""
+    machine: str = ""
+    working: bool = False
+    resets: int = 0
+    live: LiveRequests = field(factory=LiveRequests)
+
+    def clock(self) -> float:
+        return self.now
+
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        assert early
+        self.listeners.append(listener)
+
+    def check(self, request: Request) -> None:
+        """Nothing is queried."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self.dead is not None:
+            raise EngineDeadError("dead")
+        for one in requests:
+            if one.id in self.served or one.id in self.busy:
+                raise RequestError(f"{one.id} is being served")
+        for one in requests:
+            self.live.add(one).stage = Stage.SUBMITTED
+        self.served.update({one.id: one for one in requests})
+        self.requested.append(tuple(one.id for one in requests))
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        known = frozenset(ids) & self.served.keys()
+        self.cancelled += sorted(known)
+        return known
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        self.ends += ends
+
+    def reset_cache(self) -> None:
+        """Nothing is queried."""
+
+    def snapshot(self) -> Snapshot:
+        return self.state
+
+    def drain(self, timeout: float | None = None) -> bool:
+        raise AssertionError(timeout)
+
+    def close(self) -> None:
+        """Nothing is queried."""
+
+    def say(self, message: EngineMessage) -> None:
+        for hear in self.listeners:
+            hear(message)
+
+    def admit(self, *names: str) -> None:
+        """Let requests in, and say so before their first step."""
+        starts = tuple(Admitted(name, 0, 0.0, 0, 3) for name in names)
+        self.say(TurnOutputs(time=self.now, arrived=names, reasons=starts))
+
+    def give(self, **tokens: int) -> None:
+        """A token for each of these requests, by id."""
+        ids = tuple((name, 0) for name in tokens)
+        self.say(
+            TurnOutputs(
+                time=self.now, ids=ids, tokens=tuple((t,) for t in tokens.values())
+            )
+        )
+
+    def end(self, name: str, reason: str = "length") -> None:
+        done = Finished(name, 0, reason, 1)
+        del self.served[name]
+        self.live.end(name)
+        self.say(TurnOutputs(time=self.now, finished=(done,)))
+
+
+@define(eq=False)
+class Ends:
+    """A host with fronts, which hear what it says when `carry` is called."""
+
+    fronts: int = 1
+    engine: MadeUp = field(factory=MadeUp)
+    host: Host = field(init=False)
+    remotes: list[Remote] = field(init=False)
+    heard: list[list[EngineMessage]] = field(init=False)
+    sessions: list[Session] = field(init=False)
+    down: list[list[bytes]] = field(init=False)
+    why: list[str] = field(factory=list)  # the engine broke
+
+    def __attrs_post_init__(self) -> None:
+        self.host = Host(self.fronts, self.why.append)
+        self.remotes, self.heard, self.sessions, self.down = [], [], [], []
+        for number in range(self.fronts):
+            remote = Remote(number, clock=self.engine.clock)
+            self.heard.append([])
+            remote.listen(self.heard[-1].append)
+            self.remotes.append(remote)
+            self.down.append([])
+            self.sessions.append(Session(self.down[-1].append))
+
+    def link(self, number: int = 0) -> None:
+        """Have a front make its link."""
+        self.down[number] = []
+        session = self.sessions[number] = Session(self.down[number].append)
+        self.host.join(session)
+        self.remotes[number].connect(self.speaking(session))
+
+    def speaking(self, session: Session) -> Callable[[wire.ToEngine], None]:
+        return lambda message: self.host.receive(
+            session, wire.read_to_engine(wire.encode(message))
+        )
+
+    def cut(self, number: int = 0) -> None:
+        self.host.leave(self.sessions[number])
+        self.remotes[number].disconnect()
+
+    def open(self) -> None:
+        self.host.open(self.engine, READY)
+
+    def carry(self) -> None:
+        """Have all fronts hear what was said to them."""
+        for remote, emitted in zip(self.remotes, self.down, strict=True):
+            while emitted:
+                remote.receive(wire.read_to_front(emitted.pop(0)))
+
+    def emitted(self, number: int, kind: type[Any]) -> list[Any]:
+        """What of a kind was said to a front that has not heard it yet."""
+        every = [wire.read_to_front(data) for data in self.down[number]]
+        return [one for one in every if isinstance(one, kind)]
+
+
+def linked(fronts: int = 1) -> Ends:
+    """A host whose engine is ready, and whose fronts are there."""
+    made = Ends(fronts)
+    made.open()
+    for number in range(fronts):
+        made.link(number)
+    made.carry()
+    return made
+
+
+def other(record: Any, **values: Any) -> Any:
+    """A record with these values, which must be all that it has, and none as it was."""
+    names = {one.name for one in record.__attrs_attrs__ if one.init}
+    assert names == set(values), "a field is new: does it cross the line?"
+    for name, value in values.items():
+        assert getattr(record, name) != value, f"{name} would not be missed"
+    return evolve(record, **values)

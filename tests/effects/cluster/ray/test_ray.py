@@ -1,0 +1,186 @@
+"""`minfer serve --distributed ray` on a cluster of this machine, of which an engine, the
+process that keeps the engines, and a node are lost under load: no request is.
+`bench.ray_deaths` kills more of them, and more often.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+from attrs import evolve
+
+from minfer import SamplingParams
+from minfer.effects.live.llm import LLM
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.values.checks import ConfigError
+from minfer.version import __version__
+from tests.effects.cluster.ray.ray_nodes import RayNodes, ray_nodes
+from tests.effects.serving.process_deaths import ENGINE, SOON, Load, Server, server
+from tests.effects.serving.test_two_machines import BODIES, PROMPTS, TOKENS
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+
+OPTIONS: Final = (
+    "--distributed=ray",
+    "--dtype=float32",
+    "--num-gpu-blocks-override=128",
+)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """A cluster of one node."""
+    with ray_nodes(1) as made:
+        yield made
+
+
+async def until(true: Callable[[], object], within: float = SOON) -> None:
+    async with asyncio.timeout(within):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+async def until_ready(served: Server, count: int) -> None:
+    said = f"{count} of 2 replicas"
+    await until(lambda: served.get("/health").json()["ready"] == said)
+
+
+def received(served: Server) -> float:
+    """Blocks that engines have got from others."""
+    said = served.get("/metrics").text
+    found = re.search(r"^minfer_kv_received_blocks_total{.*} (.*)$", said, re.M)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.long
+def test_no_request_is_lost_with_engines_keepers_and_nodes(nodes: RayNodes) -> None:
+    node, load = nodes.join(), Load("", BODIES)
+
+    async def run(served: Server) -> None:
+        await served.until_ready()
+        await until_ready(served, 2)
+        each = served.get("/health").json()["replicas"]
+        machine = f"{socket.gethostname()} ({node.node_ip_address})"
+        assert [one["machine"] for one in each] == [machine] * 2
+        async with load.clients(2):
+            await load.flows(time.monotonic())
+            await until(lambda: received(served) > 0)
+            keeper = served.kill(ENGINE)
+            os.kill(Random(0).choice(nodes.engines()), signal.SIGKILL)
+            await served.successor(ENGINE, keeper)
+            await until_ready(served, 1)
+            await load.flows(time.monotonic())
+            await until_ready(served, 2)
+            nodes.remove(node)
+            await until_ready(served, 1)
+            await load.flows(time.monotonic())
+            nodes.remove(nodes.join())  # one that leaves before anything runs there
+            nodes.join()
+            await until_ready(served, 2)
+
+    with server(*OPTIONS, "--prefill=1", "--decode=1") as served:
+        load.url = served.url
+        served.drain()
+        asyncio.run(run(served))
+        served.process.send_signal(signal.SIGINT)  # its actors end with it
+        served.process.wait(SOON)
+    assert not nodes.engines()
+    assert load.lost() == []
+    one = LLM(dtype="float32", device="cpu", num_gpu_blocks_override=128)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    right = [each.outputs[0].text for each in one.generate(PROMPTS, params)]
+    assert {(which, answer.text[0]) for which, answer in load.ended} == set(
+        enumerate(right)
+    )
+
+
+@pytest.mark.long
+def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> None:
+    from minfer.effects.cluster.ray.ray_cluster import check_nodes
+    from minfer.effects.cluster.ray.ray_cluster import nodes as found
+
+    old = tmp_path / "old" / "minfer"
+    old.mkdir(parents=True)
+    (old / "__init__.py").touch()
+    (old / "version.py").write_text("__version__ = '0.0.7'")
+    other = nodes.join(env_vars={"PYTHONPATH": str(old.parent)})
+    try:
+        failed = serve_in_vain(tmp_path)
+        assert f"{other.node_id[:8]}): it has minfer 0.0.7" in failed
+        assert failed.count("node ") == 1
+        with pytest.raises(ConfigError, match="each replica needs 1 GPU of one") as error:
+            check_nodes(EngineArgs(device="cuda"), found())
+        assert str(error.value).count(" has 0") == len(found())
+    finally:
+        nodes.remove(other)
+
+
+@pytest.mark.long
+def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
+    import ray
+
+    from minfer.effects.cluster.ray.engine_place import EnginePlace
+    from minfer.effects.cluster.ray.engine_plan import EnginePlan
+
+    args = EngineArgs(dtype="float32", num_gpu_blocks_override=128)
+    one = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
+    plan, place = evolve(one, keeper_timeout=2.0), EnginePlace("test 0", {"CPU": 1})
+    actor = place.actor()
+
+    async def run() -> None:
+        end = time.monotonic() + 2 * plan.keeper_timeout
+        while time.monotonic() < end or not nodes.engines():
+            state = await actor.keep.remote(__version__, plan)
+            assert state.code is None
+            await asyncio.sleep(0.1)
+        await until(lambda: not (place.is_there or nodes.engines()))
+
+    asyncio.run(run())
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(actor.keep.remote(__version__, plan))
+
+
+@pytest.mark.long
+def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.effects.cluster.ray.ray_cluster import connected
+
+    for address, why in (
+        ("127.0.0.1:9", "refused"),
+        ("ray://127.0.0.1:9", "refused"),
+        ("[::1]:9", "refused|Cannot assign|not supported"),
+        ("http://127.0.0.1:9", "HTTP address"),  # of its dashboard, as for `ray job`
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        how = f"cluster {re.escape(address)} cannot be used: .*({why})"
+        with pytest.raises(ConfigError, match=how), connected():
+            raise AssertionError
+    monkeypatch.delenv("RAY_ADDRESS")
+    gone = "ray._private.utils.read_ray_address"  # of the cluster that was started last
+    monkeypatch.setattr(gone, lambda *_: "127.0.0.1:9")
+    how = "of this machine cannot be used: .*refused"
+    with pytest.raises(ConfigError, match=how), connected():
+        raise AssertionError
+
+
+def serve_in_vain(folder: Path) -> str:
+    """What a server says that cannot start, in a folder: Ray's workers import from it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "minfer", "serve", "--port=0", *OPTIONS],
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]

@@ -1,0 +1,98 @@
+"""Requests that killed engines are known for a while, by client and digest."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.effects.cluster.link import crash_denylist
+from minfer.effects.cluster.link.crash_denylist import (
+    MAX_CLIENT_DEATHS,
+    REFUSED_SECONDS,
+    CrashDenylist,
+    CrashingRequest,
+    request_digest,
+)
+from minfer.records.request import SamplingParams
+from tests.effects.cluster.ends import request
+
+
+def test_a_digest_is_of_what_determines_the_work() -> None:
+    asked = request(n=2, stop_ids=frozenset((3, 1)))
+    same = evolve(asked, id="b", seed=9, client="x", root=b"salt", output=(), priority=1)
+    assert request_digest(asked) == request_digest(same)
+    others = [
+        evolve(asked, prompt=(1, 2)),
+        evolve(asked, max_tokens=8),
+        evolve(asked, n=1),
+        evolve(asked, stop_ids=frozenset((3,))),
+        evolve(asked, bad_words=((5,),)),
+        evolve(asked, sampling=SamplingParams(temperature=0.5)),
+        evolve(asked, pooling="last"),
+    ]
+    digests = {request_digest(one) for one in (asked, *others)}
+    assert len(digests) == 1 + len(others)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("xyz"),
+            st.integers(0, 5),
+            st.integers(1, 3),
+            st.floats(0.0, 300.0),
+        )
+    )
+)
+def test_they_are_known_for_ten_minutes(
+    deaths: list[tuple[str, int, int, float]],
+) -> None:
+    """As in a list of all of them, with the times at which engines died."""
+    now = 0.0
+    known = CrashDenylist(lambda: now)
+    every: list[tuple[float, str, bytes, int]] = []
+    for client, number, engines, pause in deaths:
+        now += pause
+        digest = bytes([number])
+        every = [one for one in every if one[0] > now - REFUSED_SECONDS]
+        new = (client, digest) not in [one[1:3] for one in every]
+        assert bool(known.add([CrashingRequest(client, digest, engines)])) == new
+        if new:
+            every.append((now, client, digest, engines))
+        ages = [
+            CrashingRequest(name, key, ended, now - at) for at, name, key, ended in every
+        ]
+        assert list(known.all()) == ages
+        for name in "xyz":
+            own = [one for one in every if one[1] == name]
+            assert known.isolates(name) == (
+                sum(one[3] for one in own) > MAX_CLIENT_DEATHS
+            )
+            for other in range(6):
+                right = bytes([other]) in [one[2] for one in own]
+                assert known.contains(name, bytes([other])) == right
+
+
+def test_what_another_process_knew_has_its_age() -> None:
+    now = 1000.0
+    known = CrashDenylist(lambda: now)
+    old, new = request("a", n=1), request("a", n=2)
+    ages = {old: REFUSED_SECONDS - 1, new: 0.0}
+    known.add(
+        [CrashingRequest("", request_digest(one), 1, age) for one, age in ages.items()]
+    )
+    assert known.refuses(evolve(old, seed=5))
+    now += 2.0
+    assert not known.refuses(old)
+    assert known.refuses(new)
+
+
+def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_denylist, "MAX_CRASHING_REQUESTS", 3)
+    known = CrashDenylist(lambda: 0.0)
+    known.add([CrashingRequest(f"{number}", b"", 9) for number in range(5)])
+    assert [known.has_client(f"{number}") for number in range(5)] == [False] * 2 + [
+        True
+    ] * 3
+    assert not known.isolates("0")
+    assert known.isolates("4")

@@ -1,0 +1,206 @@
+"""The engine's process: it says how far it is, ends when its parent says so, and when it
+breaks it ends, too.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define
+
+from minfer.effects.cluster.engine_server import engine_process
+from minfer.effects.cluster.engine_server.engine_process import BROKEN
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.journal.journal_files import read_journal
+from minfer.effects.net.child_signals import STOP
+from minfer.records.request import Request
+from tests.effects.cluster.plain import Plain, plain
+
+RUN = """
+import sys, time
+from pathlib import Path
+from minfer.effects.cluster.engine_server import engine_process
+from minfer.effects.live import served_model as served
+from minfer.effects.setup.engine_args import EngineArgs
+
+class Slow(served.ServedModel):
+    def _open(self, *how):
+        print("loads", flush=True)
+        time.sleep({slow})
+        super()._open(*how)
+        if {broken}:
+            self.worker.driver.executor.launch = lambda plan: 1 / 0
+
+engine_process.ServedModel = Slow
+args = EngineArgs(
+    executor="dry", num_gpu_blocks_override={blocks}, journal={journal!r}
+)
+code = engine_process.run_engine(
+    args, Path({path!r}), 1, lambda: print("ready", flush=True)
+)
+sys.exit(code)
+"""
+HELLO = wire.Hello(0, 1, 0, ())
+REQUESTED = Request(id="a", prompt=(1, 2, 3), max_tokens=40)
+
+
+@define(eq=False)
+class Engine:
+    """An engine's process."""
+
+    process: subprocess.Popen[str]
+    path: Path
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ended(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        return self.process.wait(20), self.process.stderr.read()
+
+
+@contextlib.contextmanager
+def engine(
+    folder: Path,
+    *,
+    slow: float = 0,
+    broken: bool = False,
+    journal: str | None = None,
+    blocks: int = 64,
+) -> Iterator[Engine]:
+    path = folder / "engine"
+    path.unlink(missing_ok=True)
+    code = RUN.format(
+        slow=slow, broken=broken, journal=journal, path=str(path), blocks=blocks
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        made = Engine(process, path)
+        try:
+            assert made.line() == "loads"
+            yield made
+        finally:
+            process.kill()
+
+
+def until(front: Plain, true: Callable[[wire.ToFront], bool]) -> None:
+    front.socket.settimeout(10)
+    while not any(map(true, front.hear())):
+        pass
+
+
+@pytest.mark.long
+def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
+    with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as front:
+        until(front, lambda one: one == wire.LoadingProgress("loading the model"))
+        until(
+            front, lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64
+        )
+        assert made.line() == "ready"
+        front.say(wire.SubmitRequests((REQUESTED,)))
+        until(
+            front, lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished)
+        )
+        made.process.send_signal(STOP)
+        assert front.is_cut()
+        assert made.ended() == (0, "")
+
+
+@pytest.mark.long
+def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
+    with engine(tmp_path) as made:
+        assert made.line() == "ready"
+        for one in (signal.SIGTERM, signal.SIGINT):
+            made.process.send_signal(one)
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+            until(
+                front,
+                lambda one: isinstance(one, wire.FrontOutputs) and bool(one.finished),
+            )
+        made.process.send_signal(STOP)
+        assert made.ended() == (0, "")
+
+
+@pytest.mark.long
+def test_an_unwanted_model_is_not_waited_for(tmp_path: Path) -> None:
+    with engine(tmp_path, slow=600) as made:
+        made.process.send_signal(STOP)
+        assert made.ended() == (0, "")
+
+
+@pytest.mark.long
+def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
+    with engine(tmp_path, broken=True) as made:
+        assert made.line() == "ready"
+        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+            said = front.rest()
+        # It is not announced as an end for which no request is blamed.
+        assert wire.LoadingProgress("ending") not in said
+        code, err = made.ended()
+    assert code == BROKEN
+    assert "the engine broke: ZeroDivisionError" in err
+    assert err.count("Traceback") == 1
+
+
+@pytest.mark.long
+def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    kept: dict[Path, bytes] = {}
+    for number in range(3):
+        with engine(tmp_path, journal=str(folder)) as made:
+            assert made.line() == "ready"
+            with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as front:
+                until(
+                    front,
+                    lambda one: isinstance(one, wire.FrontOutputs) and bool(one.tokens),
+                )
+                made.process.kill()
+                made.process.wait(10)
+        files = sorted(folder.iterdir())
+        assert len(files) == number + 1
+        for path, before in kept.items():
+            assert path.read_bytes() == before, "what was recorded is still there"
+        kept = {path: path.read_bytes() for path in files}
+    for path in kept:
+        assert sum(1 for _ in read_journal(path).turns()) > 1
+
+
+@pytest.mark.long
+def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
+    for blocks in (64, 32):  # there is less memory by then
+        with engine(tmp_path, blocks=blocks) as made:
+            assert made.line() == "ready"
+            with plain(made.path, HELLO) as front:
+                until(
+                    front,
+                    lambda one: (
+                        isinstance(one, wire.EngineReady) and one.num_blocks == 64
+                    ),
+                )
+
+
+def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes, over = SimpleQueue[int](), Event()
+    monkeypatch.setattr(engine_process, "LAST", 0.05)
+    monkeypatch.setattr("os._exit", codes.put)
+    crew = SimpleNamespace(lose=over.wait)  # what releases the device waits, too
+    executor: Any = SimpleNamespace(crew=crew)
+    engine_process._end_with_ranks(executor)
+    Thread(target=crew.lose, daemon=True).start()
+    assert codes.get(timeout=10) == BROKEN
+    over.set()

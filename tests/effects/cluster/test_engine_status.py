@@ -1,0 +1,34 @@
+"""What a front says of its engine."""
+
+import pytest
+from attrs import evolve
+
+from minfer.effects.cluster.engine_client.engine_status import (
+    QUIET,
+    reported_snapshot,
+    unknown_snapshot,
+)
+from tests.effects.cluster.ends import IDLE
+
+REPORTED = evolve(
+    IDLE, time=1.0, requests=3, running=2, waiting=1, blocks_cached=2, failing=7
+)
+REPORTED = evolve(REPORTED, stalled=0.5, dead="ZeroDivisionError()")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "ready", "stalled", "failing"),
+    [(0.1, True, 0.5, 7), (QUIET + 3, True, QUIET + 3, 7), (99.0, False, 0.0, 0)],
+)
+def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
+    quiet: float, ready: bool, stalled: float, failing: int
+) -> None:
+    found = reported_snapshot(8.0, REPORTED, quiet, ready=ready)
+    assert (found.stalled, found.failing) == (stalled, failing)
+    assert (found.time, found.running, found.blocks_cached) == (8.0, 2, 2)
+    assert not found.dead, "there will be another one"
+
+
+def test_of_an_engine_without_messages_only_what_waits_for_it_is_known() -> None:
+    found = unknown_snapshot(2.0, 5)
+    assert (found.time, found.requests, found.running, found.stalled) == (2.0, 5, 0, 0.0)

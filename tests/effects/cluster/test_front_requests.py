@@ -1,0 +1,156 @@
+"""A front's requests: how they are asked for again, and how news of them read."""
+
+from attrs import evolve
+
+from minfer.effects.cluster.engine_client.front_requests import FrontRequests
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.quarantine import CLEARING_TOKENS, MAX_SOLO_DEATHS
+from minfer.effects.live.live_requests import LiveRequests
+from minfer.records.messages import Admitted, Finish, Finished
+from minfer.records.request import Request, SamplingParams
+from minfer.sampling.structured import StructuredOutputs
+
+
+def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:
+    return Request(id=name, prompt=(1, 2), max_tokens=9, n=n, first_sample=first_sample)
+
+
+def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.FrontOutputs:
+    return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
+
+
+def begun(*each: Request) -> FrontRequests:
+    """The requests of a front, all of them on its only replica."""
+    requests = FrontRequests(LiveRequests())
+    for one in each:
+        requests.send(requests.add(one), 0)
+    return requests
+
+
+def resumed(requests: FrontRequests) -> list[wire.Resumed]:
+    """All that is on no replica, as its next engine gets it."""
+    every = list(requests.unplaced.values())
+    return [part for kept in every for part in requests.resume(kept, 0)]
+
+
+def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
+    requests = begun(request())
+    requests.take(news(("a", 0), tokens=((5, 6),)))
+    reported = requests.take(
+        wire.FrontOutputs(time=2.0, ids=None, tokens=((7,),), drafts=(3,))
+    )
+    assert reported.drafts == (3,)
+    requests.lose(0)
+    (again,) = resumed(requests)
+    assert (again.request.output, again.request.prompt) == ((5, 6, 7), (1, 2))
+    assert again.request.id != "a", "late news of the old one would be taken for its own"
+    reported = requests.take(news((again.request.id, 0), tokens=((8,),)))
+    assert (reported.ids, reported.tokens) == ((("a", 0),), ((8,),))
+
+
+def test_samples_that_have_begun_go_on_each_by_itself() -> None:
+    requests = begun(request(n=3, first_sample=4))
+    requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
+    requests.end((Finished("a", 0, "length", 1),))
+    requests.lose(0)
+    parts = [one.request for one in resumed(requests)]
+    assert [(one.n, one.first_sample, one.output) for one in parts] == [
+        (1, 5, ()),
+        (1, 6, (6,)),
+    ]
+    (end,) = requests.finish([Finish("a", 2, 1)])[0]
+    assert (end.id, end.sample) == (parts[1].id, 0)
+    reported = requests.take(
+        wire.FrontOutputs(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
+    )
+    assert (reported.finished[0].id, reported.finished[0].sample) == ("a", 2)
+
+
+def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
+    requests = begun(request(n=3))
+    requests.lose(0)
+    (again,) = resumed(requests)
+    assert again.request.n == 3
+
+
+def test_who_is_blamed() -> None:
+    requests = begun(*map(request, "abc"))
+    started = tuple(
+        wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
+        for name in "ab"
+    )
+    requests.take(wire.FrontOutputs(time=0.0, reasons=started))
+    requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [1, 1, 0], "c only waited"
+    for _ in range(MAX_SOLO_DEATHS - 1):
+        assert not requests.lose(0, _name_of(requests, "a"))
+        resumed(requests)
+    (kept,) = requests.lose(0, _name_of(requests, "a"))
+    assert kept.request.id == "a"
+
+
+def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
+    requests = begun(*map(request, "ab"))
+    assert not requests.lose(0, _name_of(requests, "a"))
+    assert not requests.crash_causes(1, crashed=True), "another replica"
+    assert not requests.crash_causes(0, crashed=False)
+    assert not requests.crash_causes(0, crashed=True), "that was the last one's end"
+    resumed(requests)
+    assert not requests.lose(0)
+    resumed(requests)
+    assert not requests.lose(0, _name_of(requests, "a")), "the one before served others"
+    (kept,) = requests.crash_causes(0, crashed=True)
+    assert kept.request.id == "a"
+
+
+def test_a_sample_is_cleared_by_more_tokens_than_the_last_engine_gave_it() -> None:
+    requests = begun(request("a"))
+    many = CLEARING_TOKENS + 5
+    for deaths, tokens in ((1, many), (2, many - 1), (1, many + 9), (2, 3), (3, 0)):
+        name = _name_of(requests, "a")
+        admit = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
+        requests.take(wire.FrontOutputs(time=0.0, reasons=(admit,)))
+        requests.take(news((name, 0), tokens=((1,) * tokens,)))
+        requests.lose(0)
+        (again,) = resumed(requests)
+        assert (again.deaths, again.to_clear) == (deaths, CLEARING_TOKENS + tokens)
+
+
+def test_who_may_have_been_compiling_is_blamed() -> None:
+    constraint = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
+    bound = [
+        evolve(request(name), sampling=constraint) for name in ("compiles", "in line")
+    ]
+    requests = begun(*bound, request("free"))
+    requests.take(wire.FrontOutputs(time=0.0, arrived=("in line", "free", "gone")))
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [1, 0, 0]
+    requests.lose(0, served=False)
+    assert [one.deaths for one in resumed(requests)] == [1, 0, 0], "it was not ready"
+    requests.lose(0)
+    assert [one.deaths for one in resumed(requests)] == [2, 1, 0]
+    for _ in range(MAX_SOLO_DEATHS - 1):
+        assert not requests.lose(0, _name_of(requests, "compiles"))
+        resumed(requests)
+    (kept,) = requests.lose(0, _name_of(requests, "compiles"))
+    assert kept.request.id == "compiles"
+
+
+def _name_of(requests: FrontRequests, own: str) -> str:
+    kept = requests.get(own)
+    assert kept is not None
+    return next(iter(kept.names))
+
+
+def test_what_was_to_end_ends_without_an_engine() -> None:
+    requests = begun(*map(request, "abc"))
+    requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))
+    requests.finish([Finish("a", 0, 2, "stop")])
+    assert requests.cancel(["b"]) == {0: ["b"]}
+    assert requests.pending_ends() == (), "the engine has them"
+    requests.lose(0)
+    assert [(one.id, one.reason, one.length) for one in requests.pending_ends()] == [
+        ("a", "stop", 2),
+        ("b", "cancelled", 1),
+    ]

@@ -1,0 +1,550 @@
+"""Several engines: whichever of them dies, and whatever is moved, a request gets what one
+engine would give it.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.keys import block_keys
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_client.replica_link import (
+    MOST_FAILURES,
+    RESTART_SECONDS,
+)
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.quarantine import GIVEN_UP, SUSPECT_DEATHS
+from minfer.effects.live.client import EngineMessage, TurnOutputs
+from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.records.messages import Admitted, Finish, Finished
+from minfer.records.request import Request, SamplingParams
+from minfer.routing.key_index import holders
+from minfer.routing.messages import Lost
+from minfer.routing.policies import ROUTING_POLICIES, Prefix, routing_policy_named
+from minfer.routing.state import RouterConfig
+from minfer.runs.replica_events import content_keys
+from minfer.runs.routing_journal import RoutingJournal
+from tests.circles import seeds
+from tests.effects.cluster import world as worlds
+from tests.effects.cluster.ends import IDLE, READY, request
+from tests.effects.cluster.test_remote import KILLS
+from tests.effects.cluster.world import CONFIG, Front, Poison, World
+
+ALL = tuple(ROUTING_POLICIES)
+
+
+def settle(world: World, until: Callable[[], bool], most: int = 20_000) -> None:
+    """Let time pass until something is so."""
+    for _ in range(most):
+        if until():
+            return
+        world.move(hostile=False)
+    raise AssertionError("it never was so")
+
+
+def started(replicas: int = 3, fronts: int = 1, policy: str = "prefix") -> World:
+    """A world in which all engines are ready, and all fronts know that."""
+    world = World(0, fronts=fronts, replicas=replicas, policy=policy)
+    every = [one for front in world.fronts for one in front.remote.replicas]
+    settle(world, lambda: not any(one.unready for one in every))
+    return world
+
+
+def quiet(world: World) -> bool:
+    """Whether nothing is served, and all that was said has arrived."""
+    links = [link for front in world.fronts for link in front.links.values()]
+    busy = any(front.remote.working for front in world.fronts)
+    return not busy and not any(link.up or link.down for link in links)
+
+
+def prompted(name: str, *prompt: int, tokens: int = 20) -> Request:
+    return Request(id=name, prompt=prompt, max_tokens=tokens)
+
+
+def where(front: Front, name: str) -> int | None:
+    kept = front.remote._requests.get(name)
+    return None if kept is None else kept.replica
+
+
+def test_the_requests_of_an_engine_that_died_find_room_at_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the line is: they were taken before."""
+    monkeypatch.setattr(worlds, "CONFIG", evolve(CONFIG, max_waiting=2, max_num_seqs=1))
+    world = started(replicas=2, policy="round_robin")
+    [front] = world.fronts
+    names = "abcdef"
+    for name in names:
+        world.ask(front, prompted(name, 1, 2, ord(name) - 97))
+        world.move(hostile=False)
+    settle(world, lambda: not any(one.up for one in front.links.values()))
+    world.kill(0)
+    settle(world, lambda: not front.remote.working)
+    assert [front.ended[name, 0].reason for name in names] == ["length"] * len(names)
+
+
+# --- whatever happens -------------------------------------------------------------------
+
+
+@pytest.mark.long
+@seeds(5, 300)
+def test_no_request_loses_anything_whichever_engine_dies(seeds: range) -> None:
+    deaths = resumed = 0
+    for seed in seeds:
+        rng = Random(seed)
+        world = World(
+            seed,
+            fronts=rng.choice((1, 2, 3)),
+            replicas=rng.choice((2, 3)),
+            policy=rng.choice(ALL),
+        )
+        world.run(600)
+        world.judge()
+        deaths += world.deaths
+        for front in world.fronts:
+            router = front.remote._router
+            assert router is not None
+            assert not router.state.requests, "ended ones are on no replica"
+            assert not front.remote._requests.unplaced
+            resumed += sum(n for why, n in router.routed.items() if "resumed" in why)
+    assert deaths > len(seeds)
+    assert resumed > len(seeds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS)
+@pytest.mark.parametrize("replicas", [2, 3])
+@seeds(1, 30)
+def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
+    seeds: range, replicas: int, kills: Poison, n: int
+) -> None:
+    """At most two engines die while they serve others, and at any time one serves."""
+    for seed in seeds:
+        rng = Random(seed)
+        some = kills if n == 1 else evolve(kills, sample=rng.choice((None, 2)))
+        world = World(seed, 2, "bad", some, replicas=replicas, policy=rng.choice(ALL))
+        every = [one for front in world.fronts for one in front.remote.replicas]
+        settle(world, lambda: not any(one.unready for one in every))  # noqa: B023 - at once
+        bad = evolve(
+            world.any_request(),
+            id="bad",
+            n=n,
+            prompt=(1, 2, 3),
+            max_tokens=60,
+            sampling=SamplingParams(),
+            stop_ids=frozenset(),
+        )
+        each = [evolve(world.any_request(), id=f"r{i}") for i in range(10)]
+        each.insert(rng.randrange(6), bad)
+        for number, one in enumerate(each):
+            world.ask(world.fronts[number % 2], one)
+        world.run(0)
+        world.judge()
+        assert world.deaths <= 3
+        assert world.beside <= 2
+        assert world.outages == 0
+        ends = [done for front in world.fronts for done in front.ended.values()]
+        wrong = [done for done in ends if done.reason == "error"]
+        assert {done.id for done in wrong} == {"bad"}
+        assert all(done.error.startswith(GIVEN_UP) for done in wrong)
+
+
+# --- where requests go ------------------------------------------------------------------
+
+
+def test_a_prompt_that_comes_again_goes_to_the_replica_that_has_it() -> None:
+    world = started()
+    (front,) = world.fronts
+    prompt = tuple(range(16))
+    keyed = evolve(
+        prompted("a", *prompt), keys=block_keys(b"", prompt, CONFIG.block_size)
+    )
+    world.ask(front, keyed)
+    first = where(front, "a")
+    settle(world, lambda: quiet(world))
+    for one in world.replicas:  # what the engines have not sent yet
+        assert one.host is not None
+        one.host.tick()
+    settle(world, lambda: quiet(world))
+    for number in range(4):
+        world.ask(front, evolve(keyed, id=f"b{number}"))
+        (sending,) = front.remote.live[f"b{number}"].sendings
+        placed = sending.placed
+        assert (int(placed.replica), placed.hit, placed.why) == (first, 4, "cost")
+        settle(world, lambda: quiet(world))
+
+
+def test_a_replica_that_is_there_again_takes_load_again() -> None:
+    world = started(2, policy="least_loaded")
+    (front,) = world.fronts
+    world.kill(0)
+    for number in range(4):
+        world.ask(front, prompted(f"a{number}", number))
+    assert {where(front, f"a{number}") for number in range(4)} == {1}
+    settle(world, lambda: not front.remote.replicas[0].unready)
+    for number in range(4):
+        world.ask(front, prompted(f"b{number}", number))
+    assert {where(front, f"b{number}") for number in range(4)} == {0}
+    world.run(0)
+    world.judge()
+
+
+def test_without_a_replica_requests_wait_and_all_of_them_are_served() -> None:
+    world = World(0, fronts=1, replicas=2)
+    (front,) = world.fronts
+    for number in range(6):
+        world.ask(front, prompted(f"a{number}", number))
+    front.remote.cancel(["a5"])
+    assert front.ended["a5", 0].reason == "cancelled"
+    assert len(front.remote._requests.unplaced) == 5
+    now = front.remote.snapshot()
+    assert (now.waiting, now.waiting_for) == (5, {"replica": 5})
+    world.run(0)
+    world.judge()
+
+
+def test_a_request_that_is_deferred_waits_until_one_of_its_tenant_starts() -> None:
+    ends = Links(2, Prefix(least=0, patience=0.0))
+    for client in "xy":
+        each = [evolve(request(f"{client}{at}"), client=client) for at in range(2)]
+        ends.remote.submit(each)
+    ends.remote.submit([evolve(request("late"), client="x")])
+    assert ends.submitted() == [["x0", "y0"], ["x1", "y1"]]
+    assert list(ends.remote._requests.unplaced) == ["late"]
+    ends.hear(1, wire.FrontOutputs(1.0, ids=(("x1", 0),), tokens=((7,),)))
+    assert not ends.remote._requests.unplaced
+    assert ends.submitted() == [["x0", "y0"], ["x1", "y1", "late"]]
+
+
+# --- moves ------------------------------------------------------------------------------
+
+
+class Links:
+    """A front with links to engines that are ready, and say what they are told to."""
+
+    def __init__(
+        self,
+        replicas: int,
+        policy: object,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        router = FrontRouter(RouterConfig(policy, 4))
+        self.remote = Remote(replicas=replicas, router=router, clock=clock)
+        self.heard: list[EngineMessage] = []
+        self.remote.listen(self.heard.append)
+        self.sent: list[list[wire.ToEngine]] = [[] for _ in range(replicas)]
+        for number in range(replicas):
+            self.link(number)
+
+    def link(self, number: int) -> None:
+        self.sent[number] = []
+        self.remote.connect(self.sent[number].append, number)
+        self.hear(number, READY)
+
+    def hear(self, number: int, message: wire.ToFront) -> None:
+        self.remote.receive(message, number)
+
+    def submitted(self) -> list[list[str]]:
+        """The requests that each engine was asked for, by their names there."""
+        every = [
+            [one for one in sent if isinstance(one, wire.SubmitRequests)]
+            for sent in self.sent
+        ]
+        return [[one.id for part in each for one in part.requests] for each in every]
+
+    def resumed(self, number: int) -> list[wire.Resumed]:
+        """What an engine was asked to resume."""
+        every = self.sent[number]
+        each = [one for one in every if isinstance(one, wire.ResumeRequests)]
+        return [part for one in each for part in one.resumed]
+
+    def tokens(self) -> list[int]:
+        """The tokens that listeners got, of any request."""
+        each = [one for one in self.heard if isinstance(one, TurnOutputs)]
+        rows = [row for one in each for row in zip(one.ids, one.tokens, strict=True)]
+        return [token for (name, _), some in rows if name for token in some]
+
+
+def test_a_request_that_is_moved_goes_on_with_its_tokens_and_hears_no_echo() -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a")])
+    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
+    assert not ends.remote.move("a", 0), "it is there"
+    assert not ends.remote.move("b", 1), "there is none"
+    assert ends.remote.move("a", 1)
+    assert ends.sent[0][-1] == wire.CancelRequests(("a",))
+    (again,) = ends.resumed(1)
+    assert again.request.output == (5, 6)
+    # The old engine had a step in flight, and then says that it is cancelled.
+    ends.hear(0, wire.FrontOutputs(2.0, ids=None, tokens=((7,),)))
+    ends.hear(0, wire.FrontOutputs(2.0, finished=(Finished("a", 0, "cancelled", 3),)))
+    name = again.request.id
+    ends.hear(1, wire.FrontOutputs(3.0, ids=((name, 0),), tokens=((7,),)))
+    assert ends.tokens() == [5, 6, 7]
+    ends.hear(1, wire.FrontOutputs(3.0, finished=(Finished(name, 0, "stop", 3),)))
+    assert not ends.remote.working
+    ended = [done for one in ends.heard for done in getattr(one, "finished", ())]
+    assert [(done.id, done.reason) for done in ended] == [("a", "stop")]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_was_told_to_end_ends_when_it_is_moved(n: int) -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a", n=n)])
+    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
+    ends.remote.finish([Finish("a", 0, 1, "stop")])
+    assert ends.remote.move("a", 1)
+    assert ends.remote.working == (n == 2)
+    assert [one.request.first_sample for one in ends.resumed(1)] == [*range(1, n)]
+
+
+def test_all_requests_of_a_replica_can_be_moved_while_they_run() -> None:
+    world = started(2, policy="round_robin")
+    (front,) = world.fronts
+    for number in range(8):
+        world.ask(front, prompted(f"a{number}", number, tokens=40))
+    settle(world, lambda: all(front.got[f"a{number}", 0] for number in range(8)))
+    moved = [one.request.id for one in front.remote._requests.on(0)]
+    assert len(moved) == 4
+    assert all(front.remote.move(name, 1) for name in moved)
+    assert {where(front, name) for name in moved} == {1}
+    world.run(0)
+    world.judge()
+
+
+# --- deaths -----------------------------------------------------------------------------
+
+
+def admitted(name: str) -> wire.FrontOutputs:
+    reason = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=3))
+    return wire.FrontOutputs(0.0, reasons=(reason,))
+
+
+def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine() -> None:
+    ends = Links(3, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a"), request("b"), request("c")])
+    ends.hear(0, admitted("a"))
+    ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5,),)))
+    ends.remote.disconnect(0)
+    (again,) = ends.resumed(1)
+    assert (again.request.output, again.deaths) == ((5,), 1)
+    ends.hear(1, admitted(again.request.id))
+    ends.remote.disconnect(1)
+    (only_waited,) = ends.resumed(2)
+    assert (only_waited.request.id.partition("#")[0], only_waited.deaths) == ("b", 0)
+    assert list(ends.remote._requests.unplaced) == ["a"], "the last one must not see it"
+    ends.remote.connect(ends.sent[0].append, 0)
+    (hello,) = [one for one in ends.sent[0] if isinstance(one, wire.Hello)][1:]
+    assert [(one.request.output, one.deaths) for one in hello.resumed] == [((5,), 2)]
+
+
+def test_what_an_engine_was_serving_does_not_go_to_the_last_one_that_serves() -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    each = [evolve(request(name), client=name) for name in "abcd"]
+    ends.remote.submit(each)
+    ends.hear(0, admitted("a"))
+    ends.remote.disconnect(0)
+    assert where_of(ends, "a") is None
+    assert [where_of(ends, name) for name in "bcd"] == [1, 1, 1], "c only waited"
+    assert not ends.remote.move("a", 1)
+    ends.link(0)
+    assert where_of(ends, "a") is not None
+
+
+@pytest.mark.parametrize("how", ["no room", "no start", "no process"])
+def test_requests_do_not_wait_for_an_engine_that_does_not_come(how: str) -> None:
+    now = 0.0
+    ends = Links(2, routing_policy_named("round_robin"), lambda: now)
+    ends.remote.submit([request("a")])
+    ends.hear(0, admitted("a"))
+    ends.remote.disconnect(0)
+    match how:
+        case "no room":
+            ends.remote.give_up(0)
+        case "no start":
+            for _ in range(MOST_FAILURES):
+                assert where_of(ends, "a") is None
+                ends.remote.connect(ends.sent[0].append, 0)
+                ends.remote.disconnect(0)
+        case _:
+            now = RESTART_SECONDS - 1
+            ends.hear(1, wire.EngineStatus(IDLE))
+            assert where_of(ends, "a") is None
+            now = RESTART_SECONDS
+            ends.hear(1, wire.EngineStatus(IDLE))
+    assert where_of(ends, "a") == 1
+
+
+def test_a_suspect_runs_alone_at_the_first_replica_while_another_one_serves() -> None:
+    ends = Links(3, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a")])
+    for _ in range(SUSPECT_DEATHS):
+        name = next(iter(ends.remote._requests.all()[0].names))
+        number = where_of(ends, "a")
+        assert number is not None
+        ends.hear(number, admitted(name))
+        ends.remote.disconnect(number)
+    assert ends.remote.here[2].takes_requests
+    assert where_of(ends, "a") is None
+    ends.link(1)
+    assert where_of(ends, "a") is None, "the first one has no link"
+    ends.remote.connect(ends.sent[0].append, 0)
+    assert where_of(ends, "a") == 0
+    ends.hear(0, READY)
+    ends.hear(0, wire.ProbingRequest("a#2"))
+    others = [request(name) for name in "bcde"]
+    ends.remote.submit(others)
+    assert {where_of(ends, one.id) for one in others} == {1, 2}
+    ends.remote.disconnect(0)
+    ends.remote.disconnect(2)
+    ends.link(0)
+    assert where_of(ends, "a") == 0, "the second one serves"
+    ends.hear(0, wire.ProbingRequest("a#3"))
+    ends.hear(0, wire.ProbingRequest())
+    ends.remote.submit([request("f"), request("g")])
+    assert {where_of(ends, name) for name in "fg"} == {0, 1}
+    ends.hear(0, wire.ProbingRequest("of another front", alone=False))
+    assert {where_of(ends, name) for name in "fg"} == {1}
+    assert where_of(ends, "a") == 0, "it was not cleared, and waits there"
+
+
+def test_a_suspect_waits_until_another_replica_serves_the_others() -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a")])
+    ends.hear(0, admitted("a"))
+    ends.remote.disconnect(0)
+    ends.link(0)
+    number = where_of(ends, "a")
+    assert number is not None
+    ends.hear(number, admitted("a#1"))
+    ends.remote.disconnect(number)
+    other = 1 - number
+    ends.remote.disconnect(other)  # for reasons of its own
+    ends.remote.connect(ends.sent[0].append, 0)
+    ends.hear(0, READY)
+    assert where_of(ends, "a") is None
+    ends.link(1)
+    assert where_of(ends, "a") == 0
+
+
+def test_nothing_waits_for_a_replica_that_no_machine_has_room_for() -> None:
+    ends = Links(3, routing_policy_named("round_robin"))
+    ends.remote.submit([request("a")])
+    for _ in range(SUSPECT_DEATHS):
+        at = where_of(ends, "a")
+        assert at is not None
+        name = next(iter(ends.remote._requests.all()[0].names))
+        ends.hear(at, admitted(name))
+        ends.remote.disconnect(at)
+    assert where_of(ends, "a") is None
+    gone = [one.number for one in ends.remote.replicas if one.send is None]
+    for number in gone:
+        assert where_of(ends, "a") is None, "an engine may come"
+        ends.remote.give_up(number)
+    assert where_of(ends, "a") not in (None, *gone)
+
+
+def where_of(ends: Links, name: str) -> int | None:
+    kept = ends.remote._requests.get(name)
+    assert kept is not None
+    return kept.replica
+
+
+# --- what the router knows --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
+    """After all that was said has arrived: exactly what is in each cache."""
+    world = World(3, fronts=2, replicas=2)
+    for _ in range(400):
+        world.move(hostile=hostile)
+        if not hostile and not _ % 20:
+            world.ask(world.fronts[0], world.any_request())
+    settle(world, lambda: quiet(world))
+    every = [one for front in world.fronts for one in front.remote.replicas]
+    settle(world, lambda: not any(one.unready for one in every))
+    for one in world.replicas:
+        assert one.host is not None
+        one.host.tick()
+    settle(world, lambda: quiet(world))
+    sizes = set[int]()
+    for replica in world.replicas:
+        assert replica.engine is not None
+        cached = set(content_keys(replica.engine.driver.state.blocks.prefix.nodes, 0))
+        sizes.add(len(cached))
+        for front in world.fronts:
+            router = front.remote._router
+            assert router is not None
+            index, slot = router.state.index, router.state.replicas[f"{replica.number}"]
+            known = {key for shard in index.shards.values() for key in shard}
+            assert {key for key in known if holders(index, key) & slot.slot} == cached
+    assert max(sizes) > 5
+
+
+def test_what_a_router_decided_replays(tmp_path: Path) -> None:
+    world = World(5, fronts=1, replicas=3)
+    (front,) = world.fronts
+    router = front.remote._router
+    assert router is not None
+    writer = RoutingJournalFile(tmp_path, router.config, 2**30)
+    router._recorder = writer
+    for _ in range(300):
+        world.move(hostile=True)
+    world.kill(0)
+    world.run(0)
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    journal = RoutingJournal(path.read_bytes())
+    turns = list(journal.turns())
+    assert journal.state == router.state
+    lost = [one for turn in turns for one in getattr(turn.result, "reasons", ())]
+    assert any(isinstance(one, Lost) for one in lost)
+    assert len(turns) > 50
+
+
+def test_a_journal_that_may_not_grow_ends_and_replays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = FrontRouter(RouterConfig(Prefix(), 4))
+    writer = RoutingJournalFile(tmp_path / "new", router.config, 1000)
+    router._recorder = writer
+    for number in range(20):
+        router.note_load(f"{number}", wire.EngineLoad(0, 0, 0, 0))
+    writer.close()
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.stat().st_size <= 1000
+    assert 0 < len(list(RoutingJournal(path.read_bytes()).turns())) < 20
+    assert caplog.text.count("ends here: it has the size that --journal-size allows") == 1
+
+
+# --- all of them together ---------------------------------------------------------------
+
+
+def test_the_state_of_several_engines_is_their_sum() -> None:
+    ends = Links(2, routing_policy_named("round_robin"))
+    totals = evolve(IDLE.totals, counts={"prompt_tokens": 5.0})
+    busy = evolve(IDLE, running=2, waiting=3, stalled=9.0, totals=totals)
+    for number in range(2):
+        ends.hear(number, wire.EngineStatus(busy))
+    now = ends.remote.snapshot()
+    assert (now.running, now.waiting, now.blocks, now.stalled) == (4, 6, 18, 9.0)
+    ends.hear(1, wire.EngineStatus(evolve(busy, stalled=0.0)))
+    assert ends.remote.snapshot().stalled == 0.0, "one of them goes on"
+    ends.remote.disconnect(1)
+    now = ends.remote.snapshot()
+    assert (now.running, now.blocks, ends.remote.unready) == (2, 9, "")
+    assert [one.unready for one in now.replicas] == ["", "waiting for the engine"]
+    assert now.totals.counts["prompt_tokens"] == 10.0, "counts never fall"
+    ends.link(1)
+    ends.hear(1, wire.EngineStatus(IDLE))
+    ends.hear(1, wire.EngineStatus(evolve(IDLE, totals=totals)))
+    assert ends.remote.snapshot().totals.counts["prompt_tokens"] == 15.0
+    ends.remote.reset_cache()
+    assert [sent[-1] for sent in ends.sent] == [wire.ResetCache()] * 2

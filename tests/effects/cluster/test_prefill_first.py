@@ -1,0 +1,275 @@
+"""Prompts that are computed by one engine, and decoded by another."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.blocks.keys import block_keys
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.records.messages import Finished
+from minfer.records.request import Request
+from tests.circles import seeds
+from tests.effects.cluster import world as worlds
+from tests.effects.cluster.test_placement import settle, where
+from tests.effects.cluster.world import CONFIG, Front, World
+
+PROMPT = tuple(range(14))  # three full blocks
+WHOLE = Request(
+    id="a",
+    prompt=PROMPT,
+    max_tokens=12,
+    keys=block_keys(b"", PROMPT, CONFIG.block_size),
+)
+
+
+def started(prefillers: int = 1, replicas: int = 2) -> World:
+    """All engines are ready, and the front knows that."""
+    world = World(0, fronts=1, replicas=replicas, prefillers=prefillers)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    return world
+
+
+def handed(front: Front) -> int:
+    prefill = front.remote._placement.prefill
+    assert prefill is not None
+    return prefill.handed_over
+
+
+def over(front: Front, name: str = "a") -> Callable[[], bool]:
+    return lambda: (name, 0) in front.ended
+
+
+def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
+    world = started()
+    [front] = world.fronts
+    for one in front.remote.replicas:
+        one.machine = f"m{one.number}"
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 0
+    settle(world, lambda: where(front, "a") == 1)
+    sendings = front.remote.live["a"].sendings
+    each = [(one.placed.replica, one.machine, one.placed.why) for one in sendings]
+    assert each == [("0", "m0", "cost"), ("1", "m1", "handed over")]
+    assert [one.role for one in front.remote.snapshot().replicas] == ["prefill", "decode"]
+    assert len(front.got["a", 0]) == 1
+    settle(world, over(front))
+    world.judge()
+    assert handed(front) == 1
+    assert world.fetched == 3
+    assert front.ended["a", 0].cached == 0  # none was known before
+    for prefills in (True, False):
+        router = front.remote._placement.router_of(front.remote.replicas[not prefills])
+        assert router is not None
+        assert not router.state.requests
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tokens": 1},  # nothing is left to decode
+        {"prompt": PROMPT[:4], "keys": ()},  # computed as soon as it would be sent
+        {"n": 2},
+        {"reads_cache": False},
+    ],
+)
+def test_others_are_served_by_one(changes: dict[str, Any]) -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, evolve(WHOLE, **changes))
+    assert where(front, "a") == 1
+    settle(world, lambda: not front.remote.working)
+    world.judge()
+    assert not handed(front)
+
+
+def test_what_the_decoding_engine_knows_is_not_computed_elsewhere() -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, over(front))
+    settle(world, lambda: not any(one.up or one.down for one in front.links.values()))
+    for _ in range(400):
+        world.move(hostile=False)  # the engine reports its keys
+    world.ask(front, evolve(WHOLE, id="again"))
+    assert where(front, "again") == 1
+    settle(world, over(front, "again"))
+    assert handed(front) == 1
+
+
+def test_a_full_line_rejects_no_request_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller has the first token."""
+    few = evolve(CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64)
+    monkeypatch.setattr(worlds, "CONFIG", few)
+    world = started(prefillers=3, replicas=4)
+    [front] = world.fronts
+    for name in "abcd":
+        tokens = tuple(range(ord(name) - 97, 14 + ord(name) - 97))
+        keys = block_keys(b"", tokens, CONFIG.block_size)
+        world.ask(front, evolve(WHOLE, id=name, prompt=tokens, keys=keys, max_tokens=30))
+    settle(world, lambda: not front.remote.working)
+    assert handed(front) > 2
+    assert {done.reason for done in front.ended.values()} == {"length"}
+
+
+def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
+    """The next turn of a conversation."""
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, over(front))
+    for _ in range(600):
+        world.move(hostile=False)  # the engine reports its keys
+    world.sent.clear()
+    fetched = world.fetched
+    said = (*PROMPT, *front.got["a", 0][:-1])  # 25 tokens, six full blocks
+    prompt = (*said, *range(20, 31))
+    keys = block_keys(b"", prompt, CONFIG.block_size)
+    world.ask(front, evolve(WHOLE, id="next", prompt=prompt, keys=keys))
+    assert where(front, "next") == 0
+    settle(world, over(front, "next"))
+    world.judge()
+    assert {*world.sent} == {*keys[6:]}
+    assert world.fetched - fetched == len(keys) - 6
+
+
+def test_a_token_that_ends_it_is_its_end() -> None:
+    world = started()
+    [front] = world.fronts
+    first = started()
+    first.ask(first.fronts[0], WHOLE)
+    settle(first, over(first.fronts[0]))
+    [token, *_] = first.fronts[0].got["a", 0]
+    world.ask(front, evolve(WHOLE, stop_ids=frozenset([token])))
+    settle(world, over(front))
+    assert front.ended["a", 0].reason == "stop"
+    assert not handed(front)
+
+
+def test_blocks_that_are_lost_are_computed() -> None:
+    world = started()
+    [front] = world.fronts
+    world.ask(front, WHOLE)
+    settle(world, lambda: where(front, "a") == 1)
+    world.sent.clear()
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_engine_dies_before_and_after(number: int) -> None:
+    for at in (0, 1):
+        world = started()
+        [front] = world.fronts
+        world.ask(front, WHOLE)
+        if at:
+            settle(world, lambda: where(front, "a") == 1)  # noqa: B023 - at once
+        world.kill(number)
+        settle(world, over(front))
+        world.judge()
+
+
+def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
+    world = started()
+    [front] = world.fronts
+    world.replicas[1].host = world.replicas[1].engine = None
+    world._cut(front, world.replicas[1], reported=False)
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 0
+    assert not front.remote._requests.all()[0].target
+    settle(world, over(front))
+    world.judge()
+
+
+def test_an_engine_elsewhere_is_told_where_to_send() -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
+    every[1].here = "::1"
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    [kept] = front.remote._requests.all()
+    assert kept.for_engine(WHOLE).push_to == "[::1]:7"
+    settle(world, over(front))
+    world.judge()
+    assert handed(front) == 1
+    assert world.fetched == 3
+    every[1].here = ""  # its link is on this machine, and it knows others by name
+    assert every[1].pushes_to(every[0]) == "0"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
+    *, dies: bool
+) -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    [kept] = front.remote._requests.all()
+    kept.histories[0].deaths = 2  # it may have been the cause
+    world.replicas[1].host = world.replicas[1].engine = None
+    front.links.pop(1)
+    front.remote.disconnect(1, cut=not dies)
+    assert where(front, "a") == 0
+    world.replicas.pop()
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> None:
+    world = World(0, fronts=1, replicas=2, elsewhere=1)
+    [front] = world.fronts
+    every = front.remote.replicas
+    settle(world, lambda: not any(one.unready for one in every))
+    world.ask(front, WHOLE)
+    assert where(front, "a") == 1
+    if not ready:
+        every[0].probing = "another"
+    refused = Finished("a", 0, "rejected", 0, "too long")
+    front.remote.receive(wire.FrontOutputs(0.0, finished=(refused,)), 1)
+    every[0].probing = ""
+    front.remote._placement.place_waiting()
+    settle(world, over(front))
+    world.judge()
+
+
+@pytest.mark.long
+@seeds(8, 300)
+def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
+    given = fetched = 0
+    for seed in seeds:
+        rng = Random(f"disaggregated {seed}")
+        replicas = rng.choice((2, 3, 4))
+        prefill = rng.randrange(1, replicas)
+        elsewhere = rng.randint(0, prefill)
+        world = World(
+            seed,
+            fronts=rng.choice((1, 2)),
+            replicas=replicas,
+            prefillers=prefill - elsewhere,
+            elsewhere=elsewhere,
+        )
+        world.run(600)
+        world.judge()
+        for front in world.fronts:
+            for link in front.remote.replicas:
+                router = front.remote._placement.router_of(link)
+                assert router is not None
+                assert not router.state.requests, "ended ones are on no replica"
+            assert not front.remote._requests.unplaced
+            given += handed(front)
+        fetched += world.fetched
+    assert given > len(seeds)
+    assert fetched > len(seeds)

@@ -1,0 +1,291 @@
+"""The table of a server's processes: whatever happens to them, it comes to its end."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.effects.cluster.processes.process_ends import (
+    ENGINE,
+    FAILED,
+    FIRST_PAUSE,
+    INTERRUPTED,
+    LONGEST_PAUSE,
+    MOST_FAILURES,
+    Action,
+    Processes,
+    Signal,
+    Start,
+    engine_names,
+    front_name,
+)
+
+ONE, TWO = front_name(0), front_name(1)
+
+
+def begun(fronts: int = 2) -> Processes:
+    """All processes run; none has said that it is ready."""
+    made = Processes(fronts)
+    for action in made.begin():
+        made.note_started(action.name)
+    return made
+
+
+def served(fronts: int = 2) -> Processes:
+    made = begun(fronts)
+    emitted = [made.note_ready(name) for name in sorted(made.alive)]
+    assert emitted == [False] * fronts + [True]
+    return made
+
+
+def test_torchrun_starts_all_again_when_an_engine_ends() -> None:
+    made = Processes(1, by_torchrun=True)
+    for action in made.begin():
+        made.note_started(action.name)
+        made.note_ready(action.name)
+    assert made.note_ended(ENGINE, 137) == [Signal(ONE, "stop")]
+    assert made.note_ended(ONE, 0) == []
+    assert made.over
+    assert made.code == 137
+
+
+def test_all_are_started_and_ready_is_reported_once() -> None:
+    made = Processes(2)
+    assert made.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
+    made = served()
+    assert not made.note_ready(ENGINE)
+    made.note_ended(ENGINE, 137)
+    made.note_started(ENGINE)
+    assert not made.note_ready(ENGINE)
+
+
+@pytest.mark.parametrize("name", [ENGINE, ONE])
+def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
+    made = served()
+    for _ in range(3 * MOST_FAILURES):
+        assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE)]
+        made.note_started(name)
+        made.note_ready(name)
+    assert made.phase == "watching"
+
+
+def test_a_process_that_is_never_ready_is_given_up() -> None:
+    made = served()
+    made.note_ended(ENGINE, 137)
+    for count in range(1, MOST_FAILURES):
+        made.note_started(ENGINE)
+        assert made.note_ended(ENGINE, 1) == [Start(ENGINE, FIRST_PAUSE * 2**count)]
+    made.note_started(ENGINE)
+    assert made.note_ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    assert made.code == FAILED
+    assert made.note_ended(ONE, 0) == []
+    assert not made.over
+    assert made.note_ended(TWO, 0) == []  # there is no engine any more that could be told
+    assert made.over
+
+
+def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
+    made = served()
+    for _ in range(3):
+        made.note_ended(ENGINE, 1)
+        for _ in range(MOST_FAILURES - 1):
+            made.note_started(ENGINE)
+            made.note_ended(ENGINE, 1)
+        made.note_started(ENGINE)
+        made.note_ready(ENGINE)
+    assert made.phase == "watching"
+
+
+@pytest.mark.parametrize(("code", "reported"), [(2, 2), (137, 137), (0, FAILED)])
+@pytest.mark.parametrize("name", [ENGINE, ONE])
+def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
+    name: str, code: int, reported: int
+) -> None:
+    made = begun()
+    made.note_ended(name, code)
+    for one in (ONE, TWO, ENGINE):
+        made.note_ended(one, 0)
+    assert (made.over, made.code) == (True, reported)
+
+
+def test_a_word_of_one_that_has_ended_is_not_its_successors() -> None:
+    made = begun()
+    made.note_ended(ENGINE, 1)
+    assert not made.note_ready(ENGINE)
+    assert ENGINE not in made.ready
+
+
+def test_a_signal_drains_fronts_first_and_the_engine_goes_last() -> None:
+    made = served()
+    drain = made.note_signal(interrupt=False)
+    assert drain == [Signal(ONE, "drain"), Signal(TWO, "drain")]
+    assert made.note_ended(ONE, 0) == []
+    assert made.note_ended(TWO, 0) == [Signal(ENGINE, "stop")]
+    assert not made.over
+    assert made.note_ended(ENGINE, 0) == []
+    assert (made.over, made.code) == (True, 0)
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    made = served()
+    made.note_signal(interrupt=False)
+    stop = made.note_signal(interrupt=False)
+    assert stop == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    assert (made.phase, made.code) == ("stopping", 0)
+
+
+def test_an_interrupt_does_not_wait_and_has_its_code() -> None:
+    made = served()
+    assert made.note_signal(interrupt=True) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    for name in (ONE, TWO, ENGINE):
+        made.note_ended(name, 137)
+    assert (made.over, made.code) == (True, INTERRUPTED)
+
+
+def test_while_fronts_drain_their_engine_is_started_again() -> None:
+    made = served()
+    made.note_signal(interrupt=False)
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    assert made.may_start(ENGINE)
+    made.note_started(ENGINE)
+    assert made.note_ended(ONE, 137) == []  # nothing new is begun
+    assert not made.may_start(ONE)
+    made.note_ended(TWO, 0)
+    assert not made.may_start(ENGINE)
+
+
+def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> None:
+    made = served()
+    made.note_signal(interrupt=False)
+    for _ in range(MOST_FAILURES):
+        made.note_ended(ENGINE, 1)
+        made.note_started(ENGINE)
+    assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+
+
+def test_a_process_that_ignores_signals_is_killed() -> None:
+    made = served()
+    made.note_signal(interrupt=False)
+    killed = made.note_timeout()
+    assert killed == [Signal(name, "kill") for name in (ENGINE, ONE, TWO)]
+    assert made.phase == "stopping"
+
+
+def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
+    made = served()
+    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
+    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    made.note_started(ENGINE)
+    made.note_signal(interrupt=False)
+    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
+    made.note_signal(interrupt=False)
+    assert made.note_hang(ENGINE) == []
+
+
+def test_of_several_engines_one_that_fails_does_not_end_the_others() -> None:
+    one, two = engine_names(2)
+    made = Processes(1, replicas=2)
+    assert made.begin() == [Start(one), Start(two), Start(ONE)]
+    for name in (one, two, ONE):
+        made.note_started(name)
+    assert [made.note_ready(name) for name in (one, two, ONE)] == [False, False, True]
+    made.note_ended(one, 137)
+    for _ in range(4 * MOST_FAILURES):
+        made.note_started(one)
+        (again,) = made.note_ended(one, 1)
+        assert isinstance(again, Start)
+    assert again == Start(one, LONGEST_PAUSE)
+    made.note_ended(two, 137)
+    made.note_started(one)
+    assert made.note_ended(one, 1) == [Signal(ONE, "stop")], "none is left"
+
+
+def test_several_engines_are_stopped_once_the_last_front_has_ended() -> None:
+    one, two = engine_names(2)
+    made = Processes(1, replicas=2)
+    for name in (one, two, ONE):
+        made.note_started(name)
+        made.note_ready(name)
+    assert made.note_signal(interrupt=False) == [Signal(ONE, "drain")]
+    assert made.note_ended(two, 137) == [Start(two, FIRST_PAUSE)]
+    made.note_started(two)
+    assert made.note_ended(ONE, 0) == [Signal(one, "stop"), Signal(two, "stop")]
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from([0, 1, 2, 137])),
+    st.tuples(st.just("ready"), st.integers(0, 3)),
+    st.tuples(st.just("start"), st.integers(0, 3)),
+    st.tuples(st.just("hang"), st.integers(0, 3)),
+    st.tuples(st.just("signal"), st.booleans()),
+    st.just(("time",)),
+)
+
+
+class Watched:
+    """A table whose every answer is judged."""
+
+    def __init__(self, fronts: int) -> None:
+        self.table = Processes(fronts)
+        self.names = [ENGINE, *map(front_name, range(fronts))]
+        self.due = {action.name for action in self.table.begin()}
+        self.ready = 0  # times that it was said
+
+    def check(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert action.name in self.names
+            if isinstance(action, Start):
+                assert action.name not in self.table.alive
+                assert self.table.may_start(action.name)
+                self.due.add(action.name)
+            else:
+                assert action.name in self.table.alive, "there is no process to notify"
+
+    def start(self, name: str) -> None:
+        self.due.discard(name)
+        if self.table.may_start(name):
+            assert not self.table.over
+            self.table.note_started(name)
+
+    def happen(self, what: str, *how: Any) -> None:
+        table = self.table
+        name = self.names[how[0] % len(self.names)] if how else ""
+        match what:
+            case "end" if name in table.alive:
+                self.check(table.note_ended(name, how[1]))
+            case "hang" if name in table.alive:
+                self.check(table.note_hang(name))
+            case "ready":
+                self.ready += table.note_ready(name)
+            case "start" if name in self.due:
+                self.start(name)
+            case "signal" if not table.over:
+                self.check(table.note_signal(interrupt=how[0]))
+                assert table.phase != "watching"
+            case "time" if table.phase != "watching":
+                self.check(table.note_timeout())
+
+
+PHASES = ("watching", "draining", "stopping")
+
+
+@given(st.integers(1, 3), st.lists(EVENTS, max_size=40), st.booleans())
+def test_whatever_happens_it_ends(
+    fronts: int, events: list[tuple[Any, ...]], interrupt: bool
+) -> None:
+    made = Watched(fronts)
+    table = made.table
+    for event in events:
+        phase = table.phase
+        made.happen(*event)
+        assert PHASES.index(table.phase) >= PHASES.index(phase), "there is no way back"
+    assert made.ready <= 1
+    made.check(table.note_signal(interrupt=interrupt))
+    made.check(table.note_timeout())
+    for name in list(made.due):
+        made.start(name)
+    for name in sorted(table.alive):
+        made.check(table.note_ended(name, 137))
+    assert table.over
+    assert not interrupt or table.code == INTERRUPTED

@@ -1,0 +1,154 @@
+"""Suspects run first and alone; all others wait for them, and are not forgotten."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.effects.cluster.link.quarantine import (
+    CLEARING_TOKENS,
+    REST_SECONDS,
+    SOLO_SECONDS,
+    SUSPECT_DEATHS,
+    Held,
+    Quarantine,
+)
+from minfer.records.request import Request
+from tests.effects.cluster.ends import request
+
+A, B, C = map(request, "abc")
+MANY = CLEARING_TOKENS + 1
+
+
+def due(line: Quarantine, *running: str, now: float = 0.0) -> tuple[Request, ...]:
+    return line.due(lambda: running, now)
+
+
+def suspect(held: Request, deaths: int = SUSPECT_DEATHS) -> list[Held]:
+    return [Held(held, deaths)]
+
+
+def test_without_suspects_no_request_waits() -> None:
+    line = Quarantine()
+    assert (due(line), line.probing) == ((), "")
+    line.hold([Held(A), Held(B)])
+    assert (due(line, "c"), due(line)) == ((A, B), ())
+    assert line.waiting() == set()
+
+
+def test_suspects_run_one_after_the_other_and_then_all_who_waited() -> None:
+    line = Quarantine()
+    line.hold([Held(C)])
+    line.hold(suspect(A) + suspect(B))
+    assert due(line) == (A,)
+    assert (line.probing, line.started, due(line)) == ("a", True, ())
+    assert line.waiting() == {"b", "c"}
+    assert not line.clear("b", 0.0)  # it does not run
+    assert not line.clear("", 0.0)
+    assert line.clear("a", 0.0)
+    assert due(line) == (B,)
+    assert line.clear("b", 0.0)
+    assert due(line) == (C,)
+
+
+def test_a_suspect_waits_until_no_other_request_runs() -> None:
+    line = Quarantine()
+    line.hold(suspect(request("a#1")))
+    assert due(line, "b") == ()
+    assert (line.probing, line.started) == ("a#1", False)
+    assert not line.clear("a#1", 0.0), "it does not run yet"
+    line.hold([Held(C)])
+    assert due(line, "b") == ()
+    (started,) = due(line, "a#0")  # another sample of the same request
+    assert started.id == "a#1"
+    line.clear("a#1", 0.0)
+    line.hold(suspect(B))
+    assert due(line, "a#1") == ()
+    assert line.drop("b") == B
+    assert due(line, "a#1") == (C,)
+
+
+def test_who_saw_most_engines_die_runs_first() -> None:
+    line = Quarantine()
+    for one, deaths in ((A, 2), (B, 4), (C, 4)):
+        line.hold(suspect(one, deaths))
+    for one in (B, C, A):
+        assert due(line) == (one,)
+        assert line.clear(one.id, 0.0)
+
+
+def test_a_few_tokens_clear_no_suspect() -> None:
+    line = Quarantine()
+    for one in (A, B):
+        line.hold([Held(one, SUSPECT_DEATHS, to_clear=11)])
+        due(line)
+        assert not any(line.give(sample, 1) for sample in (0, 1) for _ in range(11))
+        assert line.give(1, 1)
+        assert line.clear(one.id, 0.0)
+
+
+def test_who_is_dropped_is_not_served() -> None:
+    line = Quarantine()
+    line.hold([Held(A)])
+    line.hold(suspect(B))
+    assert line.drop("a") == A
+    assert line.drop("b") == B
+    assert line.drop("a") is None
+    assert (due(line), line.probing) == ((), "")
+
+
+def test_isolated_requests_run_alone_to_their_ends_and_others_have_as_much_time() -> None:
+    line = Quarantine()
+    line.hold([Held(A, isolated=True), Held(B, isolated=True), Held(C)])
+    assert due(line, now=5.0) == (A,)
+    assert not line.give(0, MANY)
+    assert line.clear("a", 5.1)
+    assert due(line, now=5.1) == (C,)
+    assert due(line, now=5.0 + REST_SECONDS) == ()
+    assert due(line, "c", now=5.2 + REST_SECONDS) == (), "it waits until it is alone"
+    assert due(line, now=20.0) == (B,)
+    assert not line.is_over(19.0 + SOLO_SECONDS)
+    assert line.is_over(20.0 + SOLO_SECONDS)
+    assert line.clear("b", 20.0 + SOLO_SECONDS)
+    line.hold([Held(A, isolated=True)])
+    assert due(line, now=20.0 + 2 * SOLO_SECONDS - 0.1) == ()
+    assert due(line, now=20.0 + 2 * SOLO_SECONDS) == (A,)
+
+
+@given(
+    st.lists(st.sampled_from(["hold", "suspect", "isolated", "due", "clear", "drop"])),
+    st.randoms(use_true_random=False),
+)
+def test_everybody_is_served_once_or_dropped(moves: list[str], rng: Random) -> None:
+    """A probe never begins beside others, and nothing begins beside it."""
+    line = Quarantine()
+    came, served, running, now = [], list[str](), set[str](), 0.0
+
+    def serve() -> None:
+        started = [one.id for one in line.due(lambda: running, now)]
+        assert not line.started or not started or not running
+        served.extend(started)
+        running.update(started)
+
+    for number, move in enumerate(moves):
+        now += rng.random()
+        match move:
+            case "hold" | "suspect" | "isolated":
+                one = request(str(number))
+                came.append(one.id)
+                deaths = SUSPECT_DEATHS if move == "suspect" else 1
+                line.hold([Held(one, deaths, isolated=move == "isolated")])
+            case "due":
+                serve()
+            case "clear" if running:
+                line.clear(name := rng.choice(sorted(running)), now)
+                running.remove(name)
+            case _ if came and (dropped := line.drop(came[0])) is not None:
+                came.remove(dropped.id)
+    while line.waiting() or line.probing:
+        for name in sorted(running):
+            line.clear(name, now)
+        running.clear()
+        now += SOLO_SECONDS
+        serve()
+    assert sorted(served) == sorted(came)

@@ -1,0 +1,166 @@
+"""Queries of one front go to all others; and none waits for a front that has gone."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from minfer.effects.cluster.engine_client import request_queries as questions
+from minfer.effects.cluster.engine_client.request_queries import RequestQueries
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.totals import NO_TOTALS
+from tests.circles import seeds
+from tests.effects.cluster.world import World
+
+QUIET = 400  # moves in which what is on its way arrives
+
+
+def asking(known: dict[int, str], fronts: int = 3) -> World:
+    """Fronts that are there, each of which knows of a request."""
+    world = World(0, fronts=fronts)
+    for number, front in enumerate(world.fronts):
+
+        def answer(wanted: wire.RequestQuery, number: int = number) -> bytes:
+            found = known.get(number) == wanted.name
+            what = "cancelled" if wanted.cancel else ""
+            return f"{number} {what}".encode() if found else b""
+
+        front.remote.queries.answer = answer
+    settle(world)
+    return world
+
+
+def knowing(number: int) -> Callable[[wire.RequestQuery], bytes]:
+    """A front that knows the request of its number."""
+    return lambda requested: b"yes" if requested.name == str(number) else b""
+
+
+def settle(world: World) -> None:
+    """Let everything arrive."""
+    for _ in range(QUIET):
+        world.move(hostile=False)
+
+
+def deliver(world: World) -> None:
+    """Have all frames arrive that are on their way, and what is said to them."""
+    (only,) = world.replicas
+    while any(
+        link.up or link.down for one in world.fronts for link in one.links.values()
+    ):
+        for front in world.fronts:
+            world._up(front, only)
+            world._down(front, only)
+
+
+Answers = list[bytes | None]
+
+
+def ask(world: World, front: int, name: str, *, cancel: bool = False) -> Answers:
+    """Ask, and what will have been heard."""
+    heard: Answers = []
+    world.fronts[front].remote.queries.ask(
+        wire.RequestQuery(name, cancel=cancel), heard.append
+    )
+    return heard
+
+
+def test_the_front_that_knows_answers() -> None:
+    world = asking({2: "a", 1: "b"})
+    found = ask(world, 0, "a"), ask(world, 0, "b", cancel=True), ask(world, 0, "c")
+    settle(world)
+    assert found == ([b"2 "], [b"1 cancelled"], [b""])
+    assert not world.fronts[0].remote.queries._pending
+
+
+def test_without_a_link_or_other_fronts_a_query_has_no_answer() -> None:
+    world = World(0, fronts=1)
+    assert ask(world, 0, "a") == [None]
+    settle(world)
+    heard = ask(world, 0, "a")
+    settle(world)
+    assert heard == [b""]
+
+
+def test_an_engine_that_dies_leaves_no_question_open() -> None:
+    world = asking({2: "a"})
+    heard = ask(world, 0, "a")
+    world.kill()
+    assert heard == [None]
+    assert not world.fronts[0].remote.queries._pending
+
+
+def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -> None:
+    links: list[list[wire.ToEngine]] = [[], []]
+    first, second = (one.append for one in links)
+    queries = RequestQueries()
+    queries.connect(first)
+    queries.connect(second)
+    heard: Answers = []
+    queries.ask(wire.RequestQuery("a"), heard.append)
+    queries.disconnect(second)
+    assert (len(links[0]), links[1], heard) == (1, [], [])
+    queries.connect(second)
+    queries.disconnect(first)
+    assert heard == [None]
+    queries.ask(wire.RequestQuery("b"), heard.append)
+    (asked,) = links[1]
+    assert isinstance(asked, wire.SendQuery)
+    queries.take_answer(wire.QueryAnswer(asked.number, 1, b"b"))
+    assert heard == [None, b"b"]
+    queries.answer = lambda query: query.name.encode()
+    queries.answer_query(wire.ReceivedQuery(3, 7, 1, wire.RequestQuery("c")), first)
+    assert links[0][-1] == wire.SendAnswer(3, wire.QueryAnswer(7, 1, b"c"))
+
+
+@pytest.mark.long
+@seeds(10, 200)
+def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
+    known = 0
+    for seed in seeds:
+        world = World(seed, fronts=3)
+        rng = Random(seed)
+        for number, front in enumerate(world.fronts):
+            front.remote.queries.answer = knowing(number)
+        heard: list[tuple[str, Answers]] = []
+        for _ in range(60):
+            name = str(rng.randrange(4))
+            heard.append((name, ask(world, rng.randrange(3), name)))
+            for _ in range(10):
+                world.move(hostile=True)
+        settle(world)
+        deliver(world)
+        for front in world.fronts:  # a frame that was lost is noticed by the next one
+            front.remote.count(NO_TOTALS)
+        world._tick(*world.replicas)
+        deliver(world)
+        # Only of a front that is gone no answer came, and its asker stops waiting.
+        waiting = sum(len(front.remote.queries._pending) for front in world.fronts)
+        assert sum(not answers for _, answers in heard) == waiting
+        assert all(len(answers) <= 1 for _, answers in heard)
+        assert not any(answers[:1] == [b"yes"] for name, answers in heard if name == "3")
+        known += sum(answers == [b"yes"] for _, answers in heard)
+    assert known > len(seeds)
+
+
+def test_more_than_a_front_may_ask_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(questions, "MAX_PENDING", 2)
+    emitted: list[wire.ToEngine] = []
+    queries = RequestQueries()
+    queries.connect(emitted.append)
+    heard: Answers = []
+    first = queries.ask(wire.RequestQuery("a"), heard.append)
+    queries.ask(wire.RequestQuery("b"), heard.append)
+    queries.ask(wire.RequestQuery("c"), heard.append)
+    assert heard == [None]
+    queries.forget(first)
+    queries.take_answer(wire.QueryAnswer(first, 1, b"late"))
+    assert heard == [None]
+    queries.ask(wire.RequestQuery("d"), heard.append)
+    requested = [one for one in emitted if isinstance(one, wire.SendQuery)]
+    assert [one.query.name for one in requested] == ["a", "b", "d"]
+    queries.take_answer(wire.QueryAnswer(requested[1].number, 2))
+    assert heard == [None], "one more was asked"
+    queries.take_answer(wire.QueryAnswer(requested[1].number, 2))
+    assert heard == [None, b""]

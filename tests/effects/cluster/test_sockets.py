@@ -1,0 +1,334 @@
+"""Links on real sockets: none waits for a front, and none ends the others' links."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from minfer.effects.cluster.engine_client import link_client
+from minfer.effects.cluster.engine_client.link_client import (
+    LinkClient,
+    keep_linked,
+)
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_server import link_server
+from minfer.effects.cluster.engine_server.host import PATIENCE, Host
+from minfer.effects.cluster.engine_server.link_server import LinkServer
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.net.frames import FrameWriter
+from tests.effects.cluster.ends import READY, MadeUp, request
+from tests.effects.cluster.plain import plain
+
+TOKEN = 100_000  # five bytes on the line
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@define(eq=False)
+class Served:
+    """An engine's end that listens."""
+
+    path: Path
+    engine: MadeUp = field(factory=MadeUp)
+    why: list[str] = field(factory=list)
+    host: Host = field(init=False)
+    server: LinkServer = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.host = Host(2, self.why.append)
+        self.server = LinkServer(self.path, self.host)
+        self.server.start()
+        self.host.open(self.engine, READY)
+        self.engine.now = 2 * PATIENCE  # no front is waited for
+
+    def links(self) -> int:
+        return len(self.host._sessions)
+
+    def batch(self, name: str, times: int, tokens: int = 1) -> None:
+        """So many turns' news of a request."""
+        for _ in range(times):
+            news = TurnOutputs(time=0.0, ids=((name, 0),), tokens=((TOKEN,) * tokens,))
+            self.engine.say(news)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path / "engine")
+    yield made
+    made.server.close()
+
+
+HELLO = wire.Hello(0, 1, 0, ())
+OTHER = wire.Hello(1, 1, 0, ())
+
+
+@pytest.mark.long
+def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
+    with (
+        plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper,
+        plain(served.path, OTHER, wire.SubmitRequests((request("b"),))) as awake,
+    ):
+        until(lambda: len(served.engine.served) == 2)
+        # 15 MB, and a socket takes some hundred kilobytes: waiting would never end.
+        served.batch("a", 300, 10_000)
+        served.batch("b", 1)
+        awake.socket.settimeout(5)
+        while not any(isinstance(one, wire.FrontOutputs) for one in awake.hear()):
+            pass
+        # Who wakes up gets all of it, in order.
+        rows = 0
+        sleeper.socket.settimeout(5)
+        while rows < 300:
+            rows += sum(isinstance(one, wire.FrontOutputs) for one in sleeper.hear())
+
+
+@pytest.mark.long
+def test_what_waits_is_sent_as_soon_as_the_socket_takes_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_server, "TICK", 60.0)  # it must not wait for that
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
+        until(lambda: len(served.engine.served) == 1)
+        time.sleep(0.15)  # the thread has begun a long wait
+        served.batch("a", 100, 10_000)
+        rows = 0
+        front.socket.settimeout(5)
+        while rows < 100:
+            rows += sum(isinstance(one, wire.FrontOutputs) for one in front.hear())
+
+
+def test_a_front_that_takes_nothing_any_more_is_cut(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link_server, "MOST_KEPT", 2**20)
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as sleeper:
+        until(lambda: len(served.engine.served) == 1)
+        served.batch("a", 60, 10_000)
+        until(lambda: served.links() == 0)
+        assert served.engine.cancelled == ["a"]
+        assert "takes nothing any more" in caplog.text
+        assert sleeper.is_cut()
+    served.batch("a", 3)  # it is not received, and nothing is kept
+
+
+NOISE = struct.pack("<IQ", 5, 0) + b"noise"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack("<IQ", 2**32 - 1, 0),
+        NOISE,
+        FrameWriter().frame(wire.encode(HELLO)) * 2,  # doubled
+        FrameWriter().frame(
+            wire.encode(wire.SubmitRequests((request("z"),)))
+        ),  # no hello
+        FrameWriter().frame(b"\x82\xa4type\xa5reset\xa1x" + b"\x91" * 200_000),
+    ],
+    ids=["http", "length", "noise", "doubled", "no hello", "deep"],
+)
+def test_only_a_front_with_wrong_messages_is_cut(
+    served: Served, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with plain(served.path, OTHER, wire.SubmitRequests((request("b"),))) as good:
+        until(lambda: "b" in served.engine.served)
+        with plain(served.path) as bad:
+            bad.socket.sendall(data)
+            assert bad.is_cut()
+        until(lambda: served.links() == 1)
+        assert caplog.text.count("a front's link is cut") == 1
+        assert "Traceback" not in caplog.text
+        good.say(wire.SubmitRequests((request("c"),)))
+        until(lambda: "c" in served.engine.served)
+    assert not served.why
+
+
+def test_a_fault_of_ours_in_one_link_ends_only_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a fault")
+
+    with plain(served.path, HELLO) as bad, plain(served.path, OTHER) as good:
+        until(lambda: not served.host._missing)
+        monkeypatch.setattr(served.host, "_cancel", broken)
+        bad.say(wire.CancelRequests(("a",)))
+        assert bad.is_cut()
+        assert "Traceback" in caplog.text
+        good.say(wire.SubmitRequests((request("c"),)))
+        until(lambda: "c" in served.engine.served)
+    assert not served.why
+
+
+def test_a_thread_that_breaks_ends_the_engine(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise KeyError("a fault")
+
+    with plain(served.path, HELLO) as front:
+        monkeypatch.setattr(served.host, "tick", broken)
+        until(lambda: bool(served.why))
+        assert served.why == ["the thread of the links broke: KeyError('a fault')"]
+        assert "Traceback" in caplog.text
+        assert front.is_cut()
+
+
+@pytest.mark.long
+def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), threading.active_count()
+    served = Served(tmp_path / "engine")
+    for number in range(20):
+        with plain(served.path, wire.Hello(0, number, 0, ())):
+            until(lambda: served.links() == 1)
+        until(lambda: served.links() == 0)
+    served.server.close()
+    served.server.wake()  # a late engine's word reaches no end, and harms none
+    assert (descriptors(), threading.active_count()) == (before, threads)
+
+
+# --- a front's end ----------------------------------------------------------------------
+
+
+def front(path: Path, test: Callable[[Remote], Any], number: int = 0) -> Any:
+    """Run a test in an event loop, with a remote that is kept linked."""
+
+    async def run() -> Any:
+        remote = Remote(number)
+        task = asyncio.create_task(keep_linked(remote, path))
+        try:
+            return await test(remote)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(0.01)  # the socket is closed
+
+    return asyncio.run(run())
+
+
+async def soon(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.long
+def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "engine"
+
+    async def test(remote: Remote) -> None:
+        heard: list[Any] = []
+        remote.listen(heard.append)
+        remote.submit([request("a")])
+        await asyncio.sleep(0.1)
+        assert remote.unready == "waiting for the engine"
+        first = Served(path)
+        await soon(lambda: not remote.unready)
+        await soon(lambda: bool(first.engine.served))
+        (name,) = first.engine.served
+        first.batch(name, 2)
+        await soon(lambda: len(heard) == 2)
+        await asyncio.to_thread(first.server.close)
+        path.unlink()
+        await soon(lambda: remote.unready == "waiting for the engine")
+        second = Served(path)
+        await soon(lambda: bool(second.engine.served))
+        (again,) = second.engine.served.values()
+        assert again.output == (TOKEN, TOKEN)
+        assert remote.links == 2
+        await asyncio.to_thread(second.server.close)
+
+    front(path, test)
+
+
+@pytest.mark.long
+def test_what_no_engine_says_cuts_the_link_and_another_is_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engine"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        came: list[float] = []
+
+        def answer() -> None:
+            for _ in range(4):
+                link, _ = listener.accept()
+                with link:
+                    came.append(time.monotonic())
+                    link.sendall(NOISE)
+                    link.settimeout(5)
+                    with contextlib.suppress(OSError):
+                        while link.recv(2**16):
+                            pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+
+        async def test(remote: Remote) -> None:
+            await soon(lambda: len(came) == 4)
+            await soon(lambda: remote.links == 4)
+
+        front(path, test)
+        thread.join()
+    gaps = [later - sooner for sooner, later in pairwise(came)]
+    assert min(gaps) > link_client.RETRY / 2, "an engine that cuts must not be pestered"
+    assert caplog.text.count("the link to the engine is cut") >= 3
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
+    tmp_path: Path,
+) -> None:
+    """Its last message may say that it serves another request alone."""
+    path = tmp_path / "engine"
+    heard: list[wire.ToFront] = []
+    remote = Remote(0)
+    receive = remote.receive
+
+    def note(message: wire.ToFront, replica: int = 0) -> None:
+        heard.append(message)
+        receive(message, replica)
+
+    remote.receive = note  # type: ignore[method-assign]  # it listens in
+
+    async def go() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            loop = asyncio.get_running_loop()
+            _, client = await loop.create_unix_connection(
+                lambda: LinkClient(remote, 0), str(path)
+            )
+            engine, _ = listener.accept()
+            # From here on, the event loop does not run until the front has written.
+            engine.sendall(FrameWriter().frame(wire.encode(wire.ProbingRequest("a"))))
+            engine.close()
+            client._say(wire.ResetCache())
+            await client.over
+
+    asyncio.run(go())
+    assert heard == [wire.ProbingRequest("a")]

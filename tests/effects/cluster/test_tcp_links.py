@@ -1,0 +1,262 @@
+"""Links between machines: over TCP, and over networks that fail."""
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+
+from minfer.effects.cluster.engine_client import link_client
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.link_client import keep_linked_to
+from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_server.host import PATIENCE, Host
+from minfer.effects.cluster.engine_server.link_server import LinkServer, let_in
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.link_terms import link_terms
+from minfer.effects.live.client import TurnOutputs
+from minfer.effects.net.addresses import Port, listen_at
+from minfer.effects.net.framing import Socket
+from minfer.effects.net.handshake import secret_key
+from minfer.routing.policies import Prefix
+from minfer.routing.state import RouterConfig
+from tests.effects.cluster.ends import READY, MadeUp, request
+from tests.effects.cluster.test_sockets import soon
+from tests.effects.network import Network
+
+TERMS = link_terms(b"model", "cpu", 4, secret_key("s"))
+
+
+@define(eq=False)
+class Outside:
+    """An engine that fronts of other machines use, over a network that can fail."""
+
+    folder: Any
+    engine: MadeUp = field(factory=MadeUp)
+    host: Host = field(init=False)
+    server: LinkServer = field(init=False)
+    sock: Socket = field(init=False)
+    network: Network = field(init=False)
+    _all: contextlib.ExitStack = field(init=False, factory=contextlib.ExitStack)
+
+    def __attrs_post_init__(self) -> None:
+        self.host = Host(None, print)
+        self.server = LinkServer(self.folder / "engine", self.host)
+        self.server.start()
+        self._all.callback(self.server.close)
+        self.host.open(self.engine, READY)
+        self.engine.now = 2 * PATIENCE
+        self.sock = listen_at(("127.0.0.1", 0))
+        self._all.callback(let_in(self.server, self.sock, TERMS).close)
+        self.network = Network(self.sock.getsockname())
+        self._all.callback(self.network.close)
+
+    @property
+    def port(self) -> Port:
+        return self.network.port
+
+    def close(self) -> None:
+        self._all.close()
+
+
+@pytest.fixture
+def outside(tmp_path: Any) -> Iterator[Outside]:
+    one = Outside(tmp_path)
+    yield one
+    one.close()
+
+
+def remote() -> Remote:
+    """A front of one engine here, which never comes, and one elsewhere."""
+    config = RouterConfig(Prefix(), 4)
+    prefill = PrefillFirst(FrontRouter(config))
+    return Remote(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
+
+
+def run(
+    outside: Outside, test: Callable[..., Any], terms: Any = TERMS, count: int = 1
+) -> None:
+    """Run a test in an event loop, with a front that is linked over the network."""
+
+    async def go() -> None:
+        fronts = [remote() for _ in range(count)]
+        tasks = [
+            asyncio.create_task(keep_linked_to(one, lambda: outside.port, 1, terms, "f"))
+            for one in fronts
+        ]
+        try:
+            await test(*fronts)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
+def linked(front: Remote) -> Callable[[], bool]:
+    return lambda: front.replicas[1].progress is None
+
+
+def test_fronts_of_several_machines_share_an_engine(outside: Outside) -> None:
+    async def test(first: Remote, second: Remote) -> None:
+        heard: list[Any] = []
+        first.listen(heard.append)
+        await soon(lambda: linked(first)() and linked(second)())
+        assert first.ready is None, "this says what the engine here is"
+        for number, front in enumerate((first, second)):
+            front.submit([request(f"r{number}")])
+        await soon(lambda: len(outside.engine.served) == 2)
+        outside.engine.say(TurnOutputs(time=0.0, ids=(("r0", 0),), tokens=((7,),)))
+        await soon(lambda: bool(heard))
+        assert heard[-1].tokens == ((7,),)
+        first.reset_cache()
+        await soon(lambda: second.resets == 1)
+        assert first.replicas[1].here == "127.0.0.1"
+        second.queries.ask(wire.RequestQuery("r0"), heard.append)
+        assert heard[-1] is None, "other servers are not asked for requests"
+
+    run(outside, test, count=2)
+
+
+def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_client, "PLACED", 0.1)
+    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.01)
+    front, given_up = remote(), list[int]()
+    monkeypatch.setattr(front, "give_up", given_up.append)
+    at: Port | None = None
+
+    async def go() -> None:
+        nonlocal at
+        task = asyncio.create_task(keep_linked_to(front, lambda: at, 1, TERMS, "f"))
+        await soon(lambda: given_up == [1])
+        at = outside.port
+        await soon(linked(front))
+        assert given_up == [1], "it is said once"
+        at = None
+        outside.network.cut()
+        await soon(lambda: given_up == [1, 1])
+        at = outside.sock.getsockname()
+        await soon(linked(front))
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
+def test_who_is_refused_says_so_once_and_others_go_on(
+    outside: Outside, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.01)
+
+    async def test(front: Remote) -> None:
+        async def stranger(_: Remote) -> None:
+            await asyncio.sleep(0.2)
+
+        await soon(linked(front))
+        other = evolve(TERMS, secret=secret_key("t"))
+        await asyncio.to_thread(run, outside, stranger, other)
+        assert len(outside.host._sessions) == 1
+        front.submit([request("a")])
+        await soon(lambda: bool(outside.engine.served))
+
+    with caplog.at_level(logging.WARNING):
+        run(outside, test)
+    said = [one.message for one in caplog.records if "secret" in one.message]
+    assert len(said) == 2  # one here, and one there
+    assert all("the secret is another one" in one for one in said)
+
+
+@pytest.mark.parametrize("how", ["cut", "stall", "end"])
+def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(link_client, "CUT", 0.3)
+    monkeypatch.setattr(link_client, "_LOOK", 0.05)
+    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.05)
+
+    async def test(front: Remote) -> None:
+        await soon(linked(front))
+        front.submit([request("a")])
+        await soon(lambda: bool(outside.engine.served))
+        [kept] = front._requests.all()
+        kept.histories[0].admitted = True
+        if how == "cut":
+            outside.network.cut()
+        elif how == "stall":
+            outside.network.stalled = True
+        else:
+            outside.host.end()
+            await soon(lambda: not linked(front)())
+            outside.network.cut()
+        await soon(lambda: kept.replica is None)
+        # Who closes a connection may have died; silence, and an end that was announced,
+        # say nothing of requests.
+        assert kept.histories[0].deaths == (how == "cut")
+        outside.network.heal()
+        await soon(linked(front))
+        await soon(lambda: kept.replica == 1)
+
+    run(outside, test)
+
+
+CABLE = """
+import asyncio, logging, subprocess, sys, tempfile, time
+from pathlib import Path
+from minfer.effects.net import addresses
+from minfer.effects.cluster.engine_client import link_client
+
+def ip(*said):
+    subprocess.run(["ip", *said], check=True)
+
+ip("link", "set", "lo", "up")
+addresses.CUT, addresses._IDLE, addresses._PROBES = 2, 1, 1
+link_client.CUT = 60  # the system has to notice it
+from tests.effects.cluster.test_tcp_links import Outside, linked, run, soon
+
+outside = Outside(Path(tempfile.mkdtemp()))
+outside.network.port = outside.sock.getsockname()
+
+async def test(front):
+    await soon(linked(front))
+    ip("link", "set", "lo", "down")
+    began = time.monotonic()
+    await soon(lambda: not linked(front)())
+    await soon(lambda: not outside.host._sessions)
+    print("noticed", time.monotonic() - began, flush=True)
+    ip("link", "set", "lo", "up")
+    await soon(linked(front))
+    print("back", flush=True)
+
+run(outside, test)
+outside.close()
+"""
+
+
+@pytest.mark.long
+def test_both_ends_notice_a_cable_that_is_pulled() -> None:
+    inside = ["unshare", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*inside, "ip", "link"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespaces here")
+    began = time.monotonic()
+    ran = subprocess.run(
+        [*inside, sys.executable, "-c", CABLE], capture_output=True, text=True
+    )
+    noticed, back = ran.stdout.splitlines() or ("", ran.stderr)
+    assert noticed.startswith("noticed"), ran.stderr
+    assert float(noticed.split()[1]) < 6
+    assert back == "back"
+    assert time.monotonic() - began < 30

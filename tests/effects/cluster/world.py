@@ -1,0 +1,587 @@
+"""Fronts, an engine that dies, and links that lose things: in one thread, by a seed.
+
+A world is hostile for some moves, then it heals, and then everything must end. What each
+request got is compared with what it gets where nothing ever happens.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import count
+from random import Random
+from typing import Never
+
+from attrs import define, evolve, field, frozen
+
+from minfer.blocks.keys import Key, block_keys
+from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.engine_server.host import Host
+from minfer.effects.cluster.engine_server.output_routing import Session
+from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.quarantine import MAX_SOLO_DEATHS
+from minfer.effects.live.client import EngineMessage, TurnOutputs
+from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.request_names import request_of
+from minfer.effects.live.totals import NO_TOTALS
+from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.framing import PeerError
+from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
+from minfer.effects.text.grammars.store import Grammars
+from minfer.records.config import EngineConfig
+from minfer.records.messages import FetchBlocks, Finish, Finished
+from minfer.records.plan import Open, Plan
+from minfer.records.request import Request, SamplingParams
+from minfer.records.sequence import SampleId
+from minfer.records.state import EngineState, Transition
+from minfer.records.tiers import LOAD, RECOMPUTE, KeyedTier
+from minfer.routing.policies import Prefix, routing_policy_named
+from minfer.routing.state import RouterConfig
+from minfer.runs.oracle import Oracle
+from minfer.sampling.structured import StructuredOutputs
+
+VOCAB = 50
+CONFIG = EngineConfig(
+    num_blocks=60,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=6,
+    max_num_batched_tokens=32,
+    vocab_size=VOCAB,
+    depth=2,
+)
+READY = wire.EngineReady("cpu", CONFIG.num_blocks, b"print")
+BOUND = 0.2  # of requests: they have a constraint
+CUT = 0.5  # of links to other machines that are over: the network failed
+STEP = 0.01  # seconds on the world's clock that a move takes
+MOST_MOVES = 60_000
+
+
+class Inline(EngineWorker):
+    """An engine that turns when it is told to."""
+
+    def _wake(self) -> None:
+        self.running = True
+
+    def pump(self) -> None:
+        """Take a turn, if one is due."""
+        if self.driver.busy:
+            self._turn()
+        self.running = self.driver.busy
+
+
+class Killed(Exception):  # noqa: N818 - it is what happened, and no error of ours
+    """The engine's process is gone."""
+
+
+@frozen
+class Poison:
+    """What kills an engine: a request, or one of its samples."""
+
+    name: str = ""  # the request's; none: nothing does
+    after: int = 0  # steps of its in each engine
+    at: int = 0  # tokens of output, beyond those steps
+    sample: int | None = None  # None: each
+
+    def steps(self, opened: Open) -> int | None:
+        """How many steps of a row go well; None: all."""
+        if not self.name or opened.name[0].split("#")[0] != self.name:
+            return None
+        if self.sample not in (None, opened.sampling.sample):
+            return None
+        return self.after + max(0, self.at - len(opened.known) + opened.prompt)
+
+
+class Poisoned(Oracle):
+    """An executor whose process dies when a row of a poisonous request runs."""
+
+    def __init__(self, poison: Poison, outside: dict[Key, list[list[int]]]) -> None:
+        super().__init__(CONFIG.block_size, VOCAB)
+        self.poison = poison
+        self.outside = outside  # what engines send each other, and none of them loses
+        self.left: dict[int, int] = {}  # steps of poisonous rows
+
+    def launch(self, plan: Plan) -> None:
+        """Launch a plan, or die."""
+        for opened in plan.opens:
+            row = plan.rows[opened.index]
+            self.left.pop(row, None)
+            if (steps := self.poison.steps(opened)) is not None:
+                self.left[row] = steps
+        for row in self.left.keys() & set(plan.rows):
+            if not self.left[row]:
+                raise Killed
+            self.left[row] -= 1
+        super().launch(plan)
+
+
+class CompilingRequests(Grammars):
+    """Compiles a constraint on request: each anew."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.fail())
+        self.begun: deque[tuple[StructuredOutputs, Future[Grammar]]] = deque()
+
+    def fail(self) -> Never:
+        """Its result is not needed."""
+        raise AssertionError
+
+    def begin(self, requested: StructuredOutputs, client: str = "") -> "Future[Grammar]":
+        del client
+        wait: Future[Grammar] = Future()
+        self.begun.append((requested, wait))
+        return wait
+
+    def move(self, poison: str) -> None:
+        """Compile what came first, or die of it."""
+        if not self.begun:
+            return
+        requested, wait = self.begun.popleft()
+        if wait.cancelled():
+            return
+        if requested.text == poison:
+            raise Killed
+        wait.set_exception(GrammarError("whatever it is, its masks say it"))
+
+
+def solo(request: Request) -> dict[int, tuple[int, ...]]:
+    """What each sample of a request gets where nothing happens."""
+    got: dict[int, list[int]] = {i: [] for i in range(request.n)}
+    engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
+
+    def hear(message: EngineMessage) -> None:
+        assert isinstance(message, TurnOutputs)
+        for (_, sample), tokens in zip(message.ids, message.tokens, strict=True):
+            got[sample] += tokens
+
+    engine.listen(hear)
+    engine.submit([request])
+    while engine.live:
+        engine.pump()
+    return {i: tuple(tokens) for i, tokens in got.items()}
+
+
+@define(eq=False)
+class Link:
+    """One link between a front and an engine: frames on their way, both ways."""
+
+    session: Session
+    up: deque[bytes] = field(factory=deque)
+    down: deque[bytes] = field(factory=deque)
+    read_up: FrameReader = field(factory=FrameReader)
+    read_down: FrameReader = field(factory=FrameReader)
+
+
+@define(eq=False)
+class Front:
+    """A front, its link, and what its requests got."""
+
+    remote: Remote
+    links: dict[int, Link] = field(factory=dict)  # by replica
+    got: dict[SampleId, list[int]] = field(factory=dict)
+    ended: dict[SampleId, Finished] = field(factory=dict)
+    requested: dict[str, Request] = field(factory=dict)
+    cut: dict[SampleId, int] = field(factory=dict)  # at which length it was told to end
+
+    def hear(self, message: EngineMessage) -> None:
+        """Keep what the engine said, and see that it makes sense."""
+        assert isinstance(message, TurnOutputs), message
+        for name, tokens in zip(message.ids, message.tokens, strict=True):
+            assert not tokens or name not in self.ended or name in self.cut, name
+            if name[0] in self.requested:
+                self.got[name] += tokens
+        for done in message.finished:
+            name = (done.id, done.sample)
+            assert name not in self.ended, f"{name} ended twice"
+            self.ended[name] = done
+
+
+@define(eq=False)
+class Replica:
+    """An engine's process, while there is one, and what it has come to."""
+
+    number: int
+    host: Host | None = None
+    compiling: CompilingRequests = field(factory=CompilingRequests)
+    engine: Inline | None = None
+    deaths: int = 0
+
+
+class World:
+    """All of it; `poison` is a request that kills the engine that has it."""
+
+    def __init__(
+        self,
+        seed: int,
+        fronts: int = 2,
+        poison: str = "",
+        kills: Poison | None = None,
+        replicas: int = 1,
+        policy: str = "prefix",
+        prefillers: int = 0,
+        elsewhere: int = 0,
+    ) -> None:
+        self.rng = Random(seed)
+        self.prefillers = prefillers  # the first replicas compute prompts for others
+        self.elsewhere = elsewhere  # so do the last, which are on other machines
+        self.sent: dict[Key, list[list[int]]] = {}  # blocks, by content key
+        self.fetched = 0
+        self.now = 0.0
+        self.poison = poison
+        self.kills = kills or Poison(poison)
+        self.numbers = count()
+        self.replicas = [Replica(number) for number in range(replicas)]
+        self.policy = policy
+        # How often a request was served alone when an engine, or its link, was gone.
+        self.solo = Counter[str]()
+        self.beside = 0  # engines that died while they served others than the poison
+        self.crashed = set[int]()  # replicas whose last engine died of a request
+        self.outages = 0  # deaths after which no engine was ready
+        self.fronts = [self._front(number) for number in range(fronts)]
+        for one in self.replicas:
+            self.born(one)
+
+    @property
+    def deaths(self) -> int:
+        """How many engines have died."""
+        return sum(one.deaths for one in self.replicas)
+
+    def clock(self) -> float:
+        """The world's time."""
+        return self.now
+
+    # --- what happens -------------------------------------------------------------------
+
+    def born(self, replica: Replica) -> None:
+        """An engine starts, which is ready some time later."""
+        fronts = None if self.is_elsewhere(replica) else len(self.fronts)
+        size = self.config_of(replica).block_size
+        replica.host = Host(fronts, lambda _: None, clock=self.clock, block_size=size)
+        replica.engine = None
+
+    def ready(self, replica: Replica) -> None:
+        """The engine has loaded."""
+        if replica.host is not None and replica.engine is None:
+            executor = Poisoned(self.kills, self.sent)
+            config = self.config_of(replica)
+            driver = Driver(config, executor, clock=self.clock)
+            replica.compiling = CompilingRequests()
+            replica.engine = Inline(driver, grammars=replica.compiling)
+            news = None
+            if len(self.replicas) > 1:
+                news = ReplicaNews(config, lambda: driver.state)
+                replica.engine.on_turn = self.watching(replica.host)
+            replica.host.open(replica.engine, READY, news)
+
+    @property
+    def apart(self) -> bool:
+        """Whether some engines compute prompts for others."""
+        return bool(self.prefillers or self.elsewhere)
+
+    def is_elsewhere(self, replica: Replica) -> bool:
+        """Whether an engine is on another machine."""
+        return replica.number >= len(self.replicas) - self.elsewhere
+
+    def config_of(self, replica: Replica) -> EngineConfig:
+        """The configuration of an engine."""
+        if not self.apart:
+            return CONFIG
+        gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
+        most = 2 * CONFIG.num_blocks
+        tier = KeyedTier(known=most, sends=True, choice=LOAD if gets else RECOMPUTE)
+        return evolve(CONFIG, keyed=tier)
+
+    def watching(self, host: Host) -> Callable[[EngineState, Transition], None]:
+        """Counts blocks that are fetched, beside what the host does with a turn."""
+
+        def note(before: EngineState, turn: Transition) -> None:
+            fetches = [one for one in turn.commands if isinstance(one, FetchBlocks)]
+            self.fetched += sum(len(one.keys) for one in fetches)
+            host.note_turn(before, turn)
+
+        return note
+
+    def kill(self, number: int = 0) -> None:
+        """An engine's process is gone, and with it all links; what it said before comes
+        to those whose links hold until then.
+        """
+        replica = self.replicas[number]
+        replica.deaths += 1
+        self.crashed.discard(number)
+        engine, host = replica.engine, replica.host
+        replica.host = replica.engine = None
+        if engine is not None and host is not None:
+            probing, served = host._quarantine.probing, engine.live.served().keys()
+            if probing and served <= {probing}:
+                self.solo[probing.split("#")[0]] += 1
+            self.beside += any(request_of(name) != self.poison for name in served)
+            self.outages += not any(one.engine for one in self.replicas)
+        for front in self.fronts:
+            while number in front.links and front.links[number].down:
+                self._down(front, replica)
+            self._cut(front, replica, reported=False)
+
+    def link(self, front: Front, replica: Replica) -> None:
+        """A front makes a link, if there is an engine at the other end."""
+        if replica.number in front.links or replica.host is None:
+            return
+        writer = FrameWriter()
+        down: deque[bytes] = deque()
+        link = Link(Session(lambda data: down.append(writer.frame(data))), down=down)
+        front.links[replica.number] = link
+        numbers = FrameWriter()
+        replica.host.join(link.session)
+        front.remote.connect(
+            lambda message: link.up.append(numbers.frame(wire.encode(message))),
+            replica.number,
+        )
+
+    def ask(self, front: Front, request: Request) -> None:
+        """A request comes."""
+        front.requested[request.id] = request
+        for sample in range(request.n):
+            front.got[request.id, sample] = []
+        front.remote.submit([request])
+
+    def constrained(self, text: str) -> SamplingParams:
+        """How it is asked for what has to be compiled."""
+        return SamplingParams(structured_outputs=StructuredOutputs(regex=text))
+
+    def any_request(self) -> Request:
+        """One like others."""
+        rng = self.rng
+        prompt = tuple(rng.choices(range(VOCAB), k=rng.randint(1, 20)))
+        free = SamplingParams(temperature=rng.choice((0, 1)))
+        return Request(
+            id=f"r{next(self.numbers)}",
+            prompt=prompt,
+            max_tokens=rng.randint(1, 40),
+            n=rng.choice((1, 1, 1, 2, 3)),
+            seed=rng.randrange(2**63),
+            sampling=self.constrained("fine") if rng.random() < BOUND else free,
+            stop_ids=frozenset(rng.choices(range(VOCAB), k=rng.choice((0, 1)))),
+            keys=block_keys(b"", prompt, CONFIG.block_size) if self.apart else (),
+        )
+
+    def move(self, *, hostile: bool) -> None:
+        """Something happens."""
+        self.now += STEP
+        front, replica = self.rng.choice(self.fronts), self.rng.choice(self.replicas)
+        if replica.host is None:
+            self.born(replica)
+        friendly: list[Callable[[], object]] = [
+            lambda: self.ready(replica),
+            lambda: self.link(front, replica),
+            lambda: self._up(front, replica),
+            lambda: self._down(front, replica),
+            lambda: self._turn(replica),
+            lambda: self._compile(replica),
+            lambda: self._tick(replica),
+            lambda: front.remote.count(NO_TOTALS),
+        ]
+        bad: list[Callable[[], object]] = [
+            lambda: self.kill(replica.number),
+            lambda: self._cut(front, replica),
+            lambda: self._spoil(front, replica),
+            lambda: self._cancel(front),
+            lambda: self._finish(front),
+            lambda: self._move(front, replica),
+            self._lose,
+        ]
+        common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
+        weights = [10, 40, 120, 120, 120, 40, 10, 2]
+        if hostile:
+            moves = 10 if len(self.replicas) > 1 else 0
+            weights += [3, 2, 3, 5, 5, moves, 3 * self.apart, 20]
+            friendly += bad + common
+        self.rng.choices(friendly, weights)[0]()
+
+    def run(self, moves: int) -> None:
+        """Be hostile, then heal, and wait until everything has ended."""
+        for _ in range(moves):
+            self.move(hostile=True)
+        for _ in range(MOST_MOVES):
+            if all(not front.remote.working for front in self.fronts):
+                return
+            self.move(hostile=False)
+        left = [one.request.id for f in self.fronts for one in f.remote._requests.all()]
+        raise AssertionError(f"not drained: {left}")
+
+    # --- judgement ----------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Everybody got what they would get alone, and heard of its end once."""
+        for front in self.fronts:
+            for request in front.requested.values():
+                whole = solo(request)
+                for sample in range(request.n):
+                    self._judge(front, request, sample, whole[sample])
+
+    def _judge(
+        self, front: Front, request: Request, sample: int, right: tuple[int, ...]
+    ) -> None:
+        name = (request.id, sample)
+        done, got = front.ended[name], tuple(front.got[name])
+        if request.id == self.poison:
+            killer = self.kills.sample in (None, sample)
+            assert done.reason == "error" or (not killer and got == right), done
+            assert got == right[: len(got)]
+            return
+        if done.reason == "error":  # it may have been killed from outside just then
+            assert self.solo[request.id] >= MAX_SOLO_DEATHS, done
+            return
+        assert done.length <= len(got), (name, done, got)
+        assert got[: done.length] == right[: done.length], (name, got, right)
+        if done.reason in ("length", "stop") and name not in front.cut:
+            assert got == right, (name, done)
+            assert done.length == len(right)
+        elif name in front.cut and done.reason == "cut":
+            assert done.length <= front.cut[name]
+        elif name not in front.cut:
+            assert done.reason == "cancelled", done
+
+    # --- how it happens -----------------------------------------------------------------
+
+    def _front(self, number: int) -> Front:
+        router = None
+        if len(self.replicas) > 1:
+            policy = routing_policy_named(self.policy)
+            router = FrontRouter(RouterConfig(policy, CONFIG.block_size))
+        count = len(self.replicas)
+        prefill = None
+        if self.apart:
+            own = FrontRouter(RouterConfig(Prefix(), CONFIG.block_size))
+            prefill = PrefillFirst(own, CONFIG.max_model_len, direct=CONFIG.block_size)
+        remote = Remote(
+            number,
+            clock=self.clock,
+            replicas=count - self.elsewhere,
+            router=router,
+            prefill=prefill,
+            prefillers=self.prefillers,
+            elsewhere=self.elsewhere,
+            crashed=lambda number: number in self.crashed,
+        )
+        front = Front(remote)
+        front.remote.listen(front.hear)
+        return front
+
+    def _cut(self, front: Front, replica: Replica, *, reported: bool = True) -> None:
+        """A link is over; `told`: the engine learns of it."""
+        link = front.links.pop(replica.number, None)
+        if link is None:
+            return
+        if reported and replica.host is not None:
+            replica.host.leave(link.session)
+            probing = front.remote.replicas[replica.number].probing
+            self.solo[probing.split("#")[0]] += 1
+        network = self.is_elsewhere(replica) and self.rng.random() < CUT
+        front.remote.disconnect(replica.number, cut=network)
+
+    def _up(self, front: Front, replica: Replica) -> None:
+        self._carry(front, replica, lambda link: link.up, self._to_engine)
+
+    def _down(self, front: Front, replica: Replica) -> None:
+        self._carry(front, replica, lambda link: link.down, self._to_front)
+
+    def _carry(
+        self,
+        front: Front,
+        replica: Replica,
+        side: Callable[[Link], deque[bytes]],
+        deliver: Callable[[Front, Replica, Link, bytes], Iterable[object]],
+    ) -> None:
+        """One frame arrives; what is no frame that was waited for ends the link."""
+        link = front.links.get(replica.number)
+        if link is None or not side(link):
+            return
+        try:
+            for _ in deliver(front, replica, link, side(link).popleft()):
+                pass
+        except PeerError:
+            self._cut(front, replica)
+
+    def _to_engine(
+        self, front: Front, replica: Replica, link: Link, data: bytes
+    ) -> Iterable[object]:
+        del front
+        for message in link.read_up.feed(data):
+            assert replica.host is not None
+            replica.host.receive(link.session, wire.read_to_engine(message))
+            yield message
+
+    def _to_front(
+        self, front: Front, replica: Replica, link: Link, data: bytes
+    ) -> Iterable[object]:
+        for message in link.read_down.feed(data):
+            front.remote.receive(wire.read_to_front(message), replica.number)
+            yield message
+
+    def _turn(self, replica: Replica) -> None:
+        if replica.engine is not None:
+            self._risk(replica, replica.engine.pump)
+
+    def _compile(self, replica: Replica) -> None:
+        if replica.engine is not None:
+            self._risk(replica, lambda: replica.compiling.move(self.poison))
+
+    def _risk(self, replica: Replica, what: Callable[[], object]) -> None:
+        """Do what may kill the engine."""
+        try:
+            what()
+        except Killed:
+            self.kill(replica.number)
+            self.crashed.add(replica.number)
+
+    def _tick(self, replica: Replica) -> None:
+        if replica.host is not None:
+            replica.host.tick()
+
+    def _spoil(self, front: Front, replica: Replica) -> None:
+        """Frames are lost, doubled, or overtake each other."""
+        link = front.links.get(replica.number)
+        if link is None:
+            return
+        frames = self.rng.choice((link.up, link.down))
+        if not frames:
+            return
+        at = self.rng.randrange(len(frames))
+        match self.rng.randrange(3):
+            case 0:
+                del frames[at]
+            case 1:
+                frames.insert(at, frames[at])
+            case _:
+                frames.append(frames[at])
+                del frames[at]
+
+    def _move(self, front: Front, replica: Replica) -> None:
+        """A request is moved, if it is served."""
+        if front.requested:
+            front.remote.move(self.rng.choice(list(front.requested)), replica.number)
+
+    def _lose(self) -> None:
+        """A block that was sent is lost."""
+        if self.sent:
+            del self.sent[self.rng.choice(list(self.sent))]
+
+    def _cancel(self, front: Front) -> None:
+        names = [one for one in front.requested if one != self.poison]
+        if names:
+            front.remote.cancel([self.rng.choice(names)])
+
+    def _finish(self, front: Front) -> None:
+        """A sample is to end at some length that was reached, as at a stop string."""
+        open_ = [
+            name
+            for name, tokens in front.got.items()
+            if tokens and name not in front.ended and name not in front.cut
+        ]
+        if open_:
+            name = self.rng.choice(open_)
+            length = self.rng.randint(1, len(front.got[name]))
+            front.cut[name] = length
+            front.remote.finish([Finish(*name, length, "cut")])

@@ -1,0 +1,56 @@
+"""What is logged says which process it is from."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from minfer.effects.live.logs import BURST, KINDS, STRETCH, LogRateLimit
+
+CODE = """
+import logging
+from minfer.effects.live.logs import configure_logs
+configure_logs("front 1")
+logging.getLogger("minfer.link").warning("it is %s", "cut")
+logging.getLogger("uvicorn.error").info("of no concern")
+logging.getLogger("minfer.start").info("loading")
+"""
+
+
+@pytest.mark.long
+def test_warnings_and_the_start_name_their_process() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+    )
+    warning, start = found.stderr.splitlines()
+    assert warning.endswith(" minfer front 1 WARNING minfer.link: it is cut")
+    assert start.endswith(" minfer front 1 INFO minfer.start: loading")
+    assert not found.stdout
+
+
+def line(text: str, *values: object, level: int = logging.WARNING) -> logging.LogRecord:
+    return logging.LogRecord("uvicorn.error", level, "", 0, text, values, None)
+
+
+def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
+    now = [100.0]
+    thinned = LogRateLimit(lambda: now[0])
+    written = [thinned.filter(line("port %s", i)) for i in range(BURST + 7)]
+    assert written == [True] * BURST + [False] * 7
+    assert thinned.filter(line("another"))
+    assert thinned.filter(line("port %s", 1, level=logging.ERROR))
+    now[0] += STRETCH
+    next_one = line("port %s", 9)
+    assert thinned.filter(next_one)
+    assert next_one.getMessage() == "port 9 (7 more like it before)"
+    last = line("port %s", 10)
+    assert thinned.filter(last)
+    assert last.getMessage() == "port 10"
+
+
+def test_kinds_of_lines_do_not_grow_without_end() -> None:
+    thinned = LogRateLimit(lambda: 0.0)
+    for number in range(3 * KINDS):
+        assert thinned.filter(line(f"made of {number}"))
+    assert len(thinned._counts) <= KINDS

@@ -1,0 +1,126 @@
+"""A router before backends with different models."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.proxy.backend_models import (
+    MAX_CONTEXT,
+    BackendModels,
+    ModelList,
+    read_models,
+)
+from tests.effects.proxy.fakes import Seen, routing
+
+MODELS = (["small", "s"], ["large"], ["large"])
+
+
+def run(case: Any) -> None:
+    asyncio.run(case())
+
+
+def test_requests_go_where_their_model_is() -> None:
+    @run
+    async def _() -> None:
+        async with routing(3, names=MODELS, policy="round_robin") as made:
+            for name in ("small", "s"):
+                assert {await made.by("hi", model=name) for _ in range(4)} == {"a"}
+            assert {await made.by("hi", model="large") for _ in range(4)} == {"b", "c"}
+            body = {"model": "small", "prompt": "x"}
+            found = [await made.http.post("/tokenize", json=body) for _ in range(3)]
+            assert {one.json()["by"] for one in found} == {"a"}
+            one = await made.http.get("/v1/models/large")
+            assert one.json()["by"] in ("b", "c")
+
+
+def test_an_unknown_model_is_refused() -> None:
+    @run
+    async def _() -> None:
+        async with routing(3, names=MODELS) as made:
+            for path in ("/v1/chat/completions", "/tokenize"):
+                found = await made.http.post(path, json={"model": "other"})
+                assert found.status_code == 404
+                error = found.json()["error"]
+                assert (error["code"], error["param"]) == ("model_not_found", "model")
+                assert "there is large, s, small" in error["message"]
+            assert (await made.http.get("/v1/models/other")).status_code == 404
+            assert not any(one.seen for one in made.backends)
+
+
+def test_the_list_has_the_models_of_all() -> None:
+    @run
+    async def _() -> None:
+        async with routing(3, names=MODELS) as made:
+            found = (await made.http.get("/v1/models")).json()
+            assert [one["id"] for one in found["data"]] == ["small", "s", "large"]
+            assert found["object"] == "list"
+
+
+def test_a_request_is_not_moved_to_another_model() -> None:
+    @run
+    async def _() -> None:
+        async with routing(3, names=MODELS) as made:
+            asked: list[Seen] = []
+
+            async def refuse(seen: Seen, to: Any) -> None:
+                asked.append(seen)
+                to.transport.abort()
+
+            made.backends[1].answer = made.backends[2].answer = refuse
+            found = await made.chat("hi", model="large")
+            assert found.status_code == 502
+            assert len(asked) == 2
+            assert not made.backends[0].seen
+            await made.backends[0].stop()
+            await made.health(made.backends[0].url)
+            found = await made.chat("hi", model="small")
+            assert found.status_code == 503
+            assert found.json()["error"]["code"] == "no_backend"
+
+
+def test_with_equal_models_the_backends_decide() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, names=[["m"], ["m"]]) as made:
+            assert await made.by("hi", model="other") in ("a", "b")
+
+
+def test_a_backend_that_names_no_model_may_have_any() -> None:
+    models = BackendModels(["a", "b", "c", "d"])
+    for backend, name in (("a", "x"), ("b", "y")):
+        models.note(backend, ModelList(frozenset([name])))
+    models.note("c", ModelList())
+    assert models.backends_of("x") == ("a", "c", "d")
+    assert models.backends_of("z") == ("c", "d")
+    assert models.backends_of("") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "names", "context"),
+    [
+        ({"status": "ready", "models": ["a", "b", 5]}, {"a", "b"}, 0),
+        ({"data": [{"id": "a"}, {"id": 5}, {}, "x"]}, {"a"}, 0),
+        ({"data": [{"id": "a", "max_model_len": 9}, {"id": "b"}]}, {"a", "b"}, 9),
+        ({"data": [{"id": "a", "max_model_len": "9"}]}, {"a"}, 0),
+        ({"data": [{"id": "a", "max_model_len": -9}]}, {"a"}, 0),
+        ({"data": [{"id": "a", "max_model_len": 2**62}]}, {"a"}, MAX_CONTEXT),
+        (None, set(), 0),
+        ([], set(), 0),
+        ("a", set(), 0),
+        ({"data": {}}, set(), 0),
+        ({"error": "no key"}, set(), 0),
+    ],
+)
+def test_models_are_in_answers_of_several_forms(
+    answer: Any, names: set[str], context: int
+) -> None:
+    assert read_models(json.dumps(answer).encode()) == ModelList(
+        frozenset(names), context
+    )
+
+
+@pytest.mark.parametrize("answer", [b"", b"{", b"[" * 100_000, b"\xff"])
+def test_an_answer_that_is_no_json_names_none(answer: bytes) -> None:
+    assert read_models(answer) == ModelList()

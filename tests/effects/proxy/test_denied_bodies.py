@@ -1,0 +1,116 @@
+"""What killed an engine of one backend is sent to no other one for ten minutes."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.cluster.link.crash_denylist import REFUSED_SECONDS, CrashDenylist
+from minfer.effects.serving.access.api_keys import Key, Keys, digest
+from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
+from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError
+from minfer.effects.serving.wire.error_form import failure as openai_failure
+from tests.effects.proxy.fakes import (
+    Seen,
+    begin_events,
+    chunk,
+    routing,
+    whole,
+)
+from tests.effects.proxy.test_forwarding import run
+
+ERROR = ApiError("it did", None, KILLED_ENGINE, 500)
+BODY = {"prompt": "bad", "max_tokens": 5, "seed": 1, "user": "x"}
+TEAMS = Keys((Key("team-a", digest(b"a")), Key("team-b", digest(b"b"))))
+A, B = {"x-api-key": "a"}, {"x-api-key": "b"}
+
+
+def killed_at(url: str, *, stream: bool) -> Any:
+    """A backend whose engines die of a bad prompt."""
+    failure = anthropic_failure if "messages" in url else openai_failure
+    data = failure(ERROR).event.data
+
+    async def answer(seen: Seen, to: asyncio.StreamWriter) -> None:
+        body = seen.body
+        if seen.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        if json.loads(body)["prompt"] != "bad":
+            whole(to, {"text": f'"code":"{KILLED_ENGINE}"'})
+        elif stream:
+            begin_events(to, b"data: 1\n\n")
+            event = f"data: {data}\n\n"
+            for part in (event[:-30], event[-30:]):  # the error comes in two parts
+                to.write(chunk(part.encode()))
+                await to.drain()
+                await asyncio.sleep(0.05)
+            to.write(chunk(b""))
+        else:
+            whole(to, json.loads(data), 500)
+
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_field_of_the_request_in_its_answer_is_no_error(*, stream: bool) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+
+            async def repeat(seen: Seen, to: asyncio.StreamWriter) -> None:
+                metadata = json.loads(seen.body)["metadata"]
+                answer = {"id": "resp_1", "error": None, "metadata": metadata}
+                if not stream:
+                    whole(to, answer)
+                    return
+                created = {"type": "response.created", "response": answer}
+                begin_events(to, f"data: {json.dumps(created)}\n\n".encode())
+                to.write(chunk(b""))
+
+            made.backends[0].answer = repeat
+            body = {"input": "x", "metadata": {"error": {"code": KILLED_ENGINE}}}
+            for _ in range(2):
+                answer = await made.http.post("/v1/responses", json=body)
+                assert answer.status_code == 200
+                assert KILLED_ENGINE in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/messages"])
+def test_a_body_that_killed_an_engine_is_not_forwarded_again(
+    url: str, *, stream: bool
+) -> None:
+    now = 0.0
+
+    @run
+    async def _() -> None:
+        nonlocal now
+        async with routing(2, keys=TEAMS) as made:
+            made.router._denied_bodies._denylist = CrashDenylist(lambda: now)
+            for one in made.backends:
+                one.answer = killed_at(url, stream=stream)
+
+            async def ask(headers: dict[str, str] = A, **more: Any) -> int:
+                """The status; and whether a backend got it, as a negative sign."""
+                before = sum(len(one.seen) for one in made.backends)
+                body = {**BODY, **more}
+                answer = await made.http.post(url, json=body, headers=headers)
+                if sum(len(one.seen) for one in made.backends) > before:
+                    return -answer.status_code
+                assert KILLED_ENGINE in answer.text
+                return answer.status_code
+
+            failed = -200 if stream else -500
+            assert await ask(prompt="good") == -200
+            assert await ask() == failed
+            assert await ask(seed=2, user="y") == 400
+            packed = gzip.compress(json.dumps({**BODY, "seed": 3}).encode())
+            head = {**A, "content-encoding": "gzip"}
+            answer = await made.http.post(url, content=packed, headers=head)
+            assert answer.status_code == 400
+            assert await ask(max_tokens=6) == failed
+            assert await ask(prompt="good") == -200
+            assert await ask(B) == failed, "another tenant's"
+            now = REFUSED_SECONDS + 1.0
+            assert await ask() == failed

@@ -1,0 +1,220 @@
+"""Large and compressed bodies: who reads them, and how large they may be."""
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from minfer.effects.proxy import prompt_reader
+from minfer.effects.proxy.prompt_bodies import (
+    KeyFacts,
+    PromptBody,
+    ReadPrompt,
+    read_prompt,
+)
+from minfer.effects.proxy.prompt_reader import MAX_LOOP_TEXT_BYTES
+from minfer.effects.proxy.prompt_worker import PromptWorker
+from minfer.effects.proxy.token_keys import TokenKeys
+from minfer.effects.serving.input_workers.worker_messages import WorkerRequest
+from minfer.effects.serving.request_parsing.limits import LEAST_BODY
+from minfer.effects.setup.folders import bundled_folder
+from tests.effects.proxy.fakes import Routing, routing, until
+
+ATTACKERS = 8
+
+
+def run(case: Any) -> None:
+    asyncio.run(case())
+
+
+def text_of(size: int) -> bytes:
+    """A chat of so many bytes."""
+    start, end = b'{"messages":[{"role":"user","content":"', b'"}]}'
+    words = b"word " * (size // 5)
+    return start + words[: size - len(start) - len(end)] + end
+
+
+async def post(made: Routing, body: bytes, coding: str = "") -> httpx.Response:
+    headers = {"content-encoding": coding} if coding else {}
+    url = "/v1/chat/completions"
+    return await made.http.post(url, content=body, headers=headers)
+
+
+def test_the_event_loop_neither_inflates_nor_parses_what_is_large() -> None:
+    """The time of its own thread counts, so other load does not."""
+
+    @run
+    async def _() -> None:
+        size = 2**25
+        bomb = gzip.compress(text_of(size))
+        assert len(bomb) < 2**17
+        async with routing(1, max_body=size, workers=1) as made:
+            made.http.timeout = httpx.Timeout(60)
+            await post(made, gzip.compress(text_of(2**20)), "gzip")  # the worker is ready
+            begin = time.thread_time()
+            answers = await asyncio.gather(
+                *(post(made, bomb, "gzip") for _ in range(ATTACKERS))
+            )
+            spent = time.thread_time() - begin
+            assert [one.status_code for one in answers] == [200] * ATTACKERS
+            assert spent < ATTACKERS * 0.05, "read here, a body takes 0.25 s or more"
+            assert [one.body for one in made.backends[0].seen[1:]] == [bomb] * ATTACKERS
+
+
+def test_only_short_bodies_are_read_in_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = list[int]()
+
+    def noted(body: PromptBody, tokens: Any) -> Any:
+        here.append(len(body.data))
+        return read_prompt(body, tokens)
+
+    monkeypatch.setattr(prompt_reader, "read_prompt", noted)
+
+    @run
+    async def _() -> None:
+        async with routing(1, workers=1) as made:
+            assert len(made.router._reader.prompts.pool.pids) == 1
+            for size in (500, MAX_LOOP_TEXT_BYTES, MAX_LOOP_TEXT_BYTES + 1):
+                assert (await post(made, text_of(size))).status_code == 200
+            assert (await post(made, gzip.compress(b"{}"), "gzip")).status_code == 200
+            assert here == [500, MAX_LOOP_TEXT_BYTES]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_large_prompt_has_keys_however_it_comes(workers: int) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, workers=workers) as made:
+            counts, body = made.router.dispatcher.counts, text_of(100_000)
+            await post(made, body)
+            blocks = counts.blocks
+            assert blocks > 300
+            await post(made, gzip.compress(body), "gzip")
+            assert counts.hit_blocks == blocks
+            session = {"prompt_cache_key": "s", "previous_response_id": "unknown"}
+            answer = await made.chat("a" * 100_000, **session, max_tokens=5)
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_body_that_inflates_too_far_is_refused_by_name(workers: int) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, max_body=10**5, workers=workers) as made:
+            answer = await post(made, gzip.compress(text_of(10**5 + 1)), "gzip")
+            assert answer.status_code == 413
+            assert "more than 100000 bytes" in answer.json()["error"]["message"]
+            assert made.backends[0].seen == []
+            answer = await post(made, gzip.compress(text_of(10**5)), "gzip")
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip"])
+def test_a_coding_that_the_router_cannot_read_is_its_backends_to_judge(
+    coding: str,
+) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            assert (await post(made, b"no such thing", coding)).status_code == 200
+            (seen,) = made.backends[0].seen
+            assert seen.body == b"no such thing"
+
+
+def test_a_worker_that_dies_is_replaced_and_neighbours_are_served() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, workers=1) as made:
+            large = text_of(10**5)
+            await post(made, large)
+            (pid,) = made.router._reader.prompts.pool.pids
+            os.kill(pid, signal.SIGSTOP)
+            first = asyncio.ensure_future(post(made, large))
+            second = asyncio.ensure_future(post(made, large))
+            await until(lambda: len(made.router._reader.prompts.pool) == 1)
+            assert (await post(made, text_of(500))).status_code == 200
+            os.kill(pid, signal.SIGKILL)
+            assert sorted([(await first).status_code, (await second).status_code]) == [
+                200,
+                413,
+            ]
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_worker_reads_as_the_router_does(*, has_tokenizer: bool) -> None:
+    folder = str(bundled_folder()) if has_tokenizer else None
+    tokens = None if folder is None else TokenKeys(folder, 16)
+    data = b'{"messages":[{"role":"user","content":"%s"}],"user":"u"}' % (b"a b " * 200)
+    path = "/v1/chat/completions"
+    body = PromptBody(path=path, coding="gzip", max_bytes=2**20, data=gzip.compress(data))
+    worker = PromptWorker(KeyFacts(model=folder, block_size=16))
+    reply = worker.reply(WorkerRequest(path=path, data=msgspec.msgpack.encode(body)))
+    assert reply.record is not None
+    read = msgspec.msgpack.decode(reply.record, type=ReadPrompt)
+    assert read == read_prompt(body, tokens)
+    assert len(read.keys) > 2
+    assert read.user == "u"
+    broken = worker.reply(WorkerRequest(path=path, data=b"no message"))
+    assert broken.refusal is not None
+    assert broken.refusal.status == 500
+
+
+def cards(*contexts: int | None) -> dict[str, Any]:
+    return {"data": [{"id": "m", "max_model_len": one} for one in contexts]}
+
+
+@pytest.mark.parametrize(
+    ("models", "most"),
+    [
+        (cards(2048), LEAST_BODY),
+        (cards(None, 2**20), 8 * 2**20),
+        (cards(2**62), 8 * 2**23),
+        (cards(), LEAST_BODY),
+        ({"data": "x"}, LEAST_BODY),
+        ({"error": "no key"}, LEAST_BODY),
+    ],
+)
+def test_bodies_are_as_large_as_the_longest_context_allows(
+    models: Any, most: int
+) -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, max_body=None, models=models) as made:
+            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == most
+
+
+def test_the_longest_context_of_all_backends_counts() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, max_body=None, models=cards(2048)) as made:
+            one, other = made.backends
+            assert made.router._bodies.max_bytes == LEAST_BODY
+            for context, most in ((2**20, 2**23), (2**21, 2**24), (2048, LEAST_BODY)):
+                other.models, other.health = cards(context), 503
+                await made.health(other.url)
+                other.health = 200
+                await made.health(other.url)  # as after a restart
+                assert made.router._bodies.max_bytes == most
+            del one
+            body = b" " * (LEAST_BODY + 1)
+            answer = await post(made, body)
+            assert answer.status_code == 413
+            assert json.loads(answer.content)["error"]["message"] == (
+                f"the body has more than {LEAST_BODY} bytes"
+            )
+
+
+def test_a_given_size_stays() -> None:
+    @run
+    async def _() -> None:
+        async with routing(1, max_body=1000, models=cards(2**20)) as made:
+            assert made.router._bodies.max_bytes == made.router._reader.max_bytes == 1000

@@ -1,0 +1,212 @@
+"""Backends that hang: their requests move, and their refusals are not waited for."""
+
+import asyncio
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from minfer.effects.proxy import forwarding, health
+from tests.effects.proxy.fakes import (
+    Backend,
+    Routing,
+    Seen,
+    begin_events,
+    routing,
+    until,
+)
+
+
+def run(case: Any) -> None:
+    asyncio.run(case())
+
+
+async def hang(_: Seen, __: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def fall_silent(made: Routing, backend: Backend) -> None:
+    """Have a backend leave as many questions unanswered as make it silent."""
+    backend.health = 0
+    with mock.patch.object(health, "PATIENCE", 0.02):
+        for _ in range(health.MAX_SILENT):
+            await made.health(backend.url)
+
+
+async def until_sent(made: Routing, count: int) -> None:
+    """Wait until backends have so many requests."""
+    await until(lambda: sum(len(one.seen) for one in made.backends) == count)
+
+
+@pytest.fixture(autouse=True)
+def no_other_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "INTERVAL", 60.0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_request_without_a_byte_moves_from_a_silent_backend(path: str) -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, policy="round_robin") as made:
+            for one in made.backends:
+                one.answer = hang
+            asked = asyncio.ensure_future(made.http.post(path, json={"prompt": "a"}))
+            await until(lambda: any(one.seen for one in made.backends))
+            silent, well = sorted(made.backends, key=lambda one: -len(one.seen))
+            well.answer = Backend(well.name).answer
+            await fall_silent(made, silent)
+            async with asyncio.timeout(5):
+                answer = await asked
+            assert answer.status_code == 200
+            await until(lambda: silent.left == 1)
+            assert made.router.metrics.retries == {"silent": 1}
+            assert not made.router.dispatcher.state.requests
+
+
+def test_a_stream_that_has_begun_stays_on_a_silent_backend() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, policy="round_robin") as made:
+
+            async def begin(_: Seen, to: asyncio.StreamWriter) -> None:
+                begin_events(to, b"data: 1\n\n")
+                await asyncio.sleep(60)
+
+            for one in made.backends:
+                one.answer = begin
+            url, body = "/v1/chat/completions", {"messages": [], "stream": True}
+            async with made.http.stream("POST", url, json=body) as response:
+                parts = response.aiter_raw()
+                await anext(parts)
+                (silent,) = [one for one in made.backends if one.seen]
+                await fall_silent(made, silent)
+                await asyncio.sleep(0.05)
+                assert silent.left == 0
+                assert sum(len(one.seen) for one in made.backends) == 1
+
+
+def test_a_request_under_which_two_backends_fall_silent_goes_no_further() -> None:
+    @run
+    async def _() -> None:
+        async with routing(4, policy="round_robin") as made:
+            for one in made.backends:
+                one.answer = hang
+            asked = asyncio.ensure_future(made.chat("a"))
+            for count in (1, 2):
+                await until_sent(made, count)
+                (here,) = [one for one in made.backends if one.seen and one.health]
+                await fall_silent(made, here)
+            await asyncio.sleep(0.05)
+            assert sum(len(one.seen) for one in made.backends) == 2
+            assert not asked.done(), "it may still be answered where it is"
+            asked.cancel()
+
+
+def test_a_request_stays_while_no_other_backend_can_take_it() -> None:
+    @run
+    async def _() -> None:
+        async with routing(2, down=1) as made:
+            silent, other = made.backends
+            silent.answer = hang
+            asked = asyncio.ensure_future(made.chat("a"))
+            await until(lambda: bool(silent.seen))
+            await fall_silent(made, silent)
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+            await other.start(int(other.url.rsplit(":", 1)[1]))
+            await made.health(other.url)
+            await fall_silent(made, silent)  # still
+            async with asyncio.timeout(5):
+                assert (await asked).json()["by"] == other.name
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_refusal_is_not_waited_for(
+    *, endless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "REFUSAL_SECONDS", 0.1)
+    monkeypatch.setattr(forwarding, "REFUSAL_BYTES", 2**12)
+
+    async def refuse(_: Seen, to: asyncio.StreamWriter) -> None:
+        to.write(
+            b"HTTP/1.1 503 Busy\r\ncontent-type: text/plain\r\nretry-after: 7\r\n"
+            b"content-length: 1000000000\r\n\r\nbusy"
+        )
+        while endless:
+            to.write(b"busy" * 2**10)
+            await to.drain()
+        await asyncio.sleep(60)
+
+    @run
+    async def _() -> None:
+        async with routing(2, policy="round_robin") as made:
+            made.backends[0].answer = refuse
+            async with asyncio.timeout(5):
+                assert {await made.by("a") for _ in range(4)} == {"b"}
+            made.backends[1].answer = refuse
+            async with asyncio.timeout(5):
+                answer = await made.chat("a")
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "7"
+            assert answer.json()["error"]["code"] == "overloaded"
+            if not endless:  # else its end is an error of the fake one
+                await until(lambda: sum(one.left for one in made.backends) >= 2)
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+@pytest.mark.parametrize("endless", [False, True])
+def test_the_body_of_an_error_is_bounded(
+    *, status: int, endless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "ERROR_SECONDS", 1.0)
+    monkeypatch.setattr(forwarding, "ERROR_BYTES", 2**16)
+
+    async def drip(_: Seen, to: asyncio.StreamWriter) -> None:
+        to.write(f"HTTP/1.1 {status} No\r\ncontent-length: 1000000000\r\n\r\n".encode())
+        while True:
+            to.write(b"x" * (2**10 if endless else 1))
+            await to.drain()
+            await asyncio.sleep(0 if endless else 0.01)
+
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            made.backends[0].answer = drip
+            async with asyncio.timeout(5):
+                with pytest.raises(Exception, match="without sending complete message"):
+                    await made.chat("a")
+            if not endless:  # else its end is an error of the fake one
+                await until(lambda: made.backends[0].left == 1)
+            assert not made.router.dispatcher.state.requests
+
+
+def test_an_error_without_a_body_in_time_is_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forwarding, "ERROR_SECONDS", 0.1)
+
+    async def stall(_: Seen, to: asyncio.StreamWriter) -> None:
+        to.write(b"HTTP/1.1 500 No\r\ncontent-length: 9\r\n\r\n")
+        await asyncio.sleep(60)
+
+    @run
+    async def _() -> None:
+        async with routing(1) as made:
+            made.backends[0].answer = stall
+            async with asyncio.timeout(5):
+                assert (await made.chat("a")).status_code == 504
+
+
+def test_another_backend_is_tried_once_for_a_question_that_ends_connections() -> None:
+    @run
+    async def _() -> None:
+        async with routing(4) as made:
+
+            async def die(_: Seen, to: asyncio.StreamWriter) -> None:
+                to.close()
+
+            for one in made.backends:
+                one.answer = die
+            answer = await made.http.post("/tokenize", json={"prompt": "a"})
+            assert answer.status_code == 502
+            assert sum(len(one.seen) for one in made.backends) == 2
