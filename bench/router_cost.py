@@ -32,8 +32,8 @@ from typing import Any, Final
 import aiohttp
 
 from bench.results import percentiles, run, show, spread
-from minfer.effects.cluster.dispatch.dispatcher import Dispatcher
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.proxy.backend_dispatcher import BackendDispatcher
 from minfer.effects.proxy.prompt_keys import read_fields, text_keys
 from minfer.routing.messages import RoutingRequest
 from minfer.routing.policies import Prefix
@@ -150,7 +150,9 @@ def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
     def placing(folder: Path | None) -> float:
         config = RouterConfig(Prefix())
         journal = None if folder is None else RoutingJournalFile(folder, config, 2**30)
-        made = Dispatcher(config, cache_blocks=2**14, most_waiting=0, journal=journal)
+        made = BackendDispatcher(
+            config, cache_blocks=2**14, most_waiting=0, journal=journal
+        )
         made.join("a")
         made.join("b")
 
@@ -160,7 +162,10 @@ def decisions(args: argparse.Namespace, turns: int) -> dict[str, Any]:
             made.start(request.id)
             made.end(request.id)
 
-        return least(place)
+        async def timed() -> float:
+            return least(place)
+
+        return asyncio.run(timed())
 
     with tempfile.TemporaryDirectory() as folder:
         return {

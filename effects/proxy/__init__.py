@@ -4,7 +4,7 @@ client --> Router (router_application) --> Exchange (forwarding) --> backend
                 |    RequestReader (request_reader): keys of the prompt, tenant, session
                 |    PromptReader (prompt_reader): large bodies go to worker processes
                 v
-           Dispatcher (dispatcher): minfer.routing's state, and requests that wait
+           BackendDispatcher (backend_dispatcher): places requests, or has them wait
                 ^
            HealthWatch (health): backends that join, drain and leave
            KvSubscriber (kv_subscriber): what vLLM's servers report of their caches

@@ -4,7 +4,11 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.cluster.dispatch.dispatcher import NotPlacedError, TooManyWaitingError
+from minfer.effects.proxy.backend_dispatcher import (
+    NO_BACKEND,
+    NotPlacedError,
+    TooManyWaitingError,
+)
 from minfer.effects.proxy.forwarding import (
     DISCONNECTED,
     SILENT,
@@ -28,7 +32,7 @@ def not_placed(error: NotPlacedError) -> ApiError:
 
 def no_backend() -> ApiError:
     """Returns the error while no backend takes requests."""
-    return not_placed(NotPlacedError("no server behind this router takes requests now"))
+    return not_placed(NotPlacedError(NO_BACKEND))
 
 
 @define

@@ -21,7 +21,7 @@ from typing import Final
 import aiohttp
 from attrs import define, evolve, field, frozen
 
-from minfer.effects.cluster.dispatch.dispatcher import Dispatcher
+from minfer.effects.proxy.backend_dispatcher import BackendDispatcher
 from minfer.effects.proxy.backend_models import (
     MAX_LIST_BYTES,
     MODELS_PATH,
@@ -57,7 +57,7 @@ class HealthWatch:
 
     name: str  # its base URL
     http: aiohttp.ClientSession
-    dispatcher: Dispatcher
+    dispatcher: BackendDispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
     # Called for each unanswered question, from the third in a row on.

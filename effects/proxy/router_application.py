@@ -16,10 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minfer.effects.cluster.dispatch.dispatcher import Dispatcher, NotPlacedError
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.proxy.attempts import Attempts, no_backend, not_placed
+from minfer.effects.proxy.backend_dispatcher import (
+    BackendDispatcher,
+    NotPlacedError,
+)
 from minfer.effects.proxy.backend_models import (
     MODELS_PATH,
     BackendModels,
@@ -93,7 +96,7 @@ class Router:
         if options.journal is not None:
             size = options.journal_size
             self._journal = RoutingJournalFile(options.journal, config, size)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = BackendDispatcher(
             config,
             cache_blocks=max(1, options.cache_tokens // block),
             most_waiting=options.max_waiting,

@@ -6,8 +6,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
-from minfer.effects.cluster.dispatch.dispatcher import Dispatcher
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
+from minfer.effects.proxy.backend_dispatcher import BackendDispatcher
 from minfer.effects.proxy.health import Health, HealthWatch
 
 _PREFIX: Final = "minfer_router_"
@@ -21,7 +21,7 @@ class RouterMetrics(Collector):
     def __init__(
         self,
         policy: str,
-        dispatcher: Dispatcher,
+        dispatcher: BackendDispatcher,
         watches: Sequence[HealthWatch],
         journal: RoutingJournalFile | None,
     ) -> None:

@@ -1,35 +1,25 @@
-"""Places requests on backends, or has them wait.
+"""Assigns requests to replicas, or has them wait, in one queue for each tenant: for a
+front of several engines, and for a proxy of several servers.
 
-Theory. `minfer.routing` decides; here its events come from what happens, each in the
-event loop's thread.
+Theory. `minfer.routing` decides; here its events come from what happens, all of them in
+one thread. Nothing here waits: owners submit requests with what they keep of them, and
+get them back, assigned.
 
-    place ---> route ---> placed on a backend ---> started, ended
-                 |  ^
-        deferred |  | one of its tenant started or ended; a backend joined or left
-                 v  |
-              waiting, in its tenant's queue, in which users take turns
-
-A request that is placed publishes the keys of its blocks for its backend at once
-(`assumed_cache`), unless that backend reports what it caches.
+    submit ---> its tenant's queue ---> decide ---> assigned ---> deliver
+                 (users take turns)       |
+                        ^    deferred     |   one of the tenant started or ended,
+                        +-----------------+   or a replica joined, drains or left
 """
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic
 
-from attrs import define
+from attrs import frozen
 
-from minfer.blocks.keys import Keys
-from minfer.effects.cluster.dispatch.assumed_cache import AssumedCache
-from minfer.effects.cluster.dispatch.recorded_router import (
-    RecordedRouter,
-    RoutingRecorder,
-)
-from minfer.effects.cluster.dispatch.tenant_line import TenantLine, Waiter
+from minfer.effects.cluster.dispatch.recorded_router import RecordedRouter
+from minfer.effects.cluster.dispatch.tenant_queue import Item, TenantQueue, Waiting
 from minfer.routing.messages import (
-    BlocksEvicted,
-    BlocksPublished,
     Deferred,
-    Dispatched,
     Ended,
     Placed,
     ReplicaDraining,
@@ -39,217 +29,107 @@ from minfer.routing.messages import (
     RoutingRequest,
     Started,
 )
-from minfer.routing.state import Replica, RouterConfig
 
 
-class NotPlacedError(Exception):
-    """A request was refused: no backend takes requests, or too many wait."""
+@frozen
+class Assignment(Generic[Item]):
+    """A request that goes to a replica, and why."""
+
+    item: Item
+    request: RoutingRequest
+    placed: Placed
 
 
-class TooManyWaitingError(NotPlacedError):
-    """As many requests wait as may."""
+class Dispatcher(Generic[Item]):
+    """The requests that wait for a replica of `router`.
 
-
-@define
-class RoutingCounts:
-    """What was decided so far."""
-
-    placed: int = 0  # requests, each as often as it was sent to a backend
-    deferred: int = 0
-    blocks: int = 0  # of the prompts of those that were placed
-    hit_blocks: int = 0  # of these, expected in the cache of their backend
-
-
-class Dispatcher(RecordedRouter):
-    """Places requests on backends; all methods run in one event loop.
-
-    `cache_blocks`: how many blocks each backend is assumed to cache. Those in `reporting`
-    say themselves what they cache: all of it when called, and changes by `report`. At
-    most `most_waiting` requests are deferred at a time.
+    `deliver` gets those that are assigned, all of one call together. `refuse` gets one
+    for which there is no replica, and which waits no more; without it, it waits.
     """
 
     def __init__(
         self,
-        config: RouterConfig,
-        *,
-        cache_blocks: int,
-        most_waiting: int,
-        journal: RoutingRecorder | None = None,
-        reporting: Mapping[str, Callable[[], Keys]] | None = None,
+        router: RecordedRouter,
+        deliver: Callable[[Sequence[Assignment[Item]]], None],
+        refuse: Callable[[Item], None] | None = None,
     ) -> None:
-        super().__init__(config, journal)
-        self.counts = RoutingCounts()
-        self.waiting = 0  # deferred requests
-        self._cache_blocks = cache_blocks
-        self._most_waiting = most_waiting
-        self._reporting = reporting or {}
-        self._caches: dict[str, AssumedCache] = {}
-        self._lines: dict[str, TenantLine] = {}  # of tenants, none of them empty
+        self.router = router
+        self._deliver = deliver
+        self._refuse = refuse
+        self._waiting: dict[str, Waiting[Item]] = {}  # by id
+        self._queues: dict[str, TenantQueue[Item]] = {}  # by tenant, none of them empty
 
-    # --- backends -----------------------------------------------------------------------
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
 
-    def available(self) -> list[Replica]:
-        """The backends that take requests, by name."""
-        found = (self.state.replicas[name] for name in self.state.names)
-        return [one for one in found if not one.draining]
-
-    def join(self, name: str) -> None:
-        """A backend takes requests."""
-        one = self.state.replicas.get(name)
-        if one is None or one.draining:
-            self.apply(ReplicaJoined(name), *(self._cached(name) if one is None else ()))
-            self._wake_all()
-
-    def drain(self, name: str) -> None:
-        """A backend is well, and takes no more requests."""
-        one = self.state.replicas.get(name)
-        if one is None or not one.draining:
-            new = (ReplicaJoined(name), *self._cached(name)) if one is None else ()
-            self.apply(*new, ReplicaDraining(name))
-            self._wake_all()
-
-    def leave(self, name: str) -> None:
-        """A backend is not there; its requests find out for themselves."""
-        if name in self.state.replicas:
-            self._caches.pop(name, None)
-            self.apply(ReplicaLeft(name))
-            self._wake_all()
-
-    def report(self, name: str, *events: RouterEvent) -> None:
-        """Take a backend's news of its cache. They are ignored while it is not there:
-        `join` asks for all that is cached.
-        """
-        if name in self.state.replicas:
-            self.apply(*events)
-
-    def _cached(self, name: str) -> tuple[RouterEvent, ...]:
-        """What a backend says that it has cached."""
-        keys = self._reporting[name]() if name in self._reporting else ()
-        return (BlocksPublished(name, keys),) if keys else ()
-
-    def assumed_blocks(self, name: str) -> int:
-        """Blocks that a backend is assumed to cache."""
-        cache = self._caches.get(name)
-        return 0 if cache is None else len(cache)
+    def has(self, name: str) -> bool:
+        """Whether a request waits."""
+        return name in self._waiting
 
     # --- requests -----------------------------------------------------------------------
 
-    async def place(self, request: RoutingRequest, user: str = "") -> str:
-        """Returns the backend of a request of a tenant's `user`, once there is one. The
-        caller must call `end`, even after an error. Raises NotPlacedError.
+    def submit(self, each: Iterable[Waiting[Item]]) -> None:
+        """Assign requests, or have them wait, behind those of their tenants that do."""
+        idle = dict[str, None]()
+        for waiting in each:
+            tenant = waiting.request.tenant
+            if tenant not in self._queues:
+                self._queues[tenant] = TenantQueue()
+                idle[tenant] = None
+            self._queues[tenant].add(waiting)
+            self._waiting[waiting.request.id] = waiting
+        self.wake(idle)
+
+    def remove(self, name: str) -> None:
+        """Remove a request, if it waits."""
+        if (waiting := self._waiting.pop(name, None)) is not None:
+            queue = self._queues[waiting.request.tenant]
+            queue.remove(waiting)
+            if not queue:
+                del self._queues[waiting.request.tenant]
+
+    def settle(self, *events: Started | Ended) -> None:
+        """Note that requests have started or ended: others of their tenants may have
+        waited for that.
         """
-        line = self._lines.get(request.tenant)
-        name = None if line else self._route(request)
-        return name or await self._wait(request, user)
+        tenants = [self.router.settle(event) for event in events]
+        self.wake(dict.fromkeys(tenant for tenant in tenants if tenant is not None))
 
-    def send_to(self, name: str, request: RoutingRequest) -> None:
-        """Count a request at a certain backend."""
-        self.apply(Dispatched(name, request))
-        self._note_placed(name, request)
+    def wake(self, tenants: Iterable[str] | None = None) -> None:
+        """Assign requests that wait, of these tenants or of all, as far as possible."""
+        names = (*self._queues,) if tenants is None else tenants
+        if assigned := [one for name in names for one in self._assign(name)]:
+            self._deliver(assigned)
 
-    def elsewhere(self, request: RoutingRequest, tried: Collection[str]) -> str | None:
-        """Move a request that could not be served: by the policy, if its backend has
-        left, or else to one with the fewest requests; None if all were tried.
-        """
-        if request.id not in self.state.requests and self.available():
-            name = self._route(request)
-            if name is not None and name not in tried:
-                return name
-        others = [
-            replica
-            for replica in self.available()
-            if replica.name not in tried
-            and (request.allowed is None or replica.name in request.allowed)
-        ]
-        if not others:
-            return None
-        name = min(others, key=lambda one: (one.requests, one.backlog)).name
-        self.send_to(name, request)
-        return name
+    def _assign(self, tenant: str) -> Iterator[Assignment[Item]]:
+        """Yields requests from the head of a queue, as far as they are assigned."""
+        while (queue := self._queues.get(tenant)) is not None:
+            first = queue.first()
+            decision = self.router.decide(first.request)
+            if isinstance(decision, Placed):
+                yield Assignment(first.item, first.request, decision)
+            elif isinstance(decision, Deferred) or self._refuse is None:
+                return
+            else:
+                self._refuse(first.item)
+            self.remove(first.request.id)
 
-    def start(self, request: str) -> None:
-        """The answer of a request has begun."""
-        self._settle(request, Started(request))
+    # --- replicas -----------------------------------------------------------------------
 
-    def end(self, request: str) -> None:
-        """A request has ended, or was given up."""
-        self._settle(request, Ended(request))
+    def join(self, name: str, *more: RouterEvent) -> None:
+        """A replica takes requests; `more` events are folded with that."""
+        self.router.apply(ReplicaJoined(name), *more)
+        self.wake()
 
-    def _settle(self, request: str, event: Started | Ended) -> None:
-        name = self.state.requests.get(request)
-        if name is None:  # its backend has left, or it was never placed
-            return
-        tenant = self.state.replicas[name].live[request].tenant
-        self.apply(event)
-        self._wake(tenant)
+    def drain(self, name: str, *before: RouterEvent) -> None:
+        """A replica takes no more requests; events `before` are folded with that."""
+        self.router.apply(*before, ReplicaDraining(name))
+        self.wake()
 
-    def _route(self, request: RoutingRequest) -> str | None:
-        """Its backend; None if it is deferred. Raises NotPlacedError."""
-        decision = self.decide(request)
-        if isinstance(decision, Deferred):
-            return None
-        if not isinstance(decision, Placed):
-            raise NotPlacedError("no server behind this router takes requests now")
-        self.counts.blocks += decision.blocks
-        self.counts.hit_blocks += decision.hit
-        self._note_placed(decision.replica, request)
-        return decision.replica
-
-    def _note_placed(self, name: str, request: RoutingRequest) -> None:
-        self.counts.placed += 1
-        if name in self._reporting or not request.keys:
-            return
-        cache = self._caches.setdefault(name, AssumedCache(self._cache_blocks))
-        use = cache.use(request.keys)
-        events: list[RouterEvent] = []
-        if use.published:
-            events.append(BlocksPublished(name, use.published))
-        if use.evicted:
-            events.append(BlocksEvicted(name, use.evicted))
-        if events:
-            self.apply(*events)
-
-    # --- deferred requests --------------------------------------------------------------
-
-    async def _wait(self, request: RoutingRequest, user: str) -> str:
-        if self.waiting >= self._most_waiting:
-            why = f"{self.waiting} requests wait, more than --max-waiting allows"
-            raise TooManyWaitingError(why)
-        waiter = Waiter(request, user, asyncio.get_running_loop().create_future())
-        line = self._lines.setdefault(request.tenant, TenantLine())
-        line.add(waiter)
-        self.counts.deferred += 1
-        self.waiting += 1
-        try:
-            return await waiter.placed
-        finally:
-            self.waiting -= 1
-            line.remove(waiter)  # the client may have left
-            self._drop_empty(request.tenant)
-
-    def _wake_all(self) -> None:
-        for tenant in (*self._lines,):
-            self._wake(tenant)
-
-    def _wake(self, tenant: str) -> None:
-        """Place the requests at the head of a line, as far as they can be."""
-        line = self._lines.get(tenant)
-        while line:
-            waiter = line.first()
-            try:
-                name = self._route(waiter.request)
-            except NotPlacedError as error:
-                line.remove(waiter)
-                if not waiter.placed.done():
-                    waiter.placed.set_exception(error)
-                continue
-            if name is None:
-                break
-            line.remove(waiter)
-            if not waiter.placed.done():  # else its task was cancelled, and ends it
-                waiter.placed.set_result(name)
-        self._drop_empty(tenant)
-
-    def _drop_empty(self, tenant: str) -> None:
-        if not self._lines.get(tenant, True):
-            del self._lines[tenant]
+    def leave(self, name: str) -> None:
+        """A replica is not there, if it was; its requests are lost."""
+        if name in self.router.state.replicas:
+            self.router.apply(ReplicaLeft(name))
+            self.wake()

@@ -2,7 +2,15 @@
 
 from typing import Protocol
 
-from minfer.routing.messages import Decision, RouterEvent, RoutingRequest
+from minfer.routing.messages import (
+    Decision,
+    Dispatched,
+    Ended,
+    Placed,
+    RouterEvent,
+    RoutingRequest,
+    Started,
+)
 from minfer.routing.router import Applied, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 
@@ -43,3 +51,20 @@ class RecordedRouter:
         if self._recorder is not None:
             self._recorder.routed(request, result)
         return result.reason
+
+    def dispatch(self, request: RoutingRequest, replica: str, why: str) -> Placed:
+        """Count a request at a replica without a decision; returns that as a decision."""
+        self.apply(Dispatched(replica, request))
+        blocks, tokens = len(request.keys), request.tokens
+        return Placed(request.id, replica, why, hit=0, blocks=blocks, prefill=tokens)
+
+    def settle(self, event: Started | Ended) -> str | None:
+        """Fold the start or the end of a request; returns its tenant, or None if it is on
+        no replica.
+        """
+        name = self.state.requests.get(event.id)
+        if name is None:  # its replica has left, or it was never placed
+            return None
+        tenant = self.state.replicas[name].live[event.id].tenant
+        self.apply(event)
+        return tenant

@@ -3,14 +3,16 @@ token that came, and its history with the engines that served it.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from minfer.effects.cluster.link.quarantine import (
     CLEARING_TOKENS,
     SUSPECT_DEATHS,
     TOKEN_TOLERANCE,
 )
+from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
@@ -48,11 +50,31 @@ class CrashHistory:
         return CLEARING_TOKENS + self.last_tokens
 
 
+class HandoverStage(Enum):
+    """Where a request is that one replica prefills and another one decodes."""
+
+    PREFILL = "prefill"  # on the replica that computes its prompt
+    DECODE = "decode"  # on the other one, to which the KV of its prompt was sent
+    OVER = "over"  # it goes on as any other request: the KV is used, or not needed
+
+
+@define(eq=False)
+class Handover:
+    """From the replica that computes a request's prompt to the one that decodes it."""
+
+    target: int  # the replica that is to decode it
+    push_to: str  # how the replica that computes the prompt names that one
+    held: int  # leading blocks of its prompt that the target has, which are not sent
+    stage: HandoverStage = HandoverStage.PREFILL
+    cached: int | None = None  # prompt tokens that the replica which prefilled it had
+
+
 @define(eq=False)
 class FrontRequest:
     """A request, and its results so far."""
 
     request: Request
+    record: LiveRequest
     tokens: list[list[int]]  # new ones, by sample
     histories: list[CrashHistory]  # likewise
     replica: int | None = None  # the one that has it
@@ -67,19 +89,17 @@ class FrontRequest:
     compiling: bool = False  # its grammar, perhaps, until it enters the queue
     solo_deaths: int = 0  # engines in a row that died while they served nothing else
     solo_replica: int | None = None  # of the last of these, until its exit code is known
+    isolated: bool = False  # it runs alone whatever its deaths are
     waits_alone: bool = False  # its engine holds it until it can run alone
-    # The replica that is to decode it, while another one computes its prompt.
-    target: int | None = None
-    push_to: str = ""  # how the replica that computes the prompt names that one
-    held: int = 0  # leading blocks of its prompt that the target has, which are not sent
-    prefilled: bool = False  # the KV of its prompt was sent to the replica that has it
-    cached: int | None = None  # tokens that the replica that prefilled it had cached
+    handover: Handover | None = None  # if its prompt is, or was, computed by another one
 
     @classmethod
-    def of(cls, request: Request) -> "FrontRequest":
+    def of(cls, record: LiveRequest) -> "FrontRequest":
         """Returns a request without results."""
+        request = record.request
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        return cls(request, tokens, [CrashHistory() for _ in range(request.n)])
+        histories = [CrashHistory() for _ in range(request.n)]
+        return cls(request, record, tokens, histories)
 
     def left(self) -> list[int]:
         """Returns the samples that have not ended."""
@@ -89,6 +109,11 @@ class FrontRequest:
     def suspect(self) -> bool:
         """Whether engines may have died because of it: then it runs alone."""
         return self.deaths >= SUSPECT_DEATHS
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it must run alone."""
+        return self.suspect or self.isolated
 
     @property
     def deaths(self) -> int:
@@ -107,26 +132,6 @@ class FrontRequest:
             return []
         sample = self.names[name]
         return self.left() if sample is None else [sample]
-
-    def for_engine(self, part: Request) -> Request:
-        """Returns it, or a part of it, as its engine gets it. A replica that computes the
-        prompt for another one gets it for one more token only; the other one learns which
-        blocks of the prompt were sent to it.
-        """
-        if self.target is not None:
-            most = len(part.output) + 1
-            return evolve(
-                part, max_tokens=most, push_to=self.push_to, sent_from=self.held
-            )
-        if self.prefilled:
-            return evolve(part, stored=len(part.keys), sent_from=self.held)
-        return part
-
-    def go(self, name: str, sample: int | None, replica: int) -> None:
-        """Note that it, or one of its samples, is sent to an engine under a name."""
-        self.replica, self.sent = replica, True
-        self.names[name] = sample
-        self.compiling = self.request.sampling.structured_outputs is not None
 
     def note_death(self, solo: Sequence[int], *, probing: bool) -> None:
         """Note that its engine has died.
@@ -151,8 +156,10 @@ class FrontRequest:
 
     def leave_engine(self) -> None:
         """Note that no engine has it any more."""
-        self.replica = self.target = None
-        self.compiling = self.started = self.prefilled = self.waits_alone = False
+        self.replica = None
+        self.compiling = self.started = self.waits_alone = False
+        if self.handover is not None:
+            self.handover.stage = HandoverStage.OVER
         for history in self.histories:
             history.admitted, history.tokens_received = False, 0
         self.names.clear()

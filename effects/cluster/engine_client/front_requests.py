@@ -2,11 +2,12 @@
 
 Of each request: its prompt and parameters, every token that came, and all commands to the
 engine since. From these follow how it is resubmitted, to the next engine or to another
-one, and how to read outputs of an engine in which it, or a part of it, has another name.
+one (`request_sender`), and how to read outputs of an engine in which it, or a part of it,
+has another name.
 
-    add --> unplaced -- send, resume --> on a replica --> ended
-               ^                              |
-               +---- lose (it died), leave ---+
+    add --> unplaced -- `request_sender` --> on a replica --> ended
+               ^                                  |
+               +------ lose (it died), leave -----+
 
 A request is on one replica at most, and only what comes from that one, under the names
 that it has there, is taken for its own.
@@ -14,10 +15,8 @@ that it has there, is taken for its own.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 from typing import Final
 
-import msgspec
 from attrs import evolve, frozen
 
 from minfer.effects.cluster.engine_client.front_request import FrontRequest
@@ -25,7 +24,7 @@ from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.quarantine import MAX_SOLO_DEATHS
 from minfer.effects.live.client import RequestReason, TurnOutputs
 from minfer.effects.live.live_requests import LiveRequests, Stage
-from minfer.effects.live.request_names import again_name, request_of
+from minfer.effects.live.request_names import request_of
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
@@ -50,9 +49,10 @@ class FrontRequests:
     def __init__(self, live: LiveRequests) -> None:
         self._live = live
         self._batches: dict[int, _Batch] = {}  # by replica
-        self._again = count(1)
         # Those that are on no replica, by id, in the order in which they came to be so.
         self.unplaced: dict[str, FrontRequest] = {}
+        # Where rounds of beam searches ran: their KV is there, and their queue place.
+        self.searches: dict[str, int] = {}
         self.started: list[str] = []  # ids of requests whose first tokens came
 
     def all(self) -> list[FrontRequest]:
@@ -69,8 +69,8 @@ class FrontRequests:
 
     def add(self, request: Request) -> FrontRequest:
         """Add a request, under an id that no other one has; it is on no replica yet."""
-        kept = FrontRequest.of(request)
         record = self._live.add(request)
+        kept = FrontRequest.of(record)
         record.kept, record.stage = kept, Stage.SUBMITTED
         self.unplaced[request.id] = kept
         return kept
@@ -100,42 +100,7 @@ class FrontRequests:
                     outputs[kept.replica] += self._as_named(kept, end)
         return outputs
 
-    # --- to a replica, and from it ------------------------------------------------------
-
-    def send(self, kept: FrontRequest, replica: int) -> Request:
-        """Returns a request that no engine had yet, to send it to a replica."""
-        del self.unplaced[kept.request.id]
-        kept.go(kept.request.id, None, replica)
-        return kept.for_engine(kept.request)
-
-    def resume(
-        self, kept: FrontRequest, replica: int, *, isolated: bool = False
-    ) -> list[wire.Resumed]:
-        """Returns the unfinished parts of a request, to resubmit them to a replica: as a
-        whole; or, if its samples have begun, each of them. `isolated`: it runs alone.
-        """
-        del self.unplaced[kept.request.id]
-        request = kept.request
-        parts: list[tuple[Request, int | None]] = []
-        if request.n == 1:
-            output = request.output + tuple(kept.tokens[0])
-            # Queue places are not valid in another engine.
-            parts.append((evolve(request, output=output, place=None), None))
-        elif not kept.ended and not any(kept.tokens):
-            parts.append((request, None))
-        else:
-            for sample in kept.left():
-                number = request.first_sample + sample
-                output = tuple(kept.tokens[sample])
-                part = evolve(request, n=1, first_sample=number, output=output)
-                parts.append((part, sample))
-        kept.waits_alone = isolated or kept.suspect
-        return [
-            msgspec.structs.replace(
-                self._resumed(kept, part, sample, replica), isolated=isolated
-            )
-            for part, sample in parts
-        ]
+    # --- away from a replica ------------------------------------------------------------
 
     def leave(self, kept: FrontRequest) -> tuple[str, ...]:
         """Take a request from its replica, which lives; returns its names there. What
@@ -172,6 +137,8 @@ class FrontRequests:
                     kept.solo_replica = replica
             self.unplaced[kept.request.id] = kept
         self._batches.pop(replica, None)
+        on = self.searches.items()
+        self.searches = {name: at for name, at in on if at != replica}
         return causes
 
     def crash_causes(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
@@ -189,17 +156,6 @@ class FrontRequests:
         """
         each = list(self.unplaced.values())
         return tuple(done for kept in each for done in kept.ends_without_engine())
-
-    def _resumed(
-        self, kept: FrontRequest, part: Request, sample: int | None, replica: int
-    ) -> wire.Resumed:
-        name = again_name(kept.request.id, next(self._again))
-        kept.go(name, sample, replica)
-        histories = kept.histories if sample is None else [kept.histories[sample]]
-        deaths = max(history.deaths for history in histories)
-        to_clear = max(history.to_clear for history in histories)
-        resumed = evolve(kept.for_engine(part), id=name, taken=True)
-        return wire.Resumed(resumed, deaths, to_clear)
 
     # --- outputs ------------------------------------------------------------------------
 
@@ -292,7 +248,9 @@ class FrontRequests:
         if (kept := self._named_by(done.id, replica)) is None:
             return None
         sample = _own_sample(kept, done.id, done.sample)
-        cached = done.cached if kept.cached is None else kept.cached
+        handover = kept.handover
+        first = None if handover is None else handover.cached
+        cached = done.cached if first is None else first
         return evolve(done, id=kept.request.id, sample=sample, cached=cached)
 
     def _reason(self, part: wire.WireReason, replica: int) -> RequestReason | None:

@@ -9,7 +9,6 @@ Each front has one of its own. What the others send is known by the loads that e
 report.
 """
 
-from collections import Counter
 from typing import Final
 
 from minfer.effects.cluster.dispatch.recorded_router import (
@@ -23,29 +22,43 @@ from minfer.routing.messages import (
     BlocksPublished,
     CacheCleared,
     Decision,
+    Ended,
     LoadReport,
-    Placed,
+    NoReplica,
     RouterEvent,
     RoutingRequest,
+    Started,
 )
 from minfer.routing.state import RouterConfig
 
 # If a request may have as many output tokens, how many are expected is left to the
 # policy: where clients leave the bound out, it is all of the context.
 USUAL: Final = 256
-RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 
 
 class FrontRouter(RecordedRouter):
-    """The router of one front. `routed` counts its decisions, by the name of the replica,
-    a space, and why.
+    """The router of one front. While no replica of its own takes requests, those of
+    `spare` do, if it is set: a replica that computes prompts for others can decode, too.
     """
 
     def __init__(
         self, config: RouterConfig, recorder: RoutingRecorder | None = None
     ) -> None:
         super().__init__(config, recorder)
-        self.routed = Counter[str]()
+        self.spare: FrontRouter | None = None
+
+    def decide(self, request: RoutingRequest) -> Decision:
+        """As in `RecordedRouter`."""
+        decision = super().decide(request)
+        if isinstance(decision, NoReplica) and self.spare is not None:
+            return self.spare.decide(request)
+        return decision
+
+    def settle(self, event: Started | Ended) -> str | None:
+        """As in `RecordedRouter`; a request may be on replicas of both."""
+        tenant = super().settle(event)
+        other = None if self.spare is None else self.spare.settle(event)
+        return other if tenant is None else tenant
 
     def note_keys(self, replica: str, news: wire.CachedKeys) -> None:
         """Fold what entered and left the cache of a replica."""
@@ -61,21 +74,6 @@ class FrontRouter(RecordedRouter):
         self.apply(
             LoadReport(replica, load.waiting, load.running, load.prefill, load.pages)
         )
-
-    def has(self, request: str) -> bool:
-        """Returns whether a request is on a replica."""
-        return request in self.state.requests
-
-    def route(self, request: Request, session: str, *, again: bool) -> Decision:
-        """Decide where a request goes; `again`: it was on a replica before."""
-        decision = self.decide(routing_request(request, session))
-        if isinstance(decision, Placed):
-            self.count(decision.replica, RESUMED if again else decision.why)
-        return decision
-
-    def count(self, replica: str, why: str) -> None:
-        """Count a request that goes to a replica."""
-        self.routed[f"{replica} {why}"] += 1
 
 
 def routing_request(request: Request, session: str = "") -> RoutingRequest:

@@ -17,7 +17,7 @@ are an `EngineClient`'s; those that send to an engine belong to that thread, too
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import evolve
@@ -126,6 +126,11 @@ class Remote:
         return next((one.ready for one in self.here if one.ready is not None), None)
 
     @property
+    def sent(self) -> Mapping[str, int]:
+        """How many requests were sent, by the name of the replica, a space, and why."""
+        return self._placement.sender.sent
+
+    @property
     def here(self) -> list[ReplicaLink]:
         """The replicas on this machine."""
         return [one for one in self.replicas if not one.elsewhere]
@@ -152,7 +157,7 @@ class Remote:
         """
         for request in requests:
             self._check_new(request)
-        self._placement.submit(requests)
+        self._placement.submit([self._requests.add(request) for request in requests])
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
@@ -262,6 +267,7 @@ class Remote:
         resumed = self._placement.resumed_by(link)
         crashing = () if link.elsewhere else self._placement.denylist.all()
         send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
+        self._placement.place_waiting()
 
     def receive(self, message: wire.ToFront, replica: int = 0) -> None:
         """Handle a message of a replica."""
@@ -278,6 +284,7 @@ class Remote:
                 self._note_probing(link, message)
             case wire.NewCrashingRequests(crashing):
                 self._deny(crashing)
+                self._placement.place_waiting()  # a client may be isolated from now on
             case wire.CachedKeys() if router := self._placement.router_of(link):
                 router.note_keys(link.name, message)
             case wire.EngineLoad() if router := self._placement.router_of(link):

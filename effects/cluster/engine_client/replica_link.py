@@ -1,7 +1,7 @@
 """A front's link to one replica of the engine, and what that reported last."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import define
@@ -21,6 +21,7 @@ from minfer.effects.net.addresses import (
     is_everywhere,
     port_text,
 )
+from minfer.records.request import Request
 
 # Engines in a row that died while they loaded, after which nothing waits for a next one.
 MOST_FAILURES: Final = 2
@@ -80,6 +81,15 @@ class ReplicaLink:
         self.send, self.here = send, here
         self.last_message = now
         self.progress = wire.LoadingProgress("connecting")
+
+    def submit(self, new: Sequence[Request], resumed: Sequence[wire.Resumed]) -> None:
+        """Send requests to the engine: all new ones enter the same turn."""
+        if self.send is None:
+            return
+        if new:
+            self.send(wire.SubmitRequests(tuple(new)))
+        if resumed:
+            self.send(wire.ResumeRequests(tuple(resumed)))
 
     @property
     def takes_requests(self) -> bool:

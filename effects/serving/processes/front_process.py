@@ -118,7 +118,6 @@ async def _serve(
         router = _router(plan, journals)
     if plan.deployment.prefills and router is not None:
         prefill = PrefillFirst(_router(plan, journals, PREFILL_ROUTER))
-        prefill.router.routed = router.routed  # counted together
     remote = Remote(
         plan.number,
         max_waiting=plan.args.max_waiting,
@@ -270,7 +269,7 @@ async def _open_application(
     ready()
     metrics = gate.application.metrics
     if router is not None:
-        metrics.routed = router.routed
+        metrics.routed = remote.sent
     last_report = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now

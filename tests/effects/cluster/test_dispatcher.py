@@ -1,233 +1,132 @@
-"""Requests that wait for fair shares, backends that come and go, and the journal."""
+"""Requests wait in one queue for each tenant, are woken by what happens, and are assigned
+once.
+"""
 
-import asyncio
-from pathlib import Path
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from random import Random
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minfer.effects.cli.main import main
-from minfer.effects.cluster.dispatch.dispatcher import (
-    Dispatcher,
-    NotPlacedError,
-    TooManyWaitingError,
-)
-from minfer.effects.live.journal.routing_journal_file import (
-    RoutingJournalFile,
-    routing_journals,
-)
-from minfer.routing.messages import RoutingRequest
-from minfer.routing.policies import LeastLoaded, Prefix
+from minfer.effects.cluster.dispatch.dispatcher import Assignment, Dispatcher
+from minfer.effects.cluster.dispatch.recorded_router import RecordedRouter
+from minfer.effects.cluster.dispatch.tenant_queue import Waiting
+from minfer.routing.messages import Deferred, Ended, RoutingRequest, Started
+from minfer.routing.policies import Prefix
+from minfer.routing.router import route
 from minfer.routing.state import RouterConfig
-from minfer.runs.routing_journal import RoutingJournal
-from minfer.values.checks import ConfigError
-from tests.core.routing.routers import keys
 
 SHARE = RouterConfig(Prefix(least=0, patience=0.0), 64)
+Assigned = Sequence[Assignment[str]]
 
 
-def request(name: str, tenant: str = "x", *blocks: int, tokens: int = 1000) -> Any:
-    return RoutingRequest(name, keys(*blocks), tokens, tenant)
+def waiting(name: str, tenant: str = "x", user: str = "") -> Waiting[str]:
+    return Waiting(name, RoutingRequest(name, (), 1000, tenant), user)
 
 
-def dispatcher(*names: str, config: RouterConfig = SHARE, **more: Any) -> Dispatcher:
-    settings = {"cache_blocks": 100, "most_waiting": 2, **more}
-    made = Dispatcher(config, **settings)
-    for name in names:
-        made.join(name)
-    return made
+class Owner:
+    """What is delivered to the owner of the requests, in batches."""
+
+    def __init__(self, *names: str, refuses: bool = False) -> None:
+        self.batches: list[list[str]] = []
+        self.refused: list[str] = []
+        router = RecordedRouter(SHARE, None)
+        refuse: Callable[[str], None] | None = self.refused.append if refuses else None
+        self.dispatcher = Dispatcher[str](router, self.take, refuse)
+        for name in names:
+            self.dispatcher.join(name)
+
+    def take(self, assigned: Assigned) -> None:
+        self.batches.append([f"{one.item} {one.placed.replica}" for one in assigned])
 
 
-async def settled() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+def test_what_is_submitted_together_is_delivered_together() -> None:
+    owner = Owner("a", "b")
+    owner.dispatcher.submit([waiting("1"), waiting("2", "y")])
+    assert owner.batches == [["1 a", "2 b"]]
+    owner.dispatcher.submit([])
+    assert len(owner.batches) == 1
 
 
-async def crowded(made: Dispatcher) -> "list[asyncio.Task[str]]":
-    """Two tenants wait on the one backend; two more requests of one of them come."""
-    assert await made.place(request("other", "y", tokens=1000)) == "a"
-    assert await made.place(request("first", tokens=1000)) == "a"
-    tasks = [asyncio.create_task(made.place(request(name))) for name in ("p", "q")]
-    await settled()
-    assert made.waiting == 2
-    assert not any(task.done() for task in tasks)
-    return tasks
+def test_a_deferred_request_is_woken_by_one_of_its_tenant_and_no_other() -> None:
+    owner = Owner("a")
+    owner.dispatcher.submit([waiting("other", "y"), waiting("first")])
+    owner.dispatcher.submit([waiting("late"), waiting("last")])
+    assert owner.dispatcher.waiting == 2
+    assert owner.dispatcher.has("late")
+    owner.dispatcher.settle(Started("nobody"), Ended("late"))
+    assert owner.dispatcher.waiting == 2
+    owner.dispatcher.settle(Started("first"))
+    assert owner.batches == [["other a", "first a"], ["late a"]]
+    owner.dispatcher.submit([waiting("behind")])
+    assert len(owner.batches) == 2, "it goes behind those of its tenant"
+    owner.dispatcher.remove("last")
+    owner.dispatcher.settle(Ended("late"))
+    assert owner.batches[2:] == [["behind a"]]
+    assert not owner.dispatcher.waiting
 
 
-def test_a_tenant_with_its_share_waits_until_one_of_its_requests_starts() -> None:
-    async def case() -> None:
-        made = dispatcher("a")
-        tasks = await crowded(made)
-        made.start("first")
-        await settled()
-        assert [task.done() for task in tasks] == [True, False], "in order"
-        made.end("p")
-        await settled()
-        assert [await task for task in tasks] == ["a", "a"]
-        assert made.waiting == 0
-        assert made.counts.deferred == 2
-
-    asyncio.run(case())
-
-
-def test_a_backend_that_leaves_or_joins_wakes_all_who_wait() -> None:
-    async def case() -> None:
-        made = dispatcher("a")
-        tasks = await crowded(made)
-        made.leave("a")
-        await settled()
-        for task in tasks:
-            with pytest.raises(NotPlacedError, match="no server"):
-                task.result()
-        made.join("a")
-        tasks = await crowded(made)
-        made.join("b")
-        await settled()
-        assert tasks[0].result() == "b"
-
-    asyncio.run(case())
+def test_without_a_replica_requests_wait_or_are_refused() -> None:
+    for refuses in (False, True):
+        owner = Owner(refuses=refuses)
+        owner.dispatcher.submit([waiting("1"), waiting("2", "y"), waiting("3")])
+        assert owner.refused == (["1", "3", "2"] if refuses else [])
+        owner.dispatcher.drain("a")  # which does not make it take any
+        owner.dispatcher.join("a")
+        assert owner.batches == ([] if refuses else [["1 a", "3 a", "2 a"]])
+        owner.dispatcher.leave("a")
+        owner.dispatcher.leave("a")
+        owner.dispatcher.submit([waiting("4")])
+        assert owner.refused[3:] == (["4"] if refuses else [])
+        assert owner.dispatcher.waiting == (not refuses)
 
 
-def test_those_that_wait_are_bounded_and_may_leave() -> None:
-    async def case() -> None:
-        made = dispatcher("a")
-        tasks = await crowded(made)
-        with pytest.raises(TooManyWaitingError, match="--max-waiting"):
-            await made.place(request("r"))
-        tasks[0].cancel()
-        await settled()
-        assert made.waiting == 1
-        made.start("first")
-        await settled()
-        assert await tasks[1] == "a"
-        assert "p" not in made.state.requests
-        # One is placed, and cancelled before its task could know.
-        task = asyncio.create_task(made.place(request("z")))
-        await settled()
-        assert made.waiting == 1
-        made.end("q")
-        assert made.state.requests["z"] == "a"
-        task.cancel()
-        await settled()
-        assert task.cancelled()
-        made.end("z")
-        assert {*made.state.requests} == {"other", "first"}
-
-    asyncio.run(case())
+MOVES = ["submit", "start", "end", "join", "drain", "leave", "remove", "wake"]
 
 
-def test_users_of_a_tenant_take_turns() -> None:
-    async def case() -> None:
-        made = dispatcher("a", most_waiting=9)
-        assert await made.place(request("other", "y", tokens=1000)) == "a"
-        assert await made.place(request("first"), "p") == "a"
-        placed = list[str]()
-
-        async def place(name: str) -> None:
-            await made.place(request(name), name[0])
-            placed.append(name)
-
-        names = ("p1", "p2", "p3", "q1", "r1")
-        tasks = [asyncio.create_task(place(name)) for name in names]
-        await settled()
-        assert made.waiting == len(names)
-        tasks[3].cancel()
-        made.start("first")
-        for count in range(1, len(names)):
-            await settled()
-            assert len(placed) == count
-            made.end(placed[-1])
-        assert placed == ["p1", "r1", "p2", "p3"]
-        assert made.waiting == 0
-        assert not made._lines
-
-    asyncio.run(case())
-
-
-def test_what_was_sent_to_a_backend_is_assumed_to_be_there_up_to_a_bound() -> None:
-    async def case() -> None:
-        made = dispatcher("a", "b", cache_blocks=4)
-        home = await made.place(request("1", "x", 1, 2, 3))
-        assert made.assumed_blocks(home) == 3
-        made.start("1")
-        assert await made.place(request("2", "x", 1, 2, 3, 4)) == home
-        assert made.counts.hit_blocks == 3
-        other = next(name for name in "ab" if name != home)
-        made.send_to(home, request("3", "x", 7, 8))  # evicts the ends of the others
-        assert made.assumed_blocks(home) == 4
-        for name in "123":
-            made.end(name)
-        made.drain(home)
-        assert await made.place(request("4", "x", 1, 2)) == other
-        made.leave(home)
-        made.join(home)
-        assert made.assumed_blocks(home) == 0
-        made.end("4")
-        assert await made.place(request("5", "x", 1, 2)) == other
-
-    asyncio.run(case())
-
-
-def test_a_request_moves_to_one_that_was_not_tried() -> None:
-    async def case() -> None:
-        made = dispatcher("a", "b", "c", config=RouterConfig(LeastLoaded()))
-        one = request("1")
-        assert await made.place(one) == "a"
-        assert made.elsewhere(one, ["a"]) == "b"
-        assert made.state.requests["1"] == "b"
-        made.leave("b")
-        assert made.elsewhere(one, ["a", "b"]) == "c"
-        assert made.elsewhere(one, ["a", "b", "c"]) is None
-        made.end("1")
-        assert not made.state.requests
-
-    asyncio.run(case())
-
-
-def test_a_recorded_router_replays(tmp_path: Path, capsys: Any) -> None:
-    async def case() -> Path:
-        journal = RoutingJournalFile(tmp_path / "runs", SHARE, 10**6)
-        made = dispatcher("a", "b", journal=journal, cache_blocks=4)
-        for i in range(20):
-            await made.place(request(f"{i}", "xy"[i % 2], i % 3, 5, i))
-            made.start(f"{i}")
-            if i % 3 == 0:
-                made.end(f"{i // 2}")
-        made.leave("b")
-        made.elsewhere(request("19"), ["b"])
-        journal.close()
-        return journal.path
-
-    path = asyncio.run(case())
-    assert path.stat().st_mode & 0o777 == 0o600
-    journal = RoutingJournal(path.read_bytes())
-    assert len([*journal.turns()]) > 40
-    assert routing_journals(path) == routing_journals(path.parent) == [path]
-    assert main(["replay", str(path.parent)]) == 0
-    assert "verified   every decision" in capsys.readouterr().out
-    assert main(["replay", str(path), "--at", "3"]) == 2
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"is":"Prefix"', b'"is":"Prefix","token":1.0', 1))
-    assert main(["replay", str(path)]) == 1
-    assert "DIVERGED   in turn 2" in capsys.readouterr().out
-    path.write_bytes(data.replace(b'"cost"', b'"last"', 1))
-    assert main(["replay", str(path), "--json"]) == 2
-
-
-def test_a_journal_ends_at_its_size_and_the_router_goes_on(tmp_path: Path) -> None:
-    async def case() -> Path:
-        journal = RoutingJournalFile(tmp_path, SHARE, 1000)
-        made = dispatcher("a", journal=journal)
-        for i in range(20):
-            await made.place(request(f"{i}"))
-            made.end(f"{i}")
-        assert not journal.recording
-        journal.close()
-        return journal.path
-
-    path = asyncio.run(case())
-    assert path.stat().st_size <= 1000
-    journal = RoutingJournal(path.read_bytes())
-    assert [*journal.turns()], "and what was written replays"
-    with pytest.raises(ConfigError, match="name a folder that can be written"):
-        RoutingJournalFile(path, SHARE, 1000)
+@given(st.lists(st.sampled_from(MOVES), max_size=60), st.randoms(use_true_random=False))
+def test_whatever_happens_each_request_is_assigned_once_or_waits(
+    moves: list[str], rng: Random
+) -> None:
+    """And none waits that could be assigned: its tenant's turn would have come."""
+    owner = Owner()
+    dispatcher, live, removed = owner.dispatcher, list[str](), set[str]()
+    users = defaultdict[str, list[str]](list)  # what each submitted, in order
+    for number, move in enumerate(moves):
+        name, replica = f"{number}", rng.choice("abc")
+        match move:
+            case "submit":
+                tenant, user = rng.choice("xy"), rng.choice("pq")
+                users[tenant + user].append(name)
+                live.append(name)
+                dispatcher.submit([waiting(name, tenant, user)])
+            case "start" | "end" if live:
+                one = rng.choice(live)
+                dispatcher.settle(Started(one) if move == "start" else Ended(one))
+            case "remove" if live and dispatcher.has(one := rng.choice(live)):
+                dispatcher.remove(one)
+                removed.add(one)
+            case "join":
+                dispatcher.join(replica)
+            case "drain":
+                dispatcher.drain(replica)
+            case "leave":
+                dispatcher.leave(replica)
+            case "wake":
+                dispatcher.wake()
+        placed = [one.split()[0] for batch in owner.batches for one in batch]
+        assert len(placed) == len({*placed})
+        kept = {name for name in live if dispatcher.has(name)}
+        assert {*placed} | kept | removed == {*live}
+        assert not kept & ({*placed} | removed)
+        assert dispatcher.waiting == len(kept)
+        for each in users.values():
+            ours = [name for name in each if name in placed]
+            assert ours == sorted(ours, key=placed.index), "users are served in order"
+        for queue in dispatcher._queues.values():
+            if move != "remove":  # those behind it are woken by what happens next
+                decision = route(SHARE, dispatcher.router.state, queue.first().request)
+                free = dispatcher.router.state.replicas.values()
+                none_takes = all(one.draining for one in free)
+                assert none_takes or isinstance(decision.reason, Deferred)

@@ -3,6 +3,8 @@
 from attrs import evolve
 
 from minfer.effects.cluster.engine_client.front_requests import FrontRequests
+from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
+from minfer.effects.cluster.engine_client.request_sender import RequestSender
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.quarantine import CLEARING_TOKENS, MAX_SOLO_DEATHS
 from minfer.effects.live.live_requests import LiveRequests
@@ -19,18 +21,27 @@ def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.Fro
     return wire.FrontOutputs(time=1.0, ids=ids, tokens=tokens)
 
 
-def begun(*each: Request) -> FrontRequests:
+class Requests(FrontRequests):
+    """The requests of a front, and what sends them to its only replica."""
+
+    def __init__(self) -> None:
+        live = LiveRequests()
+        super().__init__(live)
+        self.link = ReplicaLink(0)
+        self.sender = RequestSender(live, self, [self.link])
+
+
+def begun(*each: Request) -> Requests:
     """The requests of a front, all of them on its only replica."""
-    requests = FrontRequests(LiveRequests())
-    for one in each:
-        requests.send(requests.add(one), 0)
+    requests = Requests()
+    requests.sender.send_to(requests.link, [requests.add(one) for one in each])
     return requests
 
 
-def resumed(requests: FrontRequests) -> list[wire.Resumed]:
+def resumed(requests: Requests) -> list[wire.Resumed]:
     """All that is on no replica, as its next engine gets it."""
     every = list(requests.unplaced.values())
-    return [part for kept in every for part in requests.resume(kept, 0)]
+    return [part for kept in every for part in requests.sender.resume(kept, 0)]
 
 
 def test_output_so_far_is_history_when_it_is_resubmitted() -> None:

@@ -182,7 +182,7 @@ def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
     world._cut(front, world.replicas[1], reported=False)
     world.ask(front, WHOLE)
     assert where(front, "a") == 0
-    assert not front.remote._requests.all()[0].target
+    assert front.remote._requests.all()[0].handover is None
     settle(world, over(front))
     world.judge()
 
@@ -194,10 +194,21 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     settle(world, lambda: not any(one.unready for one in every))
     every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
     every[1].here = "::1"
+    sent, send = list[wire.ToEngine](), every[1].send
+    assert send is not None
+
+    def note(message: wire.ToEngine) -> None:
+        sent.append(message)
+        send(message)
+
+    every[1].send = note
     world.ask(front, WHOLE)
     assert where(front, "a") == 1
     [kept] = front.remote._requests.all()
-    assert kept.for_engine(WHOLE).push_to == "[::1]:7"
+    assert kept.handover is not None
+    assert kept.handover.push_to == "[::1]:7"
+    [submitted] = [one for one in sent if isinstance(one, wire.SubmitRequests)]
+    assert submitted.requests[0].push_to == "[::1]:7"
     settle(world, over(front))
     world.judge()
     assert handed(front) == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.cluster.dispatch.assumed_cache import AssumedCache
+from minfer.effects.proxy.assumed_cache import AssumedCache
 from minfer.effects.proxy.prompt_keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,

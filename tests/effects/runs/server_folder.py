@@ -5,7 +5,7 @@ a request that ran there went on at replica 0.
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.records.messages import Submit
@@ -57,5 +57,5 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
 
 def _sent(router: FrontRouter, *names: str) -> None:
     for name in names:
-        router.route(request(name, 5), "", again=False)
+        router.decide(routing_request(request(name, 5)))
         router.apply(Started(name))

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.cli.main import main
-from minfer.effects.cluster.engine_client.front_router import FrontRouter
+from minfer.effects.cluster.engine_client.front_router import FrontRouter, routing_request
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.routing.messages import ReplicaJoined
 from minfer.routing.policies import LeastLoaded, RoundRobin
@@ -24,10 +24,10 @@ def journal(tmp_path: Path) -> Path:
     config = RouterConfig(RoundRobin(), 4)
     writer = RoutingJournalFile(tmp_path, config, 2**20)
     router = FrontRouter(config, writer)
-    router.route(request("early"), "", again=False)
+    router.decide(routing_request(request("early")))
     router.apply(ReplicaJoined("0"), ReplicaJoined("1"))
     for name in "abc":
-        router.route(request(name), "", again=False)
+        router.decide(routing_request(request(name)))
     writer.close()
     (path,) = tmp_path.iterdir()
     return path
