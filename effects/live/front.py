@@ -46,6 +46,7 @@ class Front:
         self.client = client
         self.searches = BeamSearches(client)
         self._live = client.live
+        self._processors: dict[str, OutputProcessor] = {}  # by request id
         self.entry = threading.Lock()  # held while submitting
         self.on_end: list[Callable[[OutputProcessor], None]] = []
         self.after: list[Callable[[], None]] = []
@@ -54,11 +55,11 @@ class Front:
     @property
     def processors(self) -> dict[str, OutputProcessor]:
         """The processors of all its requests, by id, until they end."""
-        return self._live.readers(OutputProcessor)
+        return self._processors.copy()
 
     def processor(self, name: str) -> OutputProcessor | None:
         """Returns the processor of a request, if it is one of its own."""
-        return self._live.reader(name, OutputProcessor)
+        return self._processors.get(name)
 
     def check(self, processor: OutputProcessor) -> None:
         """Raise the error with which a request would be refused now: see
@@ -75,14 +76,16 @@ class Front:
             now = self.client.clock()
             for processor in processors:
                 processor.times.arrived = now
-                record = self._live.add(processor.request, processor)
+                # First: an interrupt may come in between, and then `drop` removes both.
+                self._processors.setdefault(processor.request.id, processor)
+                record = self._live.add(processor.request, read=True)
                 record.session = processor.session
                 processor.times.sendings = record.sendings
             try:
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused
                 for processor in processors:
-                    self._live.release(processor.request.id)
+                    self._release(processor.request.id)
                 raise
 
     def cancel(self, ids: Iterable[str] | None = None) -> None:
@@ -100,7 +103,7 @@ class Front:
         }
         served = self.searches.cancel(names)
         for name in names - served:  # an interrupt came before they were submitted
-            self._live.release(name)
+            self._release(name)
         while self.client.working and any(map(self.processor, served)):
             time.sleep(POLL)
 
@@ -125,15 +128,14 @@ class Front:
         self._note_times(outputs)
         self._note_drafts(outputs)
         # In the order of the batch: that of a set would differ from process to process.
-        ready, live = dict[str, OutputProcessor](), self._live
+        ready, processors = dict[str, OutputProcessor](), self._processors
         logprobs = outputs.logprobs or repeat(())
         rows = zip(
             outputs.ids, outputs.tokens, logprobs, strict=False
         )  # endless, if none
         for (name, sample), tokens, token_logprobs in rows:
-            record = live.get(name)  # inlined, as this is once a row and step
-            processor = None if record is None else record.reader
-            if tokens and isinstance(processor, OutputProcessor):
+            processor = processors.get(name)
+            if tokens and processor is not None:
                 processor.feed(sample, tokens, outputs.time, token_logprobs)
                 if processor.eager:
                     ready[name] = processor
@@ -145,11 +147,16 @@ class Front:
                 processor.finish(done)
                 ready[done.id] = processor
         for processor in ready.values():
-            if found := processor.flush(self._live.release):
+            if found := processor.flush(self._release):
                 self.client.finish(found)
             if processor.finished:
                 for ended in self.on_end:
                     ended(processor)
+
+    def _release(self, name: str) -> None:
+        """Note that the outputs of a request are not read any more."""
+        self._processors.pop(name, None)
+        self._live.release(name)
 
     def _note_times(self, outputs: TurnOutputs) -> None:
         """Note when requests entered the queue, were admitted, or were preempted."""
@@ -172,7 +179,7 @@ class Front:
         """Fail the requests that died with the engine, once."""
         for name in death.ids:
             if (processor := self.processor(name)) is not None:
-                self._live.release(name)
+                self._release(name)
                 broke = EngineDeadError(death.why)
                 # Its traceback shows the place: in a policy, for example.
                 broke.__cause__ = self.client.dead

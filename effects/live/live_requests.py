@@ -10,15 +10,20 @@ client. It is removed when its client has ended it and nothing reads its outputs
 Each part changes its own fields of a record, under its own lock; additions and removals
 have a lock here. Other threads add and remove meanwhile: copy before you iterate.
 
-What has another lifetime is kept by its owner: by sample, the matchers of grammars, the
-tokens read for drafts, and the times of last outputs, which are folds over transitions
-and have no other access to clients; by answer, `AnswerRecords`, which begin before the
-answer's requests and outlive them.
+What only one part knows of a request, that part keeps by the request's id, with a type of
+its own: the `OutputProcessor` of a front's request, the `SearchBeam` and the `LiveSearch`
+of a beam search, the `Session` of a front at the link's host, the `PendingBatch` that
+compiles, and the `FrontRequest` that is resubmitted after a crash.
+
+What has another lifetime is kept by its owner, too: by sample, the matchers of grammars,
+the tokens read for drafts, and the times of last outputs, which are folds over
+transitions and have no other access to clients; by answer, `AnswerRecords`, which begin
+before the answer's requests and outlive them.
 """
 
 import threading
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 from attrs import define, field
 
@@ -38,21 +43,15 @@ class Stage(Enum):
     ENDED = "ended"  # its last outputs may not be read yet
 
 
-T = TypeVar("T")
 _SERVED: Final = (Stage.COMPILING, Stage.SUBMITTED)
 
 
 @define(eq=False)
 class LiveRequest:
-    """A live request. The types of `reader` and `kept` are those of their owners."""
+    """A live request."""
 
     request: Request
-    # What gets its outputs: an `OutputProcessor`, the `Session` of its front, or, of a
-    # request in a round, the `SearchBeam` of its search.
-    reader: object = None
-    # What its client keeps of it: the `PendingBatch` that compiles, the `FrontRequest`
-    # that is resubmitted after a crash, or the `LiveSearch`.
-    kept: object = None
+    read: bool = False  # something reads its outputs
     arrived: float = 0.0  # at its client
     stored: int = 0  # leading blocks of its prompt that the keyed tier has
     session: str = ""  # requests of a session continue each other; none, if empty
@@ -81,13 +80,13 @@ class LiveRequests(dict[str, LiveRequest]):
                 f"a request with the id {name!r} is being served; ids must differ"
             )
 
-    def add(self, request: Request, reader: object = None) -> LiveRequest:
+    def add(self, request: Request, *, read: bool = False) -> LiveRequest:
         """Returns the record of a new request, which may have been added before. Raises
         RequestError as `check_new`.
         """
         with self._lock:
             self.check_new(request)
-            return self.setdefault(request.id, LiveRequest(request, reader))
+            return self.setdefault(request.id, LiveRequest(request, read))
 
     def served(self) -> dict[str, LiveRequest]:
         """Returns the requests that the engine client has."""
@@ -97,38 +96,18 @@ class LiveRequests(dict[str, LiveRequest]):
         """Returns whether the engine client has a request."""
         return (record := self.get(name)) is not None and record.stage in _SERVED
 
-    def reader(self, name: str, kind: type[T]) -> T | None:
-        """Returns what reads the outputs of a request, if it is of this kind."""
-        reader = None if (record := self.get(name)) is None else record.reader
-        return reader if isinstance(reader, kind) else None
-
-    def readers(self, kind: type[T]) -> dict[str, T]:
-        """Returns all readers of a kind, by the ids of their requests."""
-        each = [(name, record.reader) for name, record in list(self.items())]
-        return {name: reader for name, reader in each if isinstance(reader, kind)}
-
-    def kept(self, name: str, kind: type[T]) -> T | None:
-        """Returns what the client keeps of a request, if it is of this kind."""
-        kept = None if (record := self.get(name)) is None else record.kept
-        return kept if isinstance(kept, kind) else None
-
-    def all_kept(self, kind: type[T]) -> list[T]:
-        """Returns all that is kept of a kind, in the order of arrival."""
-        each = [record.kept for record in list(self.values())]
-        return [kept for kept in each if isinstance(kept, kind)]
-
     def end(self, name: str) -> None:
         """Note that its client has ended a request."""
         with self._lock:
             if (record := self.get(name)) is not None:
-                record.stage, record.kept = Stage.ENDED, None
-                if record.reader is None:
+                record.stage = Stage.ENDED
+                if not record.read:
                     del self[name]
 
     def release(self, name: str) -> None:
         """Note that nothing reads the outputs of a request any more."""
         with self._lock:
             if (record := self.get(name)) is not None:
-                record.reader = None
+                record.read = False
                 if record.stage in (Stage.NEW, Stage.ENDED):
                     del self[name]

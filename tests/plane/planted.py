@@ -56,7 +56,8 @@ def _kept_job(hear: Any) -> Callable[..., Any]:
         hear(self, message)
         for name, job in jobs.items():
             if job.finished and job.request.n > 1:
-                self.client.live.setdefault(name, LiveRequest(job.request, job))
+                self._processors[name] = job
+                self.client.live.setdefault(name, LiveRequest(job.request, read=True))
 
     return planted
 

@@ -48,6 +48,7 @@ class FrontRequests:
 
     def __init__(self, live: LiveRequests) -> None:
         self._live = live
+        self._requests: dict[str, FrontRequest] = {}  # by id, in the order of arrival
         self._batches: dict[int, _Batch] = {}  # by replica
         # Those that are on no replica, by id, in the order in which they came to be so.
         self.unplaced: dict[str, FrontRequest] = {}
@@ -57,7 +58,7 @@ class FrontRequests:
 
     def all(self) -> list[FrontRequest]:
         """Returns all of them."""
-        return self._live.all_kept(FrontRequest)
+        return list(self._requests.values())
 
     def on(self, replica: int) -> list[FrontRequest]:
         """Returns those that are on a replica."""
@@ -65,13 +66,13 @@ class FrontRequests:
 
     def get(self, name: str) -> FrontRequest | None:
         """Returns the request with an id, if there is one."""
-        return self._live.kept(name, FrontRequest)
+        return self._requests.get(name)
 
     def add(self, request: Request) -> FrontRequest:
         """Add a request, under an id that no other one has; it is on no replica yet."""
         record = self._live.add(request)
-        kept = FrontRequest.of(record)
-        record.kept, record.stage = kept, Stage.SUBMITTED
+        record.stage = Stage.SUBMITTED
+        kept = self._requests[request.id] = FrontRequest.of(record)
         self.unplaced[request.id] = kept
         return kept
 
@@ -209,6 +210,7 @@ class FrontRequests:
                 kept.ended.add(done.sample)
                 if not kept.left():
                     self._live.end(done.id)
+                    del self._requests[done.id]
                     self.unplaced.pop(done.id, None)
                     ended.append(done.id)
         return ended
@@ -217,6 +219,7 @@ class FrontRequests:
         """End all, without outputs."""
         for name in list(self._live.served()):
             self._live.end(name)
+        self._requests.clear()
         self.unplaced.clear()
 
     def _batch(self, ids: tuple[SampleId, ...], replica: int) -> _Batch:

@@ -78,6 +78,7 @@ class Host:
         self._progress = wire.encode(wire.LoadingProgress("starting"))
         self._sessions: list[Session] = []
         self._live = LiveRequests()  # the client's, once there is one
+        self._readers: dict[str, Session] = {}  # of outputs, by request id
         self._router = OutputRouter()
         self._resets = 0  # of the prefix cache, by all fronts so far
         self._quarantine = Quarantine()
@@ -188,10 +189,10 @@ class Host:
         """Remove a closed link, and cancel the requests that came over it."""
         with self._lock:
             self._sessions.remove(session)
-            linked = self._live.readers(Session).items()
+            linked = self._readers.items()
             gone = {name for name, one in linked if one is session}
             for name in gone:
-                self._live.release(name)
+                self._release(name)
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
@@ -272,12 +273,18 @@ class Host:
             if self._is_of(session, request.id):
                 raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
             try:
-                self._live.add(request, session)
+                self._live.add(request, read=True)
             except RequestError as error:
                 self._refuse(session, request, "rejected", str(error))
             else:
+                self._readers[request.id] = session
                 taken.append(request)
         return taken
+
+    def _release(self, name: str) -> None:
+        """Note that the outputs of a request are not sent any more."""
+        self._readers.pop(name, None)
+        self._live.release(name)
 
     def _with_own_keys(self, request: Request) -> Request:
         """Returns a request of another server with keys that are computed here."""
@@ -289,7 +296,7 @@ class Host:
 
     def _is_of(self, session: Session, name: str) -> bool:
         """Returns whether a live request came over this link."""
-        return self._live.reader(name, Session) is session
+        return self._readers.get(name) is session
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         waiting, running = list[Request](), list[str]()
@@ -301,7 +308,7 @@ class Host:
                 running.append(name)
             else:
                 waiting.append(held)
-                self._live.release(name)
+                self._release(name)
                 self._refuse(session, held, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
@@ -349,7 +356,7 @@ class Host:
 
     def _running(self) -> set[str]:
         """Returns the ids of the requests that the engine has."""
-        return self._live.readers(Session).keys() - self._quarantine.waiting()
+        return self._readers.keys() - self._quarantine.waiting()
 
     def _submit_to_engine(self, client: EngineClient, due: tuple[Request, ...]) -> None:
         try:
@@ -383,8 +390,8 @@ class Host:
 
     def _end_unserved(self, request: Request, reason: str, error: str) -> None:
         """End a registered request that the engine does not have."""
-        session = self._live.reader(request.id, Session)
-        self._live.release(request.id)
+        session = self._readers.get(request.id)
+        self._release(request.id)
         if session is not None:
             self._refuse(session, request, reason, error)
         self._note_cleared(request.id)
@@ -398,7 +405,7 @@ class Host:
             self._serve_due()
 
     def _send_outputs(self, outputs: TurnOutputs) -> None:
-        parts = self._router.route(outputs, self._sessions, self._live)
+        parts = self._router.route(outputs, self._sessions, self._readers)
         for session, part in parts:
             session.send(wire.encode(part))
         self._note_ends(outputs)
@@ -408,7 +415,7 @@ class Host:
         for done in outputs.finished:
             one = self._live.get(done.id)
             if one is not None and one.stage is Stage.ENDED:
-                self._live.release(done.id)
+                self._release(done.id)
         probing = self._quarantine.probing
         if probing:
             each = zip(outputs.ids, outputs.tokens, strict=True)

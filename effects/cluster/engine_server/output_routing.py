@@ -11,7 +11,6 @@ from attrs import define, field
 
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import TurnOutputs
-from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finished
 from minfer.records.sequence import Place, SampleIds
 from minfer.records.token_logprobs import Logprobs
@@ -27,7 +26,7 @@ class Session:
     batch_sent: bool = False  # the batch of the last outputs was sent to it
 
 
-Records = Mapping[str, LiveRequest]  # by id; the readers of outputs are sessions
+Readers = Mapping[str, Session]  # of outputs, by request id
 
 
 @define(eq=False)
@@ -50,20 +49,20 @@ class OutputRouter:
         self._batch: SampleIds = ()  # of the last outputs that had one
 
     def route(
-        self, outputs: TurnOutputs, sessions: Sequence[Session], requests: Records
+        self, outputs: TurnOutputs, sessions: Sequence[Session], readers: Readers
     ) -> Iterator[tuple[Session, wire.FrontOutputs]]:
         """Yields the outputs of each session that is concerned."""
         if outputs.ids is not self._batch and outputs.ids:
-            self._regroup(outputs.ids, sessions, requests)
+            self._regroup(outputs.ids, sessions, readers)
         parts = dict[int, _Extras]()
         for done in outputs.finished:
-            _extras_of(parts, requests.get(done.id)).finished.append(done)
+            _extras_of(parts, readers.get(done.id)).finished.append(done)
         for name in outputs.arrived:
-            _extras_of(parts, requests.get(name)).arrived.append(name)
+            _extras_of(parts, readers.get(name)).arrived.append(name)
         for name, place in outputs.places.items():
-            _extras_of(parts, requests.get(name)).places[name] = place
+            _extras_of(parts, readers.get(name)).places[name] = place
         for reason in outputs.reasons:
-            part = _extras_of(parts, requests.get(reason.id))
+            part = _extras_of(parts, readers.get(reason.id))
             part.reasons.append(wire.REASONS[type(reason)](reason))
         for session in sessions:
             part = parts.get(id(session), _NO_EXTRAS)
@@ -71,22 +70,21 @@ class OutputRouter:
                 yield session, _front_outputs(session, outputs, part)
 
     def _regroup(
-        self, batch: SampleIds, sessions: Sequence[Session], requests: Records
+        self, batch: SampleIds, sessions: Sequence[Session], readers: Readers
     ) -> None:
         """Compute the rows of each session in a new batch."""
         self._batch = batch
         rows: dict[int, list[int]] = {id(one): [] for one in sessions}
         for at, (name, _) in enumerate(batch):
-            request = requests.get(name)
-            if request is not None and id(request.reader) in rows:
-                rows[id(request.reader)].append(at)
+            reader = readers.get(name)
+            if reader is not None and id(reader) in rows:
+                rows[id(reader)].append(at)
         for session in sessions:
             session.rows = tuple(rows[id(session)])
             session.batch_sent = False
 
 
-def _extras_of(parts: dict[int, _Extras], request: LiveRequest | None) -> _Extras:
-    session = None if request is None else request.reader
+def _extras_of(parts: dict[int, _Extras], session: Session | None) -> _Extras:
     return parts.setdefault(id(session), _Extras())
 
 

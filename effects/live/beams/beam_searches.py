@@ -71,12 +71,13 @@ class BeamSearches:
         self._client = client
         self._lock = threading.RLock()
         self._requests = client.live
-        self._count = 0  # of live searches
+        self._searches: dict[str, LiveSearch] = {}  # by id
+        self._beams: dict[str, SearchBeam] = {}  # by the ids of their requests
 
     @property
     def live(self) -> tuple[str, ...]:
         """The ids of live searches."""
-        return tuple(one.request.id for one in self._requests.all_kept(LiveSearch))
+        return (*self._searches,)
 
     def check(self, request: Request) -> None:
         """Raise the error with which a request would be refused now, as
@@ -111,7 +112,8 @@ class BeamSearches:
         requests.
         """
         with self._lock:
-            wanted = {name: self._search(name) for name in ids}  # in the journal's order
+            # In the journal's order.
+            wanted = {name: self._searches.get(name) for name in ids}
             searches = [one for one in wanted.values() if one is not None]
             names = dict.fromkeys(name for name, one in wanted.items() if one is None)
             for search in searches:
@@ -123,7 +125,7 @@ class BeamSearches:
 
     def translate(self, message: EngineMessage) -> list[EngineMessage]:
         """Returns what a front gets for a message of the engine."""
-        if not self._count:
+        if not self._searches:
             return [message]
         with self._lock:
             match message:
@@ -132,18 +134,12 @@ class BeamSearches:
                 case EngineDied():
                     return [self._translate_death(message)]
 
-    def _search(self, name: str) -> LiveSearch | None:
-        return self._requests.kept(name, LiveSearch)
-
-    def _beam(self, name: str) -> SearchBeam | None:
-        return self._requests.reader(name, SearchBeam)
-
     def _begin(self, request: SearchRequest) -> tuple[Request, ...]:
         """Register a search; returns the requests of its first round."""
         record = self._requests.add(request)
+        record.stage = Stage.SEARCHING
         search = LiveSearch(request, SearchRounds.of(request))
-        record.kept, record.stage = search, Stage.SEARCHING
-        self._count += 1
+        self._searches[request.id] = search
         return self._next_round(search)
 
     def _next_round(self, search: LiveSearch) -> tuple[Request, ...]:
@@ -151,21 +147,26 @@ class BeamSearches:
         search.rounds, requests = round_requests(search.rounds, search.request)
         search.offers = {}
         for at, one in enumerate(requests):
-            self._requests.add(one, SearchBeam(search, at))
+            self._requests.add(one, read=True)
+            self._beams[one.id] = SearchBeam(search, at)
             search.names.add(one.id)
         return requests
 
     def _forget(self, name: str) -> None:
         """End a search, if it is one, and what is left of its round."""
-        if (search := self._search(name)) is not None:
+        if (search := self._searches.pop(name, None)) is not None:
             for beam in search.names:
-                self._requests.release(beam)
-            self._count -= 1
+                self._release(beam)
             self._requests.end(name)
+
+    def _release(self, beam: str) -> None:
+        """Note that the outputs of a beam's request are not read any more."""
+        self._beams.pop(beam, None)
+        self._requests.release(beam)
 
     def _translate_death(self, death: EngineDied) -> EngineDied:
         """Returns a death with the ids of searches instead of their beams'."""
-        beams = {name: self._beam(name) for name in death.ids}
+        beams = {name: self._beams.get(name) for name in death.ids}
         others = [name for name, one in beams.items() if one is None]
         searches = [one.search.request.id for one in beams.values() if one is not None]
         for name in self.live:
@@ -179,7 +180,7 @@ class BeamSearches:
         places = {
             at: beam
             for at, (name, _) in enumerate(outputs.ids)
-            if (beam := self._beam(name)) is not None
+            if (beam := self._beams.get(name)) is not None
         }
         for at, one in places.items():
             logprobs = outputs.logprobs[at] if outputs.logprobs else ()
@@ -187,8 +188,8 @@ class BeamSearches:
                 one.search.offers[one.beam] = offer
         reasons = self._translate_reasons(outputs)
         arrived = self._translate_arrivals(outputs)
-        ended = [done for done in outputs.finished if self._beam(done.id) is not None]
-        finished = [done for done in outputs.finished if self._beam(done.id) is None]
+        ended = [done for done in outputs.finished if done.id in self._beams]
+        finished = [done for done in outputs.finished if done.id not in self._beams]
         passed = evolve(
             outputs,
             ids=_without(outputs.ids, places),
@@ -213,7 +214,7 @@ class BeamSearches:
         """
         found = list[RequestReason]()
         for one in outputs.reasons:
-            if (beam := self._beam(one.id)) is None:
+            if (beam := self._beams.get(one.id)) is None:
                 found.append(one)
             elif isinstance(one, Preempted) or (
                 isinstance(one, Admitted) and not beam.search.rounds.about.number
@@ -227,7 +228,7 @@ class BeamSearches:
         """
         found = list[str]()
         for name in outputs.arrived:
-            if (beam := self._beam(name)) is None:
+            if (beam := self._beams.get(name)) is None:
                 found.append(name)
                 continue
             search = beam.search
@@ -245,7 +246,7 @@ class BeamSearches:
         """
         over, lost, why = list[LiveSearch](), list[str](), ""
         for search in self._note_ends(ended):
-            if self._search(search.request.id) is not search:
+            if self._searches.get(search.request.id) is not search:
                 continue  # it was over before these outputs were read: see `_note_ends`
             if search.failed is None and search.cancelled:
                 search.fail(Finished(search.request.id, 0, "cancelled", 0))
@@ -275,9 +276,9 @@ class BeamSearches:
         """
         touched = dict[str, LiveSearch]()
         for done in ended:
-            if (one := self._beam(done.id)) is None:
+            if (one := self._beams.get(done.id)) is None:
                 continue
-            self._requests.release(done.id)
+            self._release(done.id)
             search = one.search
             search.names.discard(done.id)
             touched[search.request.id] = search

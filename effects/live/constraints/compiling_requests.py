@@ -35,10 +35,11 @@ class CompilingRequests:
 
     def __init__(self, grammars: Grammars | None, live: LiveRequests) -> None:
         self._grammars = grammars
+        self._pending: dict[str, PendingBatch] = {}  # by request id
         self.live = live
 
     def __len__(self) -> int:
-        return len(self.live.all_kept(PendingBatch))
+        return len(self._pending)
 
     def wait_for_grammars(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
@@ -61,8 +62,8 @@ class CompilingRequests:
             return False
         pending = PendingBatch(tuple(requests), unfinished)
         for request in requests:
-            record = self.live[request.id]
-            record.kept, record.stage = pending, Stage.COMPILING
+            self._pending[request.id] = pending
+            self.live[request.id].stage = Stage.COMPILING
         _when_all_done(unfinished, lambda: then([one.id for one in pending.batch]))
         return True
 
@@ -70,11 +71,11 @@ class CompilingRequests:
         """Returns the whole batches of these requests, which wait no more."""
         found = []
         for name in ids:
-            if (pending := self.live.kept(name, PendingBatch)) is not None:
+            if (pending := self._pending.get(name)) is not None:
                 found.append(pending.batch)
                 for request in pending.batch:
-                    waiting = self.live[request.id]
-                    waiting.kept, waiting.stage = None, Stage.SUBMITTED
+                    del self._pending[request.id]
+                    self.live[request.id].stage = Stage.SUBMITTED
                 for one in pending.begun:
                     one.cancel()  # unless it is done
         return found

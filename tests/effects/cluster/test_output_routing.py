@@ -6,18 +6,10 @@ from hypothesis import strategies as st
 from minfer.effects.cluster.engine_server.output_routing import OutputRouter, Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import TurnOutputs
-from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finished
-from tests.effects.cluster.ends import request
 
 NAMES = "abcdef"
 BATCHES = st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=6)
-
-
-def of(**sessions: Session) -> dict[str, LiveRequest]:
-    return {
-        name: LiveRequest(request(name), session) for name, session in sessions.items()
-    }
 
 
 @given(BATCHES, st.lists(st.integers(-1, 2), min_size=6, max_size=6), st.data())
@@ -26,9 +18,7 @@ def test_each_front_gets_its_own_and_nothing_else(
 ) -> None:
     sessions = [Session(lambda _: None) for _ in range(3)]
     owners = {
-        name: LiveRequest(request(name), sessions[at])
-        for name, at in zip(NAMES, owned, strict=True)
-        if at >= 0
+        name: sessions[at] for name, at in zip(NAMES, owned, strict=True) if at >= 0
     }
     heard: dict[int, list[tuple[str, int]]] = {id(one): [] for one in sessions}
     known: dict[int, tuple[tuple[str, int], ...]] = {}
@@ -49,7 +39,7 @@ def test_each_front_gets_its_own_and_nothing_else(
         own = [
             (name, token)
             for name, token in right
-            if name in owners and owners[name].reader is session
+            if name in owners and owners[name] is session
         ]
         assert heard[id(session)] == own
 
@@ -59,7 +49,7 @@ def test_ends_are_sent_to_fronts_with_no_rows() -> None:
     shares = OutputRouter()
     done = Finished("a", 0, "cancelled", 0)
     news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
-    reported = dict(shares.route(news, [one, two], of(a=one, b=two)))
+    reported = dict(shares.route(news, [one, two], {"a": one, "b": two}))
     assert reported == {
         one: wire.FrontOutputs(1.0, finished=(done,)),
         two: wire.FrontOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
@@ -70,7 +60,8 @@ def test_drafts_are_reported_with_the_rows_that_had_them() -> None:
     one, two = Session(lambda _: None), Session(lambda _: None)
     batch = (("a", 0), ("b", 0), ("c", 0))
     news = TurnOutputs(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
-    reported = dict(OutputRouter().route(news, [one, two], of(a=one, b=two, c=one)))
+    readers = {"a": one, "b": two, "c": one}
+    reported = dict(OutputRouter().route(news, [one, two], readers))
     assert (reported[one].drafts, reported[two].drafts) == ((0, 2), (3,))
     read = wire.read_to_front(wire.encode(reported[two]))
     assert read == reported[two]

@@ -10,14 +10,13 @@ from minfer.effects.live.live_requests import LiveRequests, Stage
 from tests.effects.cluster.ends import request
 
 SERVED = {Stage.COMPILING, Stage.SUBMITTED}
-READER = object()
 
 
 def test_a_request_that_is_passed_on_keeps_its_record() -> None:
     live, one = LiveRequests(), request()
-    record = live.add(one, READER)
+    record = live.add(one, read=True)
     assert live.add(one) is record, "as by the engine client, after a front"
-    assert (record.reader, record.request) == (READER, one)
+    assert (record.read, record.request) == (True, one)
     assert not live.known("a")
     record.stage = Stage.SUBMITTED
     assert live.known("a")
@@ -27,7 +26,7 @@ def test_a_request_that_is_passed_on_keeps_its_record() -> None:
 @pytest.mark.parametrize("stage", Stage)
 def test_an_id_is_in_use_until_its_record_is_gone(stage: Stage) -> None:
     live, one = LiveRequests(), request()
-    live.add(one, READER).stage = stage
+    live.add(one, read=True).stage = stage
     says = "a request with the id 'a' is being served; ids must differ"
     with pytest.raises(RequestError, match=says):
         live.check_new(evolve(one))  # an equal one, of another caller
@@ -51,7 +50,7 @@ def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
         match move:
             case "add" | "read" if not there:
                 there, read, stage = True, move == "read", Stage.NEW
-                live.add(request(), READER if read else None)
+                live.add(request(), read=read)
             case "submit" | "compile" | "search" if there and stage is not Stage.ENDED:
                 stage = {
                     "submit": Stage.SUBMITTED,
@@ -68,4 +67,4 @@ def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
                 there = there and stage not in {Stage.NEW, Stage.ENDED}
         assert ("a" in live) == there
         assert live.known("a") == ("a" in live.served()) == (there and stage in SERVED)
-        assert not there or (live["a"].reader is READER) == read
+        assert not there or live["a"].read == read
