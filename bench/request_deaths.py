@@ -5,7 +5,9 @@ A server of two API server processes whose engine dies of marked prompts, with t
 model, with one replica and with two; clients that stream, each one request after the
 other. Each kind of such a request is sent once, each by another user: it dies at its
 prefill, at a position of its output, some tokens after each start of an engine, with
-several samples; by SIGSEGV, by an exception, or by SIGKILL, which may come from outside.
+several samples; by SIGSEGV, by an exception, by the kernel for want of memory, or by a
+SIGKILL of which nothing shows that it did not come from outside: such a request is ended
+after `dying_engine.KILLS` engines that served it alone, here.
 Of each kind: engines that died in all, and while they served others; whether no replica
 was ready at some time, and for how long; whether the request is refused when it is sent
 again; and what the other clients lost.

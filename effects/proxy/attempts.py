@@ -4,6 +4,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.cluster.link.crash_rule import MAX_ENDED_BACKENDS
 from minfer.effects.proxy.backend_dispatcher import (
     NO_BACKEND,
     NotPlacedError,
@@ -17,9 +18,6 @@ from minfer.effects.proxy.forwarding import (
 )
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 
-# Backends that may close the connection or fall silent over a request before it is given
-# up: it may crash backends, and must not crash all of them.
-MAX_ENDED: Final = 2
 UNAVAILABLE: Final = 503
 _SOON: Final = 1  # seconds until a client should try again
 
@@ -52,9 +50,9 @@ class Attempts:
             return is_first
         self.error = outcome.error
         self.ended += outcome.cause in (DISCONNECTED, SILENT)
-        return outcome.again and self.ended < MAX_ENDED
+        return outcome.again and self.ended < MAX_ENDED_BACKENDS
 
     @property
     def may_move(self) -> bool:
         """Whether another backend may be tried if the present one falls silent."""
-        return self.ended + 1 < MAX_ENDED
+        return self.ended + 1 < MAX_ENDED_BACKENDS

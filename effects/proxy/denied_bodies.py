@@ -15,11 +15,8 @@ import msgspec
 from attrs import evolve
 from starlette.types import Message
 
-from minfer.effects.cluster.link.crash_denylist import (
-    REFUSAL_MESSAGE,
-    CrashDenylist,
-    CrashingRequest,
-)
+from minfer.effects.cluster.link.crash_denylist import CrashDenylist, CrashingRequest
+from minfer.effects.cluster.link.crash_rule import REFUSAL_MESSAGE
 from minfer.effects.proxy.body import Bodies
 from minfer.effects.proxy.forwarding import FIRST_ERROR_STATUS, ClientRequest
 from minfer.effects.proxy.prompt_bodies import decode, prompt_body

@@ -18,8 +18,7 @@ from typing import Final, NoReturn
 import attrs
 from starlette.requests import ClientDisconnect
 
-from minfer.effects.cluster.link.crash_denylist import REFUSED
-from minfer.effects.cluster.link.quarantine import GIVEN_UP
+from minfer.effects.cluster.link.crash_rule import GIVEN_UP, REFUSED
 from minfer.effects.live.constraints.grammar_masks import STUCK
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
 from minfer.effects.live.request_names import prompt_name

@@ -7,47 +7,14 @@ from enum import Enum
 
 from attrs import define, field
 
-from minfer.effects.cluster.link.quarantine import (
-    CLEARING_TOKENS,
+from minfer.effects.cluster.link.crash_rule import (
     SUSPECT_DEATHS,
-    TOKEN_TOLERANCE,
+    SampleHistory,
+    SoloDeaths,
 )
 from minfer.effects.live.live_requests import LiveRequest
 from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
-
-
-@define(eq=False)
-class CrashHistory:
-    """A sample's history with the engines that served it: see `quarantine`."""
-
-    admitted: bool = False  # by the current engine
-    tokens_received: int = 0  # tokens from this engine
-    deaths: int = 0  # engines in a row that did not clear it and died
-    last_tokens: int = 0  # from the engine that died last
-
-    def end(self) -> None:
-        """Note that its engine has died."""
-        self.deaths = 1 if self.cleared else self.deaths + 1
-        self.last_tokens = self.tokens_received
-
-    def leave(self) -> None:
-        """Note that it is taken from an engine, which lives."""
-        if self.tokens_received > self.to_clear:
-            self.deaths = self.last_tokens = 0
-
-    @property
-    def cleared(self) -> bool:
-        """Whether the engine's death was not its fault: it had got many tokens, and not
-        about as many as from the engine that died before.
-        """
-        alike = abs(self.tokens_received - self.last_tokens) <= TOKEN_TOLERANCE
-        return self.tokens_received > CLEARING_TOKENS and not alike
-
-    @property
-    def to_clear(self) -> int:
-        """The tokens of one engine that do not clear it yet, while that engine lives."""
-        return CLEARING_TOKENS + self.last_tokens
 
 
 class HandoverStage(Enum):
@@ -76,7 +43,7 @@ class FrontRequest:
     request: Request
     record: LiveRequest
     tokens: list[list[int]]  # new ones, by sample
-    histories: list[CrashHistory]  # likewise
+    histories: list[SampleHistory]  # likewise
     replica: int | None = None  # the one that has it
     sent: bool = False  # to an engine, at any time
     started: bool = False  # tokens of it came from the engine that has it
@@ -87,8 +54,7 @@ class FrontRequest:
     ends: dict[int, Finish] = field(factory=dict)  # ends that were sent to the engine
     cancelled: bool = False
     compiling: bool = False  # its grammar, perhaps, until it enters the queue
-    solo_deaths: int = 0  # engines in a row that died while they served nothing else
-    solo_replica: int | None = None  # of the last of these, until its exit code is known
+    solo: SoloDeaths = field(factory=SoloDeaths)
     isolated: bool = False  # it runs alone whatever its deaths are
     waits_alone: bool = False  # its engine holds it until it can run alone
     handover: Handover | None = None  # if its prompt is, or was, computed by another one
@@ -98,7 +64,7 @@ class FrontRequest:
         """Returns a request without results."""
         request = record.request
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        histories = [CrashHistory() for _ in range(request.n)]
+        histories = [SampleHistory() for _ in range(request.n)]
         return cls(request, record, tokens, histories)
 
     def left(self) -> list[int]:
@@ -143,8 +109,10 @@ class FrontRequest:
             history = self.histories[sample]
             if sample in solo or (not probing and (history.admitted or self.compiling)):
                 history.end()
-        if not probing or solo:
-            self.solo_deaths = self.solo_deaths + 1 if solo else 0
+        if solo and self.replica is not None:
+            self.solo.note(self.replica)
+        elif not probing:
+            self.solo = SoloDeaths()
         self.leave_engine()
 
     def clear(self) -> None:
@@ -152,7 +120,7 @@ class FrontRequest:
         for history in self.histories:
             history.leave()
         if not self.suspect:
-            self.solo_deaths = 0
+            self.solo = SoloDeaths()
 
     def leave_engine(self) -> None:
         """Note that no engine has it any more."""

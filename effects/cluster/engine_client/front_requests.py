@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.cluster.engine_client.front_request import FrontRequest
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.quarantine import MAX_SOLO_DEATHS
+from minfer.effects.cluster.link.crash_rule import EndKind
 from minfer.effects.live.client import RequestReason, TurnOutputs
 from minfer.effects.live.live_requests import LiveRequests, Stage
 from minfer.effects.live.request_names import request_of
@@ -119,37 +119,25 @@ class FrontRequests:
         self.unplaced[kept.request.id] = kept
         return names
 
-    def lose(
-        self, replica: int, probing: str = "", *, served: bool = True
-    ) -> list[FrontRequest]:
+    def lose(self, replica: int, probing: str = "", *, served: bool = True) -> None:
         """Note that the link to a replica is over, on which `probing` ran alone, if it is
-        set; returns the requests that are the cause, even if the engines were killed. If
-        the engine had not `served` yet, no request is a suspect.
+        set. If the engine had not `served` yet, no request is a suspect.
         """
-        causes = []
         for kept in self.on(replica):
             if not served:
                 kept.leave_engine()
             else:
                 kept.note_death(kept.samples_named(probing), probing=bool(probing))
-                if kept.solo_deaths >= MAX_SOLO_DEATHS:
-                    causes.append(kept)
-                elif kept.solo_deaths:
-                    kept.solo_replica = replica
             self.unplaced[kept.request.id] = kept
         self._batches.pop(replica, None)
         on = self.searches.items()
         self.searches = {name: at for name, at in on if at != replica}
-        return causes
 
-    def crash_causes(self, replica: int, *, crashed: bool) -> list[FrontRequest]:
-        """Returns the requests that are the cause if an engine that served them alone
-        has `crashed`; called when the next engine of that replica connects.
+    def causes(self, replica: int, kind: EndKind) -> list[FrontRequest]:
+        """Returns the requests that were the cause of an engine's end, which served them
+        alone; called when the next engine of that replica connects.
         """
-        solo = [kept for kept in self.all() if kept.solo_replica == replica]
-        for kept in solo:
-            kept.solo_replica = None
-        return solo if crashed else []
+        return [kept for kept in self.all() if kept.solo.is_cause(replica, kind)]
 
     def pending_ends(self) -> tuple[Finished, ...]:
         """Returns the ends of requests and samples that have to end, and that no engine

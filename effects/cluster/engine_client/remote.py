@@ -33,12 +33,12 @@ from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.replica_link import MOST_FAILURES, ReplicaLink
 from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.crash_denylist import (
+from minfer.effects.cluster.link.crash_denylist import CrashingRequest, request_digest
+from minfer.effects.cluster.link.crash_rule import (
+    GIVEN_UP,
     REFUSAL_MESSAGE,
-    CrashingRequest,
-    request_digest,
+    EngineEnd,
 )
-from minfer.effects.cluster.link.quarantine import GIVEN_UP
 from minfer.effects.live.client import (
     EngineDied,
     EngineMessage,
@@ -75,15 +75,14 @@ class Remote:
         prefill: PrefillFirst | None = None,
         prefillers: int = 0,
         elsewhere: int = 0,
-        crashed: Callable[[int], bool] = lambda _: False,
+        last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd(),
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
         on this machine, of which the first `prefillers` compute prompts for the others,
         and behind these `elsewhere` on other machines, all of which do that, too.
-        `crashed` returns whether the last engine of a replica of this machine crashed,
-        rather than being killed.
+        `last_end` returns the last end of an engine of a replica of this machine.
         """
-        self._crashed = crashed
+        self._last_end = last_end
         self.front = front
         self.life = secrets.randbits(62)  # of this process and its counts: see `count`
         self.clock = clock
@@ -258,12 +257,12 @@ class Remote:
         """
         self.links += 1
         link = self.replicas[replica]
-        link.connect(send, self.clock(), here)
-        if not link.elsewhere:  # there are other servers' fronts
+        if not link.elsewhere:  # there are other servers' fronts and engines
+            # Before anything is sent: the first message is a hello.
+            end = link.end_of_last(self._last_end(replica))
+            self._give_up(self._requests.causes(replica, end))
             self.queries.connect(send)
-        if not link.elsewhere:
-            causes = self._requests.crash_causes(replica, crashed=self._crashed(replica))
-            self._give_up(causes)
+        link.connect(send, self.clock(), here)
         resumed = self._placement.resumed_by(link)
         crashing = () if link.elsewhere else self._placement.denylist.all()
         send(wire.Hello(self.front, self.life, self.resets, resumed, crashing))
@@ -337,7 +336,7 @@ class Remote:
         self._end(tuple(kept.fail(error)))
 
     def _give_up(self, causes: Sequence[FrontRequest]) -> None:
-        """End requests that crashed engines, and refuse equal ones."""
+        """End requests that killed engines, and refuse equal ones."""
         for kept in causes:
             request = kept.request
             crashing = CrashingRequest(
@@ -367,9 +366,8 @@ class Remote:
         if link.send is not None and not link.elsewhere:
             self.queries.disconnect(link.send)
         link.disconnect(self.clock())
-        causes = self._requests.lose(replica, probing, served=served)
+        self._requests.lose(replica, probing, served=served)
         self._placement.note_gone(link)
-        self._give_up(causes)
         self._end(self._requests.pending_ends())
         self._placement.place_waiting()
 

@@ -8,6 +8,7 @@ from attrs import define
 
 from minfer.effects.cluster.engine_client.engine_status import reported_snapshot
 from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
 from minfer.effects.live.client import (
     BOTH,
     DECODE,
@@ -53,6 +54,7 @@ class ReplicaLink:
     past: Totals = NO_TOTALS  # of earlier engines
     last_message: float = 0.0
     failures: int = 0  # engines in a row that were never ready
+    ends: int = 0  # how many of its engines had ended when the last link began
 
     @property
     def name(self) -> str:
@@ -90,6 +92,14 @@ class ReplicaLink:
             self.send(wire.SubmitRequests(tuple(new)))
         if resumed:
             self.send(wire.ResumeRequests(tuple(resumed)))
+
+    def end_of_last(self, end: EngineEnd) -> EndKind:
+        """Returns how the engine of the link before ended, when a new one begins; `end`
+        is the last one of its engines.
+        """
+        is_new, self.ends = end.number != self.ends, end.number
+        is_known = end.kind is not EndKind.UNKNOWN
+        return EndKind.KILLED if is_known and not is_new else end.kind
 
     @property
     def takes_requests(self) -> bool:

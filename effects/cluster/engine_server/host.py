@@ -23,11 +23,8 @@ from minfer.effects.cluster.engine_server.output_routing import OutputRouter, Se
 from minfer.effects.cluster.engine_server.query_forwarding import pass_on
 from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.crash_denylist import (
-    REFUSAL_MESSAGE,
-    CrashDenylist,
-    CrashingRequest,
-)
+from minfer.effects.cluster.link.crash_denylist import CrashDenylist, CrashingRequest
+from minfer.effects.cluster.link.crash_rule import REFUSAL_MESSAGE
 from minfer.effects.cluster.link.quarantine import Held, Quarantine
 from minfer.effects.live.client import (
     EngineClient,

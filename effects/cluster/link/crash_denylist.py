@@ -1,5 +1,5 @@
-"""The denylist of requests that crashed an engine while they ran alone. Fronts and
-engines refuse them for `REFUSED_SECONDS`.
+"""The denylist of requests that killed engines, the last one while they ran alone
+(`crash_rule`). Fronts and engines refuse them for `REFUSED_SECONDS`.
 
     a front ends a request --> its denylist --> engines --> all other fronts' denylists
                                                   |
@@ -7,8 +7,8 @@ engines refuse them for `REFUSED_SECONDS`.
 
 Every front and every engine has the whole list. A front or an engine that starts again
 gets it from the others. An entry is a client and the digest of a prompt and its
-parameters. A client whose requests crashed many engines may have changed the request each
-time: all its requests run alone (`quarantine`).
+parameters. All requests of a client whose requests killed many engines run alone
+(`quarantine`).
 """
 
 from collections import Counter
@@ -19,20 +19,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from minfer.effects.cluster.link.crash_rule import MAX_CLIENT_DEATHS, REFUSED_SECONDS
 from minfer.records.request import Request
 
-REFUSED_SECONDS: Final = 600.0  # after the crash
 MAX_CRASHING_REQUESTS: Final = 10_000  # entries of a list; the oldest are removed
-MAX_CLIENT_DEATHS: Final = 4  # engines that a client may crash before it is isolated
-# Prefix of the error of a request that is refused.
-REFUSED: Final = "an engine died while it served this same request alone"
-REFUSAL_MESSAGE: Final = (
-    f"{REFUSED}; the request is refused for {REFUSED_SECONDS / 60:g} minutes after that"
-)
 
 
 class CrashingRequest(Struct, frozen=True):
-    """A request that crashed an engine while it ran alone."""
+    """A request that killed engines."""
 
     client: str
     digest: bytes  # of its prompt and parameters

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from minfer.blocks.keys import Keys
 from minfer.effects.cluster.link.crash_denylist import CrashingRequest
-from minfer.effects.cluster.link.quarantine import CLEARING_TOKENS
+from minfer.effects.cluster.link.crash_rule import CLEARING_TOKENS
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import Totals
 from minfer.effects.net.framing import PeerError

@@ -5,17 +5,8 @@ ends with an error.
                        +--> a suspect: `probing` --> all others have left: it starts -->
                             cleared, or ended: the next suspect, or all that wait
 
-Theory. An engine dies for reasons of its own, or because of a request. All its requests
-are resubmitted; a sample is cleared by more than `CLEARING_TOKENS` tokens of an engine,
-unless it had about as many when the engine before died: then it is cleared by as many
-more than it had then. A sample is a suspect if it was admitted, or its grammar may have
-been compiling (it was not in the queue yet), in `SUSPECT_DEATHS` engines in a row that
-died before it was cleared. A suspect waits until no other request runs, and then runs
-alone until it is cleared or ends. If its engine crashes while it runs alone, the suspect
-is the cause, and its front ends it. An engine that is killed (SIGKILL) may be killed from
-outside: the front ends the suspect only after `MAX_SOLO_DEATHS` of these. So kills from
-outside end only a request that runs in five engines in a row which are killed before it
-is cleared, alone in the last three. The suspect with most engine deaths runs first.
+Theory. A suspect (`crash_rule`) waits until no other request runs, and then runs alone
+until it is cleared or ends. The suspect with most engine deaths runs first.
 
 All requests of some clients run alone (`crash_denylist`): from their start to their end,
 but for `SOLO_SECONDS` at most. Between two of them, other requests run for as much time,
@@ -24,25 +15,17 @@ and at least `REST_SECONDS`.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from attrs import frozen
 
+from minfer.effects.cluster.link.crash_rule import (
+    CLEARING_TOKENS,
+    REST_SECONDS,
+    SOLO_SECONDS,
+    SUSPECT_DEATHS,
+)
 from minfer.effects.live.request_names import request_of
 from minfer.records.request import Request
-
-SUSPECT_DEATHS: Final = 2  # engines in a row that died
-# Engines that were killed while they served a request alone, after which the request is
-# the cause; after a crash, it is the cause at once.
-MAX_SOLO_DEATHS: Final = 3
-CLEARING_TOKENS: Final = 8  # tokens that an engine may give a sample before it dies of it
-TOKEN_TOLERANCE: Final = (
-    2  # by how many tokens these numbers may differ, as some are lost
-)
-SOLO_SECONDS: Final = 10.0  # for which an isolated client's request runs alone
-REST_SECONDS: Final = 1.0  # between two of those
-# Prefix of the error of a request that is given up.
-GIVEN_UP: Final = "engines died while they served this request, the last one it alone"
 
 
 @frozen

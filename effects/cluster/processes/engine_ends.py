@@ -1,31 +1,51 @@
-"""Whether engines crashed or were killed, for the fronts: in shared memory of a server's
-processes.
-
-After a crash (an exception, a fault such as SIGSEGV), a request that ran alone is the
-cause. A kill may come from outside, or because the engine hung: the request is the cause
-only after several of them (`quarantine`).
+"""How engines ended, for the fronts, which judge by it (`crash_rule`): in shared memory
+of a server's processes.
 """
 
 import mmap
 import signal
 from typing import Final
 
+from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
+from minfer.effects.cluster.processes.oom_kills import oom_kills
+
 # Signals that a process gets for faults of its own.
 _FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 )
+_NUMBERS: Final = 256  # of ends: one byte
 
 
 class EngineEnds:
-    """Whether the last process of each engine has crashed."""
+    """The last end of each engine. Its parent notes them, with the kernel's count of
+    kills: one that rises between two ends of an engine is taken for a kill of that, also
+    if the kernel has killed another process meanwhile.
+    """
 
     def __init__(self, replicas: int) -> None:
-        self._crashed = mmap.mmap(-1, replicas)
+        self._kinds = mmap.mmap(-1, replicas)
+        self._numbers = mmap.mmap(-1, replicas)
+        self._oom_kills = [oom_kills()] * replicas  # at the last end of each
 
-    def note(self, replica: int, code: int) -> None:
-        """Note with which exit code, or by which signal (negative), an engine ended."""
-        self._crashed[replica] = code > 0 or -code in _FAULTS
+    def note(self, replica: int, code: int, *, hung: bool = False) -> None:
+        """Note with which exit code, or by which signal (negative), an engine ended;
+        `hung`: its parent has killed it.
+        """
+        before, now = self._oom_kills[replica], oom_kills()
+        self._oom_kills[replica] = now
+        if code > 0 or -code in _FAULTS:
+            kind = EndKind.CRASHED
+        elif hung:
+            kind = EndKind.HUNG
+        elif code != -signal.SIGKILL:
+            kind = EndKind.KILLED
+        elif before is None or now is None:
+            kind = EndKind.UNKNOWN
+        else:
+            kind = EndKind.OUT_OF_MEMORY if now > before else EndKind.KILLED
+        self._kinds[replica] = kind.value
+        self._numbers[replica] = (self._numbers[replica] + 1) % _NUMBERS
 
-    def crashed(self, replica: int) -> bool:
-        """Returns whether an engine's last process that has ended crashed."""
-        return bool(self._crashed[replica])
+    def last(self, replica: int) -> EngineEnd:
+        """Returns how an engine's last process ended that has ended."""
+        return EngineEnd(EndKind(self._kinds[replica]), self._numbers[replica])

@@ -78,6 +78,7 @@ class Processes:
     code: int = 0  # the server's, once all have ended
     served: bool = False  # all have been ready at once
     failures: dict[str, int] = field(factory=dict)  # in a row, before it was ready
+    hung: set[str] = field(factory=set)  # those that are killed as they hang
 
     @property
     def over(self) -> bool:
@@ -91,6 +92,7 @@ class Processes:
     def note_started(self, name: str) -> None:
         """Note that a process runs."""
         self.alive.add(name)
+        self.hung.discard(name)
 
     def may_start(self, name: str) -> bool:
         """Whether a process that is due may still be started."""
@@ -130,7 +132,10 @@ class Processes:
         """Kill a process that hangs: it will end, and be restarted. While stopping, it
         keeps its time to end.
         """
-        return [] if self.phase == "stopping" else [Signal(name, "kill")]
+        if self.phase == "stopping":
+            return []
+        self.hung.add(name)
+        return [Signal(name, "kill")]
 
     def note_signal(self, *, interrupt: bool) -> list[Action]:
         """Note a signal to end; an interrupt stops at once."""

@@ -20,6 +20,7 @@ from minfer.effects.cluster.engine_client.front_router import FrontRouter
 from minfer.effects.cluster.engine_client.link_client import keep_linked, keep_linked_to
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.link.crash_rule import EngineEnd
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_address import noted_address
@@ -70,7 +71,8 @@ class FrontPlan:
         factory=SharedCounts
     )  # what it counts with the other fronts
     deployment: Deployment = field(factory=Deployment)
-    crashed: Callable[[int], bool] = lambda _: False  # see `EngineEnds`, by replica
+    # See `EngineEnds`, by replica.
+    last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd()
     # Whether the first line of the output is written: logs come after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -126,7 +128,7 @@ async def _serve(
         prefill=prefill,
         prefillers=plan.deployment.prefillers,
         elsewhere=len(plan.deployment.prefill_at),
-        crashed=plan.crashed,
+        last_end=plan.last_end,
     )
     for one in remote.here:
         one.listens = plan.deployment.listens(one.number)

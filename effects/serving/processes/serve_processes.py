@@ -98,7 +98,7 @@ def serve_in_processes(
                 http=options,
                 deployment=deployment,
                 shared=shared,
-                crashed=ends.crashed,
+                last_end=ends.last,
                 announced=lambda: announced[0] == 1,
             )
             work[front_name(number)] = partial(run_front, front)
@@ -125,7 +125,7 @@ def serve_in_processes(
 
         def note_end(name: str, code: int) -> None:
             if name in replicas:
-                ends.note(replicas.index(name), code)
+                ends.note(replicas.index(name), code, hung=name in table.hung)
 
         supervisor = Supervisor(table, runs, guard, patience, heartbeats, note_end)
         return supervisor.run(ready)

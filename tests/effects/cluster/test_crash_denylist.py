@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from minfer.effects.cluster.link import crash_denylist
 from minfer.effects.cluster.link.crash_denylist import (
-    MAX_CLIENT_DEATHS,
-    REFUSED_SECONDS,
     CrashDenylist,
     CrashingRequest,
     request_digest,
 )
+from minfer.effects.cluster.link.crash_rule import MAX_CLIENT_DEATHS, REFUSED_SECONDS
 from minfer.records.request import SamplingParams
 from tests.effects.cluster.ends import request
 

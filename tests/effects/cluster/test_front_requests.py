@@ -1,12 +1,18 @@
 """A front's requests: how they are asked for again, and how news of them read."""
 
+import pytest
 from attrs import evolve
 
 from minfer.effects.cluster.engine_client.front_requests import FrontRequests
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.engine_client.request_sender import RequestSender
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.quarantine import CLEARING_TOKENS, MAX_SOLO_DEATHS
+from minfer.effects.cluster.link.crash_rule import (
+    CLEARING_TOKENS,
+    MAX_SOLO_DEATHS,
+    MAX_SOLO_ENDS,
+    EndKind,
+)
 from minfer.effects.live.live_requests import LiveRequests
 from minfer.records.messages import Admitted, Finish, Finished
 from minfer.records.request import Request, SamplingParams
@@ -94,25 +100,55 @@ def test_who_is_blamed() -> None:
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
     requests.lose(0)
     assert [one.deaths for one in resumed(requests)] == [1, 1, 0], "c only waited"
-    for _ in range(MAX_SOLO_DEATHS - 1):
-        assert not requests.lose(0, _name_of(requests, "a"))
+    blamed = blame(requests, "a", *[EndKind.UNKNOWN] * MAX_SOLO_DEATHS)
+    assert blamed == [False] * (MAX_SOLO_DEATHS - 1) + [True]
+
+
+def blame(requests: Requests, name: str, *ends: EndKind) -> list[bool]:
+    """Whether a request is the cause after each of these ends of engines, which served it
+    alone.
+    """
+    found = []
+    for end in ends:
+        requests.lose(0, _name_of(requests, name))
+        causes = requests.causes(0, end)
+        assert {one.request.id for one in causes} <= {name}
+        found.append(bool(causes))
         resumed(requests)
-    (kept,) = requests.lose(0, _name_of(requests, "a"))
-    assert kept.request.id == "a"
+    return found
 
 
 def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
     requests = begun(*map(request, "ab"))
-    assert not requests.lose(0, _name_of(requests, "a"))
-    assert not requests.crash_causes(1, crashed=True), "another replica"
-    assert not requests.crash_causes(0, crashed=False)
-    assert not requests.crash_causes(0, crashed=True), "that was the last one's end"
+    requests.lose(0, _name_of(requests, "a"))
+    assert not requests.causes(1, EndKind.CRASHED), "another replica"
+    assert not requests.causes(0, EndKind.KILLED)
+    assert not requests.causes(0, EndKind.CRASHED), "that was the last one's end"
     resumed(requests)
-    assert not requests.lose(0)
+    requests.lose(0)
+    assert not requests.causes(0, EndKind.CRASHED), "it served others"
     resumed(requests)
-    assert not requests.lose(0, _name_of(requests, "a")), "the one before served others"
-    (kept,) = requests.crash_causes(0, crashed=True)
-    assert kept.request.id == "a"
+    assert blame(requests, "a", EndKind.CRASHED) == [True]
+
+
+@pytest.mark.parametrize("end", [EndKind.OUT_OF_MEMORY, EndKind.HUNG, EndKind.UNKNOWN])
+def test_an_end_that_may_be_its_fault_is_so_after_several(end: EndKind) -> None:
+    """Kills from outside in between neither blame nor clear it."""
+    requests = begun(*map(request, "ab"))
+    others = [end, EndKind.KILLED] * (MAX_SOLO_DEATHS - 1)
+    assert not any(blame(requests, "a", *others))
+    assert blame(requests, "a", end) == [True]
+    requests = begun(*map(request, "ab"))
+    assert not any(blame(requests, "a", *others))
+    requests.lose(0)  # while it served others, too
+    resumed(requests)
+    assert not any(blame(requests, "a", *others))
+
+
+def test_kills_from_outside_blame_nobody_but_for_a_bound() -> None:
+    requests = begun(*map(request, "ab"))
+    assert not any(blame(requests, "a", *[EndKind.KILLED] * (MAX_SOLO_ENDS - 1)))
+    assert blame(requests, "a", EndKind.KILLED) == [True]
 
 
 def test_a_sample_is_cleared_by_more_tokens_than_the_last_engine_gave_it() -> None:
@@ -141,11 +177,8 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
     assert [one.deaths for one in resumed(requests)] == [1, 0, 0], "it was not ready"
     requests.lose(0)
     assert [one.deaths for one in resumed(requests)] == [2, 1, 0]
-    for _ in range(MAX_SOLO_DEATHS - 1):
-        assert not requests.lose(0, _name_of(requests, "compiles"))
-        resumed(requests)
-    (kept,) = requests.lose(0, _name_of(requests, "compiles"))
-    assert kept.request.id == "compiles"
+    blamed = blame(requests, "compiles", *[EndKind.HUNG] * MAX_SOLO_DEATHS)
+    assert blamed == [False] * (MAX_SOLO_DEATHS - 1) + [True]
 
 
 def _name_of(requests: FrontRequests, own: str) -> str:

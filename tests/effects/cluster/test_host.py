@@ -11,12 +11,8 @@ from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.engine_server.host import PATIENCE, STAGE, Host
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.crash_denylist import (
-    REFUSED,
-    CrashingRequest,
-    request_digest,
-)
-from minfer.effects.cluster.link.quarantine import CLEARING_TOKENS
+from minfer.effects.cluster.link.crash_denylist import CrashingRequest, request_digest
+from minfer.effects.cluster.link.crash_rule import CLEARING_TOKENS, REFUSED
 from minfer.effects.live.client import EngineDied, TurnOutputs
 from minfer.effects.live.errors import CrashingRequestError
 from minfer.effects.live.totals import Totals

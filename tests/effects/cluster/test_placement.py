@@ -18,7 +18,7 @@ from minfer.effects.cluster.engine_client.replica_link import (
     RESTART_SECONDS,
 )
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.quarantine import GIVEN_UP, SUSPECT_DEATHS
+from minfer.effects.cluster.link.crash_rule import GIVEN_UP, SUSPECT_DEATHS
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.records.messages import Admitted, Finish, Finished

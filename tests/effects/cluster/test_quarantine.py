@@ -5,14 +5,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.cluster.link.quarantine import (
+from minfer.effects.cluster.link.crash_rule import (
     CLEARING_TOKENS,
     REST_SECONDS,
     SOLO_SECONDS,
     SUSPECT_DEATHS,
-    Held,
-    Quarantine,
 )
+from minfer.effects.cluster.link.quarantine import Held, Quarantine
 from minfer.records.request import Request
 from tests.effects.cluster.ends import request
 

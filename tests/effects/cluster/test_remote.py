@@ -7,12 +7,15 @@ from attrs import evolve
 
 from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.quarantine import (
+from minfer.effects.cluster.link.crash_rule import (
     CLEARING_TOKENS,
     GIVEN_UP,
+    MAX_SOLO_DEATHS,
     SUSPECT_DEATHS,
+    EndKind,
+    EngineEnd,
 )
-from minfer.effects.live.client import TurnOutputs
+from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
@@ -21,7 +24,7 @@ from minfer.effects.live.errors import (
 )
 from minfer.records.request import SamplingParams
 from tests.circles import seeds
-from tests.effects.cluster.ends import IDLE, linked, names_of, request
+from tests.effects.cluster.ends import IDLE, READY, linked, names_of, request
 from tests.effects.cluster.world import Poison, World
 
 
@@ -62,6 +65,7 @@ def test_a_request_that_kills_ends_without_the_others(
         assert wrong == [("bad", 0)]
 
 
+KILLS_FROM_OUTSIDE = 45
 KILLS = {
     "prefill": Poison("bad"),
     "a token after each start": Poison("bad", after=1),
@@ -107,6 +111,86 @@ def test_a_request_that_kills_costs_few_engines(
         wrong = [done for done in ends if done.reason == "error"]
         assert {done.id for done in wrong} == {"bad"}
         assert all("the request itself is the cause" in done.error for done in wrong)
+
+
+@pytest.mark.parametrize("end", [EndKind.OUT_OF_MEMORY, EndKind.HUNG])
+@seeds(3, 40)
+def test_a_request_that_has_engines_killed_ends_after_several(
+    seeds: range, end: EndKind
+) -> None:
+    """All others get the right tokens."""
+    for seed in seeds:
+        world = World(seed, poison="bad", kills=Poison("bad", end=end))
+        world.ask(world.fronts[0], evolve(world.any_request(), id="bad", n=1))
+        for number in range(4):
+            world.ask(world.fronts[number % 2], world.any_request())
+        world.run(0)
+        world.judge()
+        assert world.fronts[0].ended["bad", 0].error.startswith(GIVEN_UP)
+        assert world.deaths == SUSPECT_DEATHS + MAX_SOLO_DEATHS
+        assert world.beside <= 2
+
+
+@seeds(4, 40)
+def test_kills_from_outside_blame_nobody(seeds: range) -> None:
+    """However often engines are killed soon after they started, while a suspect runs
+    alone.
+    """
+    alone = 0
+    for seed in seeds:
+        rng = Random(f"outside {seed}")
+        world = World(seed)
+        for number in range(6):
+            one = evolve(world.any_request(), max_tokens=40, stop_ids=frozenset())
+            world.ask(world.fronts[number % 2], one)
+        for _ in range(KILLS_FROM_OUTSIDE):
+            for _ in range(rng.randint(50, 150)):
+                world.move(hostile=False)
+            world.kill()
+        world.run(0)
+        world.judge()
+        ends = [done for front in world.fronts for done in front.ended.values()]
+        assert not any(done.reason == "error" for done in ends)
+        alone += max(world.solo.values(), default=0) > MAX_SOLO_DEATHS
+    assert alone, "no request was alone in as many engines as would end it after crashes"
+
+
+def test_a_broken_link_is_no_engines_end() -> None:
+    """The end of an engine before that is not counted twice."""
+    remote = Remote(last_end=lambda _: EngineEnd(EndKind.CRASHED, 1))
+    heard = list[EngineMessage]()
+    remote.listen(heard.append)
+    remote.connect(lambda _: None)
+    remote.receive(READY)
+    remote.submit([request("a")])
+    for _ in range(MAX_SOLO_DEATHS + 1):
+        (name,) = names_of(remote)
+        remote.receive(wire.ProbingRequest(name))
+        remote.disconnect()
+        remote.connect(lambda _: None)
+        remote.receive(READY)
+    assert not heard
+
+
+def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() -> None:
+    ends = list[EngineEnd]([EngineEnd()])
+    remote = Remote(last_end=lambda _: ends[-1])
+    sent, heard = list[wire.ToEngine](), list[EngineMessage]()
+    remote.listen(heard.append)
+    remote.connect(lambda _: None)
+    remote.receive(READY)
+    remote.submit([request("a")])
+    remote.receive(wire.ProbingRequest("a"))
+    remote.disconnect()
+    ends.append(EngineEnd(EndKind.CRASHED, 1))
+    remote.connect(sent.append)
+    (hello,) = sent
+    assert isinstance(hello, wire.Hello)
+    assert not hello.resumed
+    assert [one.engines for one in hello.crashing] == [1]
+    (outputs,) = heard
+    assert isinstance(outputs, TurnOutputs)
+    assert [done.reason for done in outputs.finished] == ["error"]
 
 
 def test_what_is_refused_is_refused_at_once() -> None:

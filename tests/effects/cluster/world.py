@@ -21,7 +21,7 @@ from minfer.effects.cluster.engine_server.host import Host
 from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.cluster.link.quarantine import MAX_SOLO_DEATHS
+from minfer.effects.cluster.link.crash_rule import EndKind, EngineEnd
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
@@ -85,6 +85,7 @@ class Poison:
     after: int = 0  # steps of its in each engine
     at: int = 0  # tokens of output, beyond those steps
     sample: int | None = None  # None: each
+    end: EndKind = EndKind.CRASHED  # how an engine ends of it
 
     def steps(self, opened: Open) -> int | None:
         """How many steps of a row go well; None: all."""
@@ -208,6 +209,7 @@ class Replica:
     compiling: CompilingRequests = field(factory=CompilingRequests)
     engine: Inline | None = None
     deaths: int = 0
+    last_end: EndKind = EndKind.UNKNOWN
 
 
 class World:
@@ -238,7 +240,6 @@ class World:
         # How often a request was served alone when an engine, or its link, was gone.
         self.solo = Counter[str]()
         self.beside = 0  # engines that died while they served others than the poison
-        self.crashed = set[int]()  # replicas whose last engine died of a request
         self.outages = 0  # deaths after which no engine was ready
         self.fronts = [self._front(number) for number in range(fronts)]
         for one in self.replicas:
@@ -304,13 +305,18 @@ class World:
 
         return note
 
-    def kill(self, number: int = 0) -> None:
+    def last_end(self, number: int) -> EngineEnd:
+        """How the last engine of a replica ended that has ended."""
+        replica = self.replicas[number]
+        return EngineEnd(replica.last_end, replica.deaths)
+
+    def kill(self, number: int = 0, end: EndKind = EndKind.KILLED) -> None:
         """An engine's process is gone, and with it all links; what it said before comes
         to those whose links hold until then.
         """
         replica = self.replicas[number]
         replica.deaths += 1
-        self.crashed.discard(number)
+        replica.last_end = end
         engine, host = replica.engine, replica.host
         replica.host = replica.engine = None
         if engine is not None and host is not None:
@@ -430,9 +436,7 @@ class World:
             assert done.reason == "error" or (not killer and got == right), done
             assert got == right[: len(got)]
             return
-        if done.reason == "error":  # it may have been killed from outside just then
-            assert self.solo[request.id] >= MAX_SOLO_DEATHS, done
-            return
+        assert done.reason != "error", "whoever kills from outside, nobody is blamed"
         assert done.length <= len(got), (name, done, got)
         assert got[: done.length] == right[: done.length], (name, got, right)
         if done.reason in ("length", "stop") and name not in front.cut:
@@ -463,7 +467,7 @@ class World:
             prefill=prefill,
             prefillers=self.prefillers,
             elsewhere=self.elsewhere,
-            crashed=lambda number: number in self.crashed,
+            last_end=self.last_end,
         )
         front = Front(remote)
         front.remote.listen(front.hear)
@@ -533,8 +537,7 @@ class World:
         try:
             what()
         except Killed:
-            self.kill(replica.number)
-            self.crashed.add(replica.number)
+            self.kill(replica.number, self.kills.end)
 
     def _tick(self, replica: Replica) -> None:
         if replica.host is not None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.cluster.link.crash_denylist import REFUSED_SECONDS, CrashDenylist
+from minfer.effects.cluster.link.crash_denylist import CrashDenylist
+from minfer.effects.cluster.link.crash_rule import REFUSED_SECONDS
 from minfer.effects.serving.access.api_keys import Key, Keys, digest
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.client_errors import KILLED_ENGINE, ApiError

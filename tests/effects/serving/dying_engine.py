@@ -2,23 +2,34 @@
 steps of each engine, or at N output tokens, by what HOW says, and prints how many rows of
 other requests its step has. `python -m
 tests.effects.serving.dying_engine` takes the arguments of `minfer`.
+
+It plays a kernel that kills for memory with a count of such kills that it raises before
+it kills itself. Where it does not, nothing shows that the kill did not come from outside;
+such a request is ended after `KILLS` engines that served it alone, instead of
+`crash_rule.MAX_SOLO_ENDS`, which would take long.
 """
 
+import mmap
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from attrs import frozen
 
 from minfer.effects.cli.main import main
+from minfer.effects.cluster.link import crash_rule
+from minfer.effects.cluster.processes import engine_ends
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.plan import Open, Plan
 
 MARK = 7
 LENGTH = 3  # of such a prompt
 DIES = "the engine dies of a request beside"
+KILLS = 4  # more than kills for memory
+_oom_kills = mmap.mmap(-1, 1)  # shared with processes that are forked
 
 
 def fail() -> None:
@@ -36,6 +47,17 @@ def by(number: int) -> Callable[[], None]:
     return die
 
 
+def count_oom_kills() -> int:
+    """Returns how often the kernel has killed for memory, as the server believes."""
+    return _oom_kills[0]
+
+
+def run_out_of_memory() -> None:
+    """Die as if the kernel had killed the engine for memory."""
+    _oom_kills[0] += 1
+    by(signal.SIGKILL)()
+
+
 @frozen
 class Death:
     """How an engine dies of a prompt."""
@@ -49,6 +71,7 @@ DEATHS = {
     8: Death(by(signal.SIGSEGV)),
     9: Death(fail),
     10: Death(by(signal.SIGSEGV), position=True),
+    11: Death(run_out_of_memory),
 }
 _left: dict[int, int] = {}  # steps, by row
 _dies: dict[int, Death] = {}  # by row
@@ -79,5 +102,9 @@ def launch(self: Any, plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    TorchExecutor.launch = launch  # type: ignore[method-assign]  # in this process, and those that it forks
-    sys.exit(main(sys.argv[1:]))
+    with (  # in this process, and those that it forks
+        mock.patch.object(TorchExecutor, "launch", launch),
+        mock.patch.object(engine_ends, "oom_kills", count_oom_kills),
+        mock.patch.object(crash_rule, "MAX_SOLO_ENDS", KILLS),
+    ):
+        sys.exit(main(sys.argv[1:]))

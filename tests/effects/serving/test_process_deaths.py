@@ -19,11 +19,13 @@ import httpx
 import pytest
 
 from minfer.effects.cli.main import main
+from minfer.effects.cluster.link.crash_rule import MAX_SOLO_DEATHS, SUSPECT_DEATHS
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.net.heartbeat import STOPPED
 from minfer.routing.router import Routed
 from minfer.runs.routing_journal import RoutingJournal
 from tests.circles import claimed, long
+from tests.effects.serving.dying_engine import KILLS
 from tests.effects.serving.process_deaths import (
     ENGINE,
     FRONTS,
@@ -38,6 +40,7 @@ from tests.effects.serving.process_deaths import (
 )
 
 FLOAT = "--dtype=float32"
+SHORTLY = 0.1  # seconds in which an engine gives few tokens
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,36 @@ def test_killed_engines_lose_no_request(served: Server, kills: int, tokens: int)
     assert len(resumed) >= kills, "few streams ran when their engines died"
 
 
+@pytest.mark.parametrize("kills", [*long([6]), *claimed([45])])
+def test_engines_killed_soon_after_each_start_blame_no_request(kills: int) -> None:
+    """Suspects run alone then, and are killed with their engines again and again. A
+    client whose request waits for them may lose its patience.
+    """
+    with server(FLOAT, "--num-gpu-blocks-override=128") as served:
+        served.drain()
+        load = Load(served.url, bodies(1, 150))
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            async with load.clients():
+                await load.flows(time.monotonic())
+                for _ in range(kills):
+                    before = served.kill()
+                    await served.successor(ENGINE, before)
+                    async with asyncio.timeout(SOON):
+                        while served.get("/ready").status_code != 200:
+                            await asyncio.sleep(0.02)
+                    await asyncio.sleep(SHORTLY)
+                await load.flows(time.monotonic())
+
+        asyncio.run(run())
+        again = asyncio.run(ask(served.url, load.bodies[0]))
+    assert again.done
+    assert all("ReadTimeout" in why for why in load.lost()), load.lost()
+    assert load.different() == []
+
+
 @pytest.mark.claimed  # test_supervisor asks it of children that load nothing
 def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> None:
     load = Load(served.url, bodies(1, 200))
@@ -194,11 +227,14 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     asyncio.run(run())
 
 
-KILLED = 5  # engines at most of a request that has them killed: two beside others
-CRASHED = 3  # likewise, if they crash
+# Engines at most of a request that has them killed for memory: two beside others.
+OUT_OF_MEMORY = SUSPECT_DEATHS + MAX_SOLO_DEATHS
+KILLED = SUSPECT_DEATHS + KILLS  # likewise, if nothing shows that it has them killed
+CRASHED = SUSPECT_DEATHS + 1  # likewise, if they crash
 COMPLETIONS = "completions"
 CRASHING_REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "prefill, killed": (COMPLETIONS, {"prompt": [7, 7, 0]}, KILLED),
+    "prefill, out of memory": (COMPLETIONS, {"prompt": [7, 11, 0]}, OUT_OF_MEMORY),
     "prefill": (COMPLETIONS, {"prompt": [7, 8, 0]}, CRASHED),
     "position 20": (COMPLETIONS, {"prompt": [7, 10, 20]}, CRASHED),
     "20 tokens after each start": (COMPLETIONS, {"prompt": [7, 8, 20]}, CRASHED),
