@@ -11,8 +11,9 @@ from typing import Final
 from attrs import define
 
 from minfer.blocks.keys import Keys
-from minfer.effects.cluster.dispatch.dispatcher import Assignment, Dispatcher
-from minfer.effects.cluster.dispatch.recorded_router import (
+from minfer.effects.cluster.dispatch.dispatcher import (
+    Assignment,
+    Dispatcher,
     RecordedRouter,
     RoutingRecorder,
 )

@@ -12,15 +12,17 @@ get them back, assigned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic
+from typing import Generic, Protocol
 
 from attrs import frozen
 
-from minfer.effects.cluster.dispatch.recorded_router import RecordedRouter
 from minfer.effects.cluster.dispatch.tenant_queue import Item, TenantQueue, Waiting
 from minfer.routing.messages import (
+    Decision,
     Deferred,
+    Dispatched,
     Ended,
+    NoReplica,
     Placed,
     ReplicaDraining,
     ReplicaJoined,
@@ -29,6 +31,65 @@ from minfer.routing.messages import (
     RoutingRequest,
     Started,
 )
+from minfer.routing.router import Applied, Routed, apply, initial_router, route
+from minfer.routing.state import RouterConfig, RouterState
+
+
+class RoutingRecorder(Protocol):
+    """Gets every input of a router, with its result: a journal."""
+
+    def applied(self, events: tuple[RouterEvent, ...], result: Applied) -> None:
+        """Record events."""
+        ...
+
+    def routed(self, request: RoutingRequest, result: Routed) -> None:
+        """Record a decision."""
+        ...
+
+
+class RecordedRouter:
+    """A router's state, as events and decisions change it. Methods belong to one
+    thread.
+    """
+
+    def __init__(
+        self, config: RouterConfig, recorder: RoutingRecorder | None = None
+    ) -> None:
+        self.state: RouterState = initial_router(config)
+        self.config = config
+        self._recorder = recorder
+
+    def apply(self, *events: RouterEvent) -> None:
+        """Fold events into the state."""
+        result = apply(self.config, self.state, events)
+        self.state = result.state
+        if self._recorder is not None:
+            self._recorder.applied(events, result)
+
+    def decide(self, request: RoutingRequest) -> Decision:
+        """Decide where a request goes; if it is placed, it counts there from now on."""
+        result = route(self.config, self.state, request)
+        self.state = result.state
+        if self._recorder is not None:
+            self._recorder.routed(request, result)
+        return result.reason
+
+    def dispatch(self, request: RoutingRequest, replica: str, why: str) -> Placed:
+        """Count a request at a replica without a decision; returns that as a decision."""
+        self.apply(Dispatched(replica, request))
+        blocks, tokens = len(request.keys), request.tokens
+        return Placed(request.id, replica, why, hit=0, blocks=blocks, prefill=tokens)
+
+    def settle(self, event: Started | Ended) -> str | None:
+        """Fold the start or the end of a request; returns its tenant, or None if it is on
+        no replica.
+        """
+        name = self.state.requests.get(event.id)
+        if name is None:  # its replica has left, or it was never placed
+            return None
+        tenant = self.state.replicas[name].live[event.id].tenant
+        self.apply(event)
+        return tenant
 
 
 @frozen
@@ -41,7 +102,8 @@ class Assignment(Generic[Item]):
 
 
 class Dispatcher(Generic[Item]):
-    """The requests that wait for a replica of `router`.
+    """The requests that wait for a replica of `router`, or, while none of these takes
+    requests, of `spare`.
 
     `deliver` gets those that are assigned, all of one call together. `refuse` gets one
     for which there is no replica, and which waits no more; without it, it waits.
@@ -52,8 +114,10 @@ class Dispatcher(Generic[Item]):
         router: RecordedRouter,
         deliver: Callable[[Sequence[Assignment[Item]]], None],
         refuse: Callable[[Item], None] | None = None,
+        spare: RecordedRouter | None = None,
     ) -> None:
         self.router = router
+        self.routers = [router] if spare is None else [router, spare]
         self._deliver = deliver
         self._refuse = refuse
         self._waiting: dict[str, Waiting[Item]] = {}  # by id
@@ -94,7 +158,7 @@ class Dispatcher(Generic[Item]):
         """Note that requests have started or ended: others of their tenants may have
         waited for that.
         """
-        tenants = [self.router.settle(event) for event in events]
+        tenants = [one.settle(event) for event in events for one in self.routers]
         self.wake(dict.fromkeys(tenant for tenant in tenants if tenant is not None))
 
     def wake(self, tenants: Iterable[str] | None = None) -> None:
@@ -107,7 +171,10 @@ class Dispatcher(Generic[Item]):
         """Yields requests from the head of a queue, as far as they are assigned."""
         while (queue := self._queues.get(tenant)) is not None:
             first = queue.first()
-            decision = self.router.decide(first.request)
+            for router in self.routers:
+                decision = router.decide(first.request)
+                if not isinstance(decision, NoReplica):
+                    break
             if isinstance(decision, Placed):
                 yield Assignment(first.item, first.request, decision)
             elif isinstance(decision, Deferred) or self._refuse is None:

@@ -11,25 +11,17 @@ report.
 
 from typing import Final
 
-from minfer.effects.cluster.dispatch.recorded_router import (
-    RecordedRouter,
-    RoutingRecorder,
-)
+from minfer.effects.cluster.dispatch.dispatcher import RecordedRouter
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.records.request import Request
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
     CacheCleared,
-    Decision,
-    Ended,
     LoadReport,
-    NoReplica,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
-from minfer.routing.state import RouterConfig
 
 # If a request may have as many output tokens, how many are expected is left to the
 # policy: where clients leave the bound out, it is all of the context.
@@ -37,28 +29,7 @@ USUAL: Final = 256
 
 
 class FrontRouter(RecordedRouter):
-    """The router of one front. While no replica of its own takes requests, those of
-    `spare` do, if it is set: a replica that computes prompts for others can decode, too.
-    """
-
-    def __init__(
-        self, config: RouterConfig, recorder: RoutingRecorder | None = None
-    ) -> None:
-        super().__init__(config, recorder)
-        self.spare: FrontRouter | None = None
-
-    def decide(self, request: RoutingRequest) -> Decision:
-        """As in `RecordedRouter`."""
-        decision = super().decide(request)
-        if isinstance(decision, NoReplica) and self.spare is not None:
-            return self.spare.decide(request)
-        return decision
-
-    def settle(self, event: Started | Ended) -> str | None:
-        """As in `RecordedRouter`; a request may be on replicas of both."""
-        tenant = super().settle(event)
-        other = None if self.spare is None else self.spare.settle(event)
-        return other if tenant is None else tenant
+    """The router of one front."""
 
     def note_keys(self, replica: str, news: wire.CachedKeys) -> None:
         """Fold what entered and left the cache of a replica."""

@@ -86,10 +86,13 @@ class Placement:
         self._replicas = replicas
         self.sender = RequestSender(live, self.requests, replicas)
         deliver: Callable[[Sequence[Assignment[FrontRequest]]], None] = self.sender.send
-        if router is not None and prefill is not None:
-            router.spare = prefill.router
+        spare = None  # a replica that computes prompts for others can decode, too
+        if prefill is not None:
+            spare = prefill.router
             deliver = partial(prefill.deliver, replicas, self.sender.send)
-        self.dispatcher = None if router is None else Dispatcher(router, deliver)
+        self.dispatcher = None
+        if router is not None:
+            self.dispatcher = Dispatcher(router, deliver, spare=spare)
 
     def submit(self, each: Iterable[FrontRequest]) -> None:
         """Send requests that are on no replica to replicas, those of one replica
@@ -196,8 +199,8 @@ class Placement:
                 kept.waits_alone = False
             elif not kept.waits_alone:
                 names += self.requests.leave(kept)
-                if self.router is not None:
-                    self.router.settle(Ended(kept.request.id))
+                for router in () if self.dispatcher is None else self.dispatcher.routers:
+                    router.settle(Ended(kept.request.id))
         if names and replica.send is not None:
             replica.send(wire.CancelRequests(tuple(names)))
 

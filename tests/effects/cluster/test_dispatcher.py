@@ -9,10 +9,19 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.effects.cluster.dispatch.dispatcher import Assignment, Dispatcher
-from minfer.effects.cluster.dispatch.recorded_router import RecordedRouter
+from minfer.effects.cluster.dispatch.dispatcher import (
+    Assignment,
+    Dispatcher,
+    RecordedRouter,
+)
 from minfer.effects.cluster.dispatch.tenant_queue import Waiting
-from minfer.routing.messages import Deferred, Ended, RoutingRequest, Started
+from minfer.routing.messages import (
+    Deferred,
+    Ended,
+    ReplicaJoined,
+    RoutingRequest,
+    Started,
+)
 from minfer.routing.policies import Prefix
 from minfer.routing.router import route
 from minfer.routing.state import RouterConfig
@@ -80,6 +89,24 @@ def test_without_a_replica_requests_wait_or_are_refused() -> None:
         owner.dispatcher.submit([waiting("4")])
         assert owner.refused[3:] == (["4"] if refuses else [])
         assert owner.dispatcher.waiting == (not refuses)
+
+
+def test_replicas_of_another_kind_serve_while_there_is_none() -> None:
+    owner, spare = Owner(), RecordedRouter(SHARE, None)
+    dispatcher = owner.dispatcher = Dispatcher[str](
+        RecordedRouter(SHARE, None), owner.take, spare=spare
+    )
+    dispatcher.submit([waiting("1")])
+    assert not owner.batches
+    spare.apply(ReplicaJoined("s"))
+    dispatcher.wake()
+    dispatcher.submit([waiting("2", "y"), waiting("3")])
+    assert owner.batches == [["1 s"], ["2 s"]]
+    dispatcher.settle(Started("1"))
+    assert owner.batches[2:] == [["3 s"]], "it had waited for one of that kind"
+    dispatcher.join("a")
+    dispatcher.submit([waiting("4", "z")])
+    assert owner.batches[3:] == [["4 a"]]
 
 
 MOVES = ["submit", "start", "end", "join", "drain", "leave", "remove", "wake"]
