@@ -11,7 +11,7 @@ get them back, assigned.
                         +-----------------+   or a replica joined, drains or left
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol
 
 from attrs import frozen
@@ -136,15 +136,14 @@ class Dispatcher(Generic[Item]):
 
     def submit(self, each: Iterable[Waiting[Item]]) -> None:
         """Assign requests, or have them wait, behind those of their tenants that do."""
-        idle = dict[str, None]()
+        assigned: list[Assignment[Item]] = []
         for waiting in each:
             tenant = waiting.request.tenant
-            if tenant not in self._queues:
-                self._queues[tenant] = TenantQueue()
-                idle[tenant] = None
-            self._queues[tenant].add(waiting)
-            self._waiting[waiting.request.id] = waiting
-        self.wake(idle)
+            if tenant in self._queues or not self._leaves(waiting, assigned):
+                self._queues.setdefault(tenant, TenantQueue()).add(waiting)
+                self._waiting[waiting.request.id] = waiting
+        if assigned:
+            self._deliver(assigned)
 
     def remove(self, name: str) -> None:
         """Remove a request, if it waits."""
@@ -163,25 +162,31 @@ class Dispatcher(Generic[Item]):
 
     def wake(self, tenants: Iterable[str] | None = None) -> None:
         """Assign requests that wait, of these tenants or of all, as far as possible."""
-        names = (*self._queues,) if tenants is None else tenants
-        if assigned := [one for name in names for one in self._assign(name)]:
+        assigned: list[Assignment[Item]] = []
+        for tenant in (*self._queues,) if tenants is None else tenants:
+            while (queue := self._queues.get(tenant)) is not None:
+                first = queue.first()
+                if not self._leaves(first, assigned):
+                    break
+                self.remove(first.request.id)
+        if assigned:
             self._deliver(assigned)
 
-    def _assign(self, tenant: str) -> Iterator[Assignment[Item]]:
-        """Yields requests from the head of a queue, as far as they are assigned."""
-        while (queue := self._queues.get(tenant)) is not None:
-            first = queue.first()
-            for router in self.routers:
-                decision = router.decide(first.request)
-                if not isinstance(decision, NoReplica):
-                    break
-            if isinstance(decision, Placed):
-                yield Assignment(first.item, first.request, decision)
-            elif isinstance(decision, Deferred) or self._refuse is None:
-                return
-            else:
-                self._refuse(first.item)
-            self.remove(first.request.id)
+    def _leaves(self, waiting: Waiting[Item], assigned: list[Assignment[Item]]) -> bool:
+        """Add a request to those that are `assigned`, or refuse it; False if it has to
+        wait.
+        """
+        for router in self.routers:
+            decision = router.decide(waiting.request)
+            if not isinstance(decision, NoReplica):
+                break
+        if isinstance(decision, Placed):
+            assigned.append(Assignment(waiting.item, waiting.request, decision))
+        elif isinstance(decision, Deferred) or self._refuse is None:
+            return False
+        else:
+            self._refuse(waiting.item)
+        return True
 
     # --- replicas -----------------------------------------------------------------------
 

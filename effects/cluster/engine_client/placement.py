@@ -106,7 +106,8 @@ class Placement:
                     only, [kept for kept in each if self._runs_alone(kept) or free]
                 )
             return
-        alone, due = list[FrontRequest](), list[Waiting[FrontRequest]]()
+        alone: list[FrontRequest] = []
+        due: list[Waiting[FrontRequest]] = []
         for kept in each:
             if self._runs_alone(kept):
                 alone.append(kept)
@@ -288,7 +289,8 @@ class Placement:
         """Send the next rounds of beam searches to the replicas that had the last ones,
         if these take requests; returns all other requests.
         """
-        left, assigned = list[Waiting[FrontRequest]](), list[Assignment[FrontRequest]]()
+        left: list[Waiting[FrontRequest]] = []
+        assigned: list[Assignment[FrontRequest]] = []
         for waiting in due:
             request = waiting.item.request
             search = "" if request.search is None else search_of(request.id)
