@@ -46,10 +46,10 @@ SUBFOLDERS: Final = {
     "minfer": "testing runs routing committing speculate planning tiers lifecycle "
     "policies "
     "records sampling blocks values",
-    "effects/cli": "bench compare verify",
+    "effects/cli": "compare verify",
     "effects/serving": "distributed router processes input_workers tokens observability "
     "openai anthropic request_parsing access wire page",
-    "effects/runs": "load page",
+    "effects/runs": "page",
     "effects/live": "input_processing engine link beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running ranks cuda packing cpu tiers device",
