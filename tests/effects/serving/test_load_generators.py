@@ -45,9 +45,8 @@ def installed(config: pytest.Config, requirement: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     # It also finds the packages of this environment, behind its own: torch, which
     # GuideLLM needs, is gigabytes.
-    packages = folder / "lib" / Path(sysconfig.get_path("purelib")).parent.name
-    path_file = packages / "site-packages" / "tests.pth"
-    path_file.write_text(sysconfig.get_path("purelib"), "utf-8")
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    (packages / "tests.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
     command = [str(folder / "bin" / "pip"), "install", "--quiet", requirement]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
