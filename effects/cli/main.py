@@ -62,13 +62,27 @@ COMMANDS: Final = (
         "predict how a load would be served, without a model",
         "minfer.effects.cli.simulate",
     ),
-    Entry("bench", "measure a server under load", "minfer.effects.cli.bench"),
 )
 
 SERVERS: Final = ("serve", "route")
 REMOVED: Final = {
     "compile": "serve compiles what it needs at start, and finds it in TRITON_CACHE_DIR "
     "the next time",
+    "bench": """use GuideLLM, aiperf or vLLM's own client. 64 requests of 8 clients, to
+`minfer serve --model Qwen/Qwen2.5-0.5B-Instruct`, are:
+
+  guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 \\
+    --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \\
+    --data kind=synthetic_text,prompt_tokens=512,output_tokens=128
+
+  aiperf profile --url http://127.0.0.1:8000 --model Qwen/Qwen2.5-0.5B-Instruct \\
+    --streaming --concurrency 8 --request-count 64 --use-server-token-count \\
+    --synthetic-input-tokens-mean 512 --output-tokens-mean 128 \\
+    --extra-inputs ignore_eos:true
+
+  vllm bench serve --base-url http://127.0.0.1:8000 \\
+    --model Qwen/Qwen2.5-0.5B-Instruct --max-concurrency 8 --num-prompts 64 \\
+    --dataset-name random --random-input-len 512 --random-output-len 128 --ignore-eos""",
 }
 
 
