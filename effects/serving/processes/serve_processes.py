@@ -32,7 +32,7 @@ from minfer.effects.cluster.processes.replica_devices import (
     replica_devices,
 )
 from minfer.effects.cluster.processes.supervisor import Guard, Run, Supervisor
-from minfer.effects.execution.ranks.started_by import is_by_torchrun
+from minfer.effects.execution.ranks.rank_folder import is_by_torchrun
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.net.addresses import port_text
