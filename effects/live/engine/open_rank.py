@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import frozen
 
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.tiers.block_files import Signature
@@ -29,7 +30,9 @@ from minfer.sampling.reference_sampler import RowSampling
 
 if TYPE_CHECKING:
     from minfer.effects.execution.ranks.crew import Crew
+    from minfer.effects.execution.running.draft_model import LoadedDraft
     from minfer.effects.execution.torch_executor import TorchExecutor
+    from minfer.effects.execution.warming.warm_up import Readiness
     from minfer.effects.models.model import Model
     from minfer.effects.models.weights import Weights
 
@@ -67,48 +70,22 @@ def open_rank(
     the others. Raises CheckpointError if the weights cannot be used, and
     NotEnoughMemoryError, which names the purpose.
     """
-    import torch
-
-    from minfer.effects.execution.running.draft_model import LoadedDraft
-
     config, place = setup.config, ranks.place
-    needs = setup.memory
     report(StartProgress(WEIGHTS, 0, 1))
-    try:
-        weights = _weights(setup, setup.folder, setup.spec, place)
-        draft = None
-        if setup.draft is not None:
-            of = setup.draft
-            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        size = size_text(needs.weights)
-        raise NotEnoughMemoryError(
-            f"weights of {size} do not fit beside what else is in memory: "
-            f"{first_line(error)}; choose a smaller model"
-        ) from error
+    loaded = _load(setup, place)
     report(StartProgress(WEIGHTS, 1, 1))
     try:
-        from minfer.effects.execution.device.device_rows import Wants, is_filtered
         from minfer.effects.execution.torch_executor import TorchExecutor
-        from minfer.effects.execution.warming.warm_up import Readiness
 
-        advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
-        filtered = is_filtered(advised, setup.spec.vocab_size)
-        likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
         return TorchExecutor(
             attrs.evolve(config, depth=config.depth * setup.args.pipeline_parallel_size),
             setup.spec if place == WHOLE else setup.spec.for_rank(place),
-            weights,
+            loaded.weights,
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
-            readiness=Readiness(
-                report,
-                likely,
-                grammars=not setup.args.skip_tokenizer_init,
-                fewer_drafts=_may_have_fewer_drafts(setup),
-            ),
-            draft=draft,
+            readiness=_readiness(setup, report),
+            draft=loaded.draft,
             store=store,
             ranks=ranks,
             crew=crew,
@@ -116,11 +93,54 @@ def open_rank(
     except ExecutorError:
         raise  # of another rank
     except (MemoryError, RuntimeError) as error:
-        size = size_text(needs.kv_cache)
+        size = size_text(setup.memory.kv_cache)
         raise NotEnoughMemoryError(
             f"{config.num_blocks} KV blocks ({size}) cannot be had: "
             f"{first_line(error)}; ask for a smaller KV cache"
         ) from error
+
+
+@frozen(eq=False)
+class _Loaded:
+    """The weights of one rank."""
+
+    weights: "Weights | Model"
+    draft: "LoadedDraft | None"  # the draft model's
+
+
+def _load(setup: Setup, place: Place) -> _Loaded:
+    """Loads the weights of one rank. Raises CheckpointError and NotEnoughMemoryError."""
+    import torch
+
+    from minfer.effects.execution.running.draft_model import LoadedDraft
+
+    draft = None
+    try:
+        weights = _weights(setup, setup.folder, setup.spec, place)
+        if (of := setup.draft) is not None:
+            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size = size_text(setup.memory.weights)
+        raise NotEnoughMemoryError(
+            f"weights of {size} do not fit beside what else is in memory: "
+            f"{first_line(error)}; choose a smaller model"
+        ) from error
+    return _Loaded(weights, draft)
+
+
+def _readiness(setup: Setup, report: Report) -> "Readiness":
+    """Returns what the executor has ready before the first request."""
+    from minfer.effects.execution.device.device_rows import Wants, is_filtered
+    from minfer.effects.execution.warming.warm_up import Readiness
+
+    advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
+    filtered = is_filtered(advised, setup.spec.vocab_size)
+    return Readiness(
+        report,
+        Wants(filtered, scored=False, shaped=is_shaped(advised)),
+        grammars=not setup.args.skip_tokenizer_init,
+        fewer_drafts=_may_have_fewer_drafts(setup),
+    )
 
 
 def _may_have_fewer_drafts(setup: Setup) -> bool:
