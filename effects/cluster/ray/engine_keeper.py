@@ -33,10 +33,7 @@ from minfer.effects.cluster.processes.engine_address import (
     note_address,
 )
 from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere
-from minfer.effects.cluster.processes.process_ends import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-)
+from minfer.effects.cluster.processes.process_ends import restart_pause
 from minfer.effects.cluster.ray.engine_place import EnginePlace, restart
 from minfer.effects.cluster.ray.engine_plan import (
     CANNOT_START,
@@ -56,7 +53,7 @@ from minfer.effects.cluster.ray.ray_cluster import (
     warn_of_open_ports,
 )
 from minfer.effects.live.logs import configure_logs
-from minfer.effects.net.child_signals import STOP
+from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 from minfer.version import __version__
@@ -246,9 +243,8 @@ class KeptEngine:
             self.failures += 1
             # The next node may not have memory for as many blocks.
             self.plan = evolve(self.plan, blocks=None)
-        pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
         _say(f"{self.name} on {state.node}: {how}; it is started again")
-        self._restart(pause if self.failures else 0.0)
+        self._restart(restart_pause(self.failures) if self.failures else 0.0)
 
     def move(self) -> None:
         """Have the engine restarted on another node: its own is being drained."""
