@@ -7,6 +7,7 @@ server is taken to be gone, and the actor ends.
 
 import multiprocessing
 import os
+import secrets
 import selectors
 import socket
 import subprocess
@@ -43,6 +44,7 @@ class EngineActor:
     """The actor of a replica. Ray calls its methods one after the other."""
 
     def __init__(self) -> None:
+        self._id = secrets.token_hex(8)
         self._keeper_timeout = KEEPER_TIMEOUT
         self._engine: _WatchedEngine | None = None
         self._asked = time.monotonic()
@@ -62,8 +64,8 @@ class EngineActor:
             node = f"{socket.gethostname()} ({host})"
             if version != __version__:
                 why = f"it has minfer {__version__}, and the server has {version}"
-                return EngineState(node=node, code=CANNOT_START, why=why)
-            state = EngineState(node=node, node_id=node_id)
+                return EngineState(node=node, actor=self._id, code=CANNOT_START, why=why)
+            state = EngineState(node=node, node_id=node_id, actor=self._id)
             self._keeper_timeout = plan.keeper_timeout
             self._engine = _WatchedEngine.started(plan, state, host)
         return self._engine.state

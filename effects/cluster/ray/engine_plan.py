@@ -62,6 +62,7 @@ class EngineState:
 
     node: str  # for messages
     node_id: str = ""  # Ray's, in hex
+    actor: str = ""  # of the actor's process: another one after each restart
     port: Port | None = None  # where it listens; None: not yet
     kv: Port | None = None  # where it receives KV blocks, if it does
     blocks: int | None = None  # of its KV cache; None: it is not ready

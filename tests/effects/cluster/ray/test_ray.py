@@ -129,8 +129,8 @@ def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> No
 def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
     import ray
 
-    from minfer.effects.cluster.ray.engine_place import EnginePlace
     from minfer.effects.cluster.ray.engine_plan import EnginePlan
+    from minfer.effects.cluster.ray.ray_engine import EnginePlace
 
     args = EngineArgs(dtype="float32", num_gpu_blocks_override=128)
     one = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
@@ -152,8 +152,12 @@ def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
 
 @pytest.mark.long
 def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.effects.cluster.ray import ray_cluster
     from minfer.effects.cluster.ray.ray_cluster import connected
 
+    private = "_last_address"  # is not asked where RAY_ADDRESS says it
+    last_address = ray_cluster._last_address
+    monkeypatch.setattr(ray_cluster, private, lambda: pytest.fail("it is asked"))
     for address, why in (
         ("127.0.0.1:9", "refused"),
         ("ray://127.0.0.1:9", "refused"),
@@ -165,6 +169,7 @@ def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConfigError, match=how), connected():
             raise AssertionError
     monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(ray_cluster, private, last_address)
     gone = "ray._private.utils.read_ray_address"  # of the cluster that was started last
     monkeypatch.setattr(gone, lambda *_: "127.0.0.1:9")
     how = "of this machine cannot be used: .*refused"
