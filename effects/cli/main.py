@@ -17,7 +17,6 @@ from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
 from minfer.effects.execution.ranks.started_by import is_other_rank, is_rank
-from minfer.effects.net.parent_death import die_with_parent
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -83,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             # and handles the signal itself, the process can end at once.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         if is_rank():
-            die_with_parent()
+            from minfer.effects.net.child import begin_as_child
+
+            begin_as_child()
         if is_other_rank():  # whatever the command: rank 0 says what to do
             from minfer.effects.live.engine.rank_process import main as follow
 

@@ -29,7 +29,7 @@ from minfer.effects.cluster.ray.engine_plan import (
     EnginePlan,
     EngineState,
 )
-from minfer.effects.net.heartbeat import Heartbeat
+from minfer.effects.net.heartbeat import Heartbeat, Watch
 from minfer.effects.net.secret_variables import environment_without_secrets
 from minfer.version import __version__
 
@@ -91,6 +91,7 @@ class _WatchedEngine:
     plans: Connection  # to the process, which ends when this is closed
     reports: IO[bytes]  # its standard output
     heartbeat: Heartbeat
+    watch: Watch
     state: EngineState
     _kept: bytes = b""
 
@@ -98,7 +99,7 @@ class _WatchedEngine:
     def started(cls, plan: EnginePlan, state: EngineState, host: str) -> "_WatchedEngine":
         """Start the process of an engine, which listens at the node's address `host`."""
         held, plans = multiprocessing.Pipe(duplex=False)
-        # The child dies with the thread that starts it (`die_with_parent`). Calls of an
+        # The child dies with the thread that starts it (`begin_as_child`). Calls of an
         # actor run in its process's main thread, which lives as long as the actor.
         child = subprocess.Popen(
             [sys.executable, "-m", _CHILD, host, str(held.fileno())],
@@ -113,14 +114,14 @@ class _WatchedEngine:
         held.close()
         with suppress(OSError):  # it has ended already; its log says why
             plans.send(plan)
-        reports, beats = cast("IO[bytes]", child.stdout), Heartbeat(plan.timeout)
-        watched = cls(host, child, plans, reports, beats, state)
-        threading.Thread(target=watched.watch, name="minfer-watch", daemon=True).start()
+        reports, beats = cast("IO[bytes]", child.stdout), Heartbeat()
+        watch = Watch(beats, plan.timeout, child.pid)
+        watched = cls(host, child, plans, reports, beats, watch, state)
+        threading.Thread(target=watched.follow, name="minfer-watch", daemon=True).start()
         return watched
 
-    def watch(self) -> None:
+    def follow(self) -> None:
         """Follow the process's reports until it ends; kill it if it hangs."""
-        self.heartbeat.begin(self.child.pid)
         with selectors.DefaultSelector() as selector:
             selector.register(self.reports, selectors.EVENT_READ)
             while True:
@@ -130,7 +131,7 @@ class _WatchedEngine:
                         break  # it has ended
                     self._read(data)
                 ready = self.state.blocks is not None
-                if self.heartbeat.hangs(time.monotonic(), ready=ready):
+                if self.watch.hangs(time.monotonic(), ready=ready):
                     self.state = evolve(self.state, why=_HUNG)
                     self.child.kill()
                     break

@@ -34,8 +34,7 @@ from minfer.effects.cluster.ray.engine_plan import (
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import listen_at
-from minfer.effects.net.child_signals import STOP
-from minfer.effects.net.parent_death import die_with_parent
+from minfer.effects.net.child import STOP, begin_as_child
 from minfer.effects.net.run_folder import run_folder, socket_paths
 from minfer.effects.setup.visible_gpus import VISIBLE
 from minfer.values.texts import without_breaks
@@ -45,7 +44,7 @@ _LONGEST: Final = 1000  # characters, at most, of the reason that is reported
 
 def run_child(host: str, plans: Connection) -> None:
     """Serve at a free port of the address `host`, and end this process."""
-    die_with_parent()
+    begin_as_child()
     code = 1
     reports = os.dup(1)
     try:

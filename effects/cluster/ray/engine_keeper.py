@@ -48,7 +48,7 @@ from minfer.effects.cluster.ray.ray_cluster import (
 )
 from minfer.effects.cluster.ray.ray_engine import EngineEnd, EnginePlace, RayEngine
 from minfer.effects.live.logs import configure_logs
-from minfer.effects.net.child_signals import STOP
+from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
 

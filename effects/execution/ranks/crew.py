@@ -18,8 +18,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +41,7 @@ from minfer.effects.execution.ranks.joining import (
 from minfer.effects.execution.ranks.rank_folder import RankStartError, new_rank_folder
 from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
-from minfer.effects.net.parent_death import in_lasting_thread
+from minfer.effects.net.child import Child, spawn_child
 from minfer.records.messages import Lost, Moved
 
 BEAT: Final = 1.0  # seconds between two words of a rank
@@ -60,7 +58,7 @@ class Follower:
     """Another rank's process."""
 
     rank: int
-    process: "subprocess.Popen[bytes] | None" = None  # None: torchrun's
+    process: Child | None = None  # None: torchrun's
     number: int = 0  # torchrun's process id, once it has joined
     link: Connection | None = None
     ready: threading.Event = field(factory=threading.Event)
@@ -124,7 +122,6 @@ class Crew:
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
-    over: threading.Event = field(factory=threading.Event)  # all have ended
     # What removes the folder.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
@@ -151,7 +148,7 @@ class Crew:
         try:
             with contextlib.closing(listener):
                 if not is_by_torchrun():
-                    in_lasting_thread(lambda: crew._start_all(environments), crew.over)
+                    crew._start_all(environments)
                 crew._await_all(listener)
         except BaseException:
             crew.abandon()
@@ -167,11 +164,7 @@ class Crew:
     def _start_all(self, environments: list[Mapping[str, str]]) -> None:
         for one, more in zip(self.followers, environments, strict=True):
             own = {"RANK": str(one.rank), FOLLOWS: str(self.folder)}
-            one.process = subprocess.Popen(  # our own module
-                [sys.executable, "-m", "minfer"],
-                env={**os.environ, **own, **more},
-                stdin=subprocess.DEVNULL,
-            )
+            one.process = spawn_child("minfer", variables={**own, **more})
 
     # --- joining ------------------------------------------------------------------------
 
@@ -186,10 +179,11 @@ class Crew:
                 self._accept(joined)
                 waiting.discard(joined.rank)
             for one in self.followers:
-                if one.process is not None and one.process.poll() is not None:
+                code = None if one.process is None else one.process.poll()
+                if code is not None:
                     raise RankStartError(
-                        f"rank {one.rank} ended with {one.process.returncode} before it "
-                        f"joined; its error is above"
+                        f"rank {one.rank} ended with {code} before it joined; its error "
+                        f"is above"
                     )
             if time.monotonic() > end:
                 raise RankStartError(
@@ -245,10 +239,7 @@ class Crew:
                 self._read(one, json.loads(link.recv_bytes()))
             why = f"it has been silent for {SILENCE:.0f} s"
         except (OSError, EOFError, ValueError):
-            code = None
-            if one.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = one.process.wait(1.0)
+            code = None if one.process is None else one.process.wait(1.0)
             why = "it has ended" + ("" if code is None else _how(code))
         self._lose(one, why)
 
@@ -287,15 +278,11 @@ class Crew:
         with self.lock:
             self.closing = True
         for one in self.followers:
-            if one.process is not None:
-                try:
-                    one.process.wait(SILENCE)
-                except subprocess.TimeoutExpired:
-                    one.kill()
-                    one.process.wait()
+            if one.process is not None and one.process.wait(SILENCE) is None:
+                one.kill()
+                one.process.wait()
             if one.link is not None:
                 one.link.close()
-        self.over.set()
 
     def remove_folder(self) -> None:
         """Remove the folder, once this process has left torch.distributed: while NCCL
