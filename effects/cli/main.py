@@ -16,7 +16,7 @@ import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.execution.ranks.started_by import is_other_rank, is_rank
+from minfer.effects.execution.ranks.rank_folder import is_other_rank, is_rank
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -86,9 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             begin_as_child()
         if is_other_rank():  # whatever the command: rank 0 says what to do
-            from minfer.effects.live.engine.rank_process import main as follow
+            from minfer.effects.live.engine.ranks import follow_rank_0
 
-            os._exit(follow())  # threads may wait for rank 0
+            os._exit(follow_rank_0())  # threads may wait for rank 0
         if command in REMOVED:
             raise ConfigError(f"{command} was removed: {REMOVED[command]}")
         options = parser().parse_args(arguments)

@@ -1,13 +1,13 @@
 """Rank 0's side of an engine of several ranks: the other ranks' processes.
 
-    start    a folder that only this user reaches, with a Unix socket; then a process for
-             each other rank, which gets the folder's path. torchrun has started them
-             already, and they find the folder by torchrun's variables
-    join     each connects to the socket, gets the settings, and says which version of
-             minfer and which weights it has
-    tell     items, in order
-    watch    a thread for each: a rank that ends, or is silent for `SILENCE` seconds, is
-             the end of the engine. All others are killed, as sums may wait for it
+    start_processes   of the other ranks, if torchrun has not started them
+    await_joined      each has connected, with the same version and weights
+    watch             a thread for each: a rank that ends, or is silent for `SILENCE`
+                      seconds, is the end of the engine. All others are killed, as sums
+                      may wait for it
+    tell              items, in order
+
+The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
 
 Between ranks, settings and items pass through that socket alone. The sockets of gloo and
 NCCL, for tensors, are at loopback addresses (torch_ranks.py).
@@ -38,8 +38,7 @@ from minfer.effects.execution.ranks.joining import (
     Joined,
     RankListener,
 )
-from minfer.effects.execution.ranks.rank_folder import RankStartError, new_rank_folder
-from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
+from minfer.effects.execution.ranks.rank_folder import FOLLOWS, RankStartError
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.net.child import Child, spawn_child
 from minfer.records.messages import Lost, Moved
@@ -114,61 +113,34 @@ class Crew:
     them is lost: it ends what waits for that.
     """
 
-    folder: Path  # in which the ranks meet
+    count: int  # of ranks, with rank 0
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
-    followers: list[Follower]
-    transfers: Transfers
+    followers: list[Follower] = field(init=False)
+    transfers: Transfers = field(init=False)
     lose: "Callable[[], None]" = lambda: None
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
-    # What removes the folder.
+    # What removes the folder in which ranks meet.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
-    @classmethod
-    def start(
-        cls,
-        ranks: int,
-        settings: Mapping[str, Any],
-        about: Mapping[str, str],
-        environments: list[Mapping[str, str]],
-    ) -> "Crew":
-        """Start the processes of ranks 1 and on, each with more variables in its
-        environment. Raises RankStartError.
-        """
-        followers = [Follower(rank) for rank in range(1, ranks)]
-        resources = contextlib.ExitStack()
-        try:
-            folder = resources.enter_context(new_rank_folder())
-            listener = RankListener(folder, settings)
-        except OSError as error:
-            resources.close()
-            raise RankStartError(f"the ranks cannot meet in a folder: {error}") from error
-        crew = cls(folder, about, followers, Transfers(ranks), resources=resources)
-        try:
-            with contextlib.closing(listener):
-                if not is_by_torchrun():
-                    crew._start_all(environments)
-                crew._await_all(listener)
-        except BaseException:
-            crew.abandon()
-            crew.remove_folder()
-            raise
-        for one in followers:
-            name = f"minfer-rank-{one.rank}"
-            threading.Thread(
-                target=crew._watch, args=(one, one.link), name=name, daemon=True
-            ).start()
-        return crew
+    def __attrs_post_init__(self) -> None:
+        self.followers = [Follower(rank) for rank in range(1, self.count)]
+        self.transfers = Transfers(self.count)
 
-    def _start_all(self, environments: list[Mapping[str, str]]) -> None:
+    # --- starting -----------------------------------------------------------------------
+
+    def start_processes(
+        self, folder: Path, environments: list[Mapping[str, str]]
+    ) -> None:
+        """Start the processes of ranks 1 and on, each with more variables in its
+        environment. Raises OSError.
+        """
         for one, more in zip(self.followers, environments, strict=True):
-            own = {"RANK": str(one.rank), FOLLOWS: str(self.folder)}
+            own = {"RANK": str(one.rank), FOLLOWS: str(folder)}
             one.process = spawn_child("minfer", variables={**own, **more})
 
-    # --- joining ------------------------------------------------------------------------
-
-    def _await_all(self, listener: RankListener) -> None:
+    def await_joined(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has another version or other weights.
         """
@@ -216,6 +188,14 @@ class Crew:
         if self.lost:
             raise RankStartError(self.lost)
 
+    def watch(self) -> None:
+        """Watch all ranks, each in a thread, until they end."""
+        for one in self.followers:
+            name = f"minfer-rank-{one.rank}"
+            threading.Thread(
+                target=self._watch, args=(one, one.link), name=name, daemon=True
+            ).start()
+
     def check(self) -> None:
         """Raise RankError if a rank is lost."""
         if self.lost:
@@ -258,7 +238,7 @@ class Crew:
         with self.lock:
             if self.lost or self.closing:
                 return
-            self.lost = f"rank {one.rank} of {len(self.followers) + 1} is lost: {why}"
+            self.lost = f"rank {one.rank} of {self.count} is lost: {why}"
         self.kill()
         _log.error("%s", self.lost)
         self.lose()

@@ -32,7 +32,7 @@ from minfer.effects.cluster.processes.replica_devices import (
     replica_devices,
 )
 from minfer.effects.cluster.processes.supervisor import Guard, Run, Supervisor
-from minfer.effects.execution.ranks.started_by import is_by_torchrun
+from minfer.effects.execution.ranks.rank_folder import is_by_torchrun
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.net.addresses import port_text
@@ -69,24 +69,9 @@ def serve_in_processes(
     _check_options(options, fronts)
     devices = [] if keep is not None else replica_devices(deployment.settings(args))
     with contextlib.ExitStack() as stack:
-        listeners: list[socket.socket] = []
-        if not deployment.serves_others:
-            listeners += map(stack.enter_context, listen_at(host, port, fronts))
-        links = deployment.link_sockets(stack)
-        # Once, before any process starts: it may have to be downloaded.
-        read_config(model_folder(args.model))
-        server = ForkedServer(
-            args=args,
-            options=options,
-            deployment=deployment,
-            paths=socket_paths(stack.enter_context(run_folder()), deployment.replicas),
-            listeners=listeners,
-            links=links,
-            fronts=fronts,
-            ends=EngineEnds(deployment.replicas),
-        )
+        server = ForkedServer.opened(stack, args, options, host, port, fronts, deployment)
         engines = server.engines(devices) if keep is None else server.keeper(keep)
-        table = Processes(len(listeners), len(engines), by_torchrun=is_by_torchrun())
+        front_runs = server.front_runs()
         # A rank that is killed from outside ends its engine as a fault of that does.
         replicas = [*engines] if keep is None and args.parallel.ranks == 1 else []
 
@@ -95,12 +80,12 @@ def serve_in_processes(
                 server.ends.note(replicas.index(name), code)
 
         supervisor = Supervisor(
-            table,
-            {**engines, **server.front_runs()},
+            Processes(len(front_runs), len(engines), by_torchrun=is_by_torchrun()),
+            {**engines, **front_runs},
             guard,
-            options.shutdown_timeout,
-            options.engine_timeout,
-            note_end,
+            patience=options.shutdown_timeout,
+            limit=options.engine_timeout,
+            note_end=note_end,
         )
         return supervisor.run(server.announce)
 
@@ -119,6 +104,37 @@ class ForkedServer:
     ends: EngineEnds  # shared
     # Shared: whether the first line is out.
     announced: mmap.mmap = field(factory=lambda: mmap.mmap(-1, 1))
+
+    @classmethod
+    def opened(
+        cls,
+        stack: contextlib.ExitStack,
+        args: EngineArgs,
+        options: HttpOptions,
+        host: str,
+        port: int,
+        fronts: int,
+        deployment: Deployment,
+    ) -> "ForkedServer":
+        """Listen, and make the folder, until `stack` closes both. Raises as
+        `serve_in_processes`.
+        """
+        listeners: list[socket.socket] = []
+        if not deployment.serves_others:
+            listeners += map(stack.enter_context, listen_at(host, port, fronts))
+        links = deployment.link_sockets(stack)
+        # Once, before any process starts: it may have to be downloaded.
+        read_config(model_folder(args.model))
+        return cls(
+            args=args,
+            options=options,
+            deployment=deployment,
+            paths=socket_paths(stack.enter_context(run_folder()), deployment.replicas),
+            listeners=listeners,
+            links=links,
+            fronts=fronts,
+            ends=EngineEnds(deployment.replicas),
+        )
 
     def engines(self, devices: Sequence[ReplicaDevice]) -> dict[str, Run]:
         """The engines of this machine."""
