@@ -17,14 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import ray
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from ray.exceptions import RayError
 
+from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_address import note_address
-from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere
 from minfer.effects.cluster.processes.process_ends import (
     Action,
     Processes,
@@ -58,56 +59,68 @@ DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
 ROOM_WARNING: Final = 15.0
 
 
-def keep_engines(
-    elsewhere: EnginesElsewhere, beat: Callable[[], None], ready: Callable[[], None]
-) -> int:
-    """Keep the engines of a server on a cluster until a `STOP`; returns the exit code.
-    `ready` is called when the first of them is ready, and `beat` every LOOK seconds.
+@frozen(kw_only=True)
+class RayEngines:
+    """The engines of a server, on a cluster."""
 
-    Raises ConfigError if the cluster or one of its nodes cannot serve the model, or if
-    an engine cannot be started while none has been ready yet.
-    """
-    configure_logs("cluster")
-    over = threading.Event()
-    _handle_signals(over)
-    with connected():
-        _handle_signals(over)  # connecting has set Ray's handlers
-        args, found = with_absolute_paths(elsewhere.args), nodes()
-        warn_of_open_ports(found)
-        needed = needs(args, found)
-        plans = _plans(elsewhere, args, on_gpu=GPU in needed)
-        server = _server_name(elsewhere.deployment.secret)
-        places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
-        again = any(place.is_there for place in places)
-        if not again:
-            check_nodes(args, found)
-        engines = [*map(RayEngine, plans, elsewhere.paths, places)]
-        keeper = Keeper(dict(zip(engine_names(len(plans)), engines, strict=True)), ready)
-        try:
-            keeper.keep(over, beat, again=again)
-        except ConfigError:
-            _end(engines)
-            raise
-        _end(engines)  # not after other errors: then the next keeper finds the actors
-    return 0
+    args: EngineArgs
+    deployment: Deployment
+    fronts: int
+    timeout: float  # seconds without a heartbeat until an engine is killed; 0: never
 
+    def keep(
+        self,
+        paths: Sequence[Path],
+        beat: Callable[[], None],
+        ready: Callable[[], None],
+    ) -> int:
+        """Keep the engines until a `STOP`; returns the exit code. Their addresses are
+        written beside `paths`, one for each; `ready` is called when the first of them is
+        ready, and `beat` every LOOK seconds.
 
-def _plans(
-    elsewhere: EnginesElsewhere, args: EngineArgs, *, on_gpu: bool
-) -> list[EnginePlan]:
-    deployment = elsewhere.deployment
-    return [
-        EnginePlan(
-            number=number,
-            replicas=len(elsewhere.paths),
-            fronts=elsewhere.fronts,
-            args=evolve(args, kv_peers=peers),
-            secret=deployment.secret,
-            on_gpu=on_gpu,
-            timeout=elsewhere.timeout,
-        )
-        for number, peers in enumerate(deployment.peer_plans(elsewhere.paths, 1))
-    ]
+        Raises ConfigError if the cluster or one of its nodes cannot serve the model, or
+        if an engine cannot be started, by the table of processes.
+        """
+        configure_logs("cluster")
+        over = threading.Event()
+        _handle_signals(over)
+        with connected():
+            _handle_signals(over)  # connecting has set Ray's handlers
+            args, found = with_absolute_paths(self.args), nodes()
+            warn_of_open_ports(found)
+            needed = needs(args, found)
+            plans = self._plans(args, paths, on_gpu=GPU in needed)
+            server = _server_name(self.deployment.secret)
+            places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
+            again = any(place.is_there for place in places)
+            if not again:
+                check_nodes(args, found)
+            names = engine_names(len(plans))
+            engines = [*map(RayEngine, plans, paths, places)]
+            keeper = Keeper(dict(zip(names, engines, strict=True)), ready)
+            try:
+                keeper.keep(over, beat, again=again)
+            except ConfigError:
+                _end(engines)
+                raise
+            _end(engines)  # not after other errors: then the next keeper finds the actors
+        return 0
+
+    def _plans(
+        self, args: EngineArgs, paths: Sequence[Path], *, on_gpu: bool
+    ) -> list[EnginePlan]:
+        return [
+            EnginePlan(
+                number=number,
+                replicas=len(paths),
+                fronts=self.fronts,
+                args=evolve(args, kv_peers=peers),
+                secret=self.deployment.secret,
+                on_gpu=on_gpu,
+                timeout=self.timeout,
+            )
+            for number, peers in enumerate(self.deployment.peer_plans(paths, 1))
+        ]
 
 
 @define(eq=False)
