@@ -159,7 +159,7 @@ class Keeper:
     def look(self, now: float) -> None:
         """Start the engines that are due, and look at those that were started."""
         for name, engine in self.engines.items():
-            if now >= self._due.get(name, now + 1):
+            if name in self._due and now >= self._due[name]:
                 del self._due[name]
                 engine.start()
                 self.table.note_started(name)
