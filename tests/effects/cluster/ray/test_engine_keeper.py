@@ -46,7 +46,8 @@ def keeper(engines: dict[str, ScriptedEngine]) -> Iterator[Any]:
     from minfer.effects.cluster.ray.engine_keeper import Keeper
 
     called: list[None] = []
-    made = Keeper(engines, lambda: called.append(None))  # type: ignore[arg-type]  # scripts
+    scripted: Any = engines
+    made = Keeper(scripted, lambda: called.append(None))
     over = threading.Event()
     over.set()
     made.keep(over, lambda: None, again=False)
