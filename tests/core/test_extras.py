@@ -25,7 +25,7 @@ def test_every_extra_that_is_requested_is_there() -> None:
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
     single = {"bench", "otel", "responses", "testing", "tokenizers"}
-    assert requested == {*single, "nixl", "ray", "ray-serve"}
+    assert requested == {*single, "nixl", "ray"}
     assert requested <= project["optional-dependencies"].keys()
 
 

@@ -20,7 +20,6 @@ from attrs import evolve, field, frozen
 from minfer.effects.cluster.engine_server.engine_process import Outside, run_engine
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_ends import EngineEnds
-from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere, Keep
 from minfer.effects.cluster.processes.process_ends import (
     ENGINE,
     Processes,
@@ -47,6 +46,10 @@ from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.values.checks import ConfigError
+
+# Work of a process that keeps engines elsewhere, whose addresses it writes beside these
+# paths; with the callbacks of `Run`.
+Keep = Callable[[Sequence[Path], Callable[[], None], Callable[[], None]], int]
 
 
 def serve_in_processes(
@@ -157,14 +160,7 @@ class ForkedServer:
 
     def keeper(self, keep: Keep) -> dict[str, Run]:
         """The process that keeps the engines of a cluster."""
-        elsewhere = EnginesElsewhere(
-            args=self.args,
-            deployment=self.deployment,
-            paths=self.paths,
-            fronts=self.fronts,
-            timeout=self.options.engine_timeout,
-        )
-        return {ENGINE: partial(keep, elsewhere)}
+        return {ENGINE: partial(keep, self.paths)}
 
     def front_runs(self) -> dict[str, Run]:
         """The fronts of this machine."""
