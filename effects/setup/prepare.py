@@ -210,14 +210,14 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     """Returns the spec with its matrices stored as the settings and the checkpoint's
     files say. Raises ConfigError.
     """
-    if spec.parameters and args.quantization is not None:
+    stored = spec.quantization
+    if spec.parameters and stored is None and args.quantization is not None:
         raise ConfigError(
             f"quantization {args.quantization!r} is not supported for "
             f"{spec.family.architecture}, which transformers' own model runs; leave the "
             f"setting out"
         )
-    how = requested(args.quantization, spec.quantization)
-    spec = evolve(spec, quantization=how)
+    spec = evolve(spec, quantization=requested(args.quantization, stored))
     has_files = args.executor == "torch" and args.load_format != "dummy"
     return as_stored(spec, folder) if has_files else spec
 

@@ -172,6 +172,11 @@ def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
     """Yields the quantized matrices of a model."""
     if spec.quantization is None:
         return
+    if spec.parameters:
+        for sizes in spec.linears:
+            if not spec.scheme_of(sizes).is_plain:
+                yield StoredMatrix(sizes.names[0], sizes)
+        return
     for i, layer in enumerate(spec.layers):
         prefix = layer_prefix(i)
         for sizes in layer.matrices:
