@@ -297,7 +297,7 @@ def _described_with_keys(spec: ModelSpec, files: Files, part: Part, path: Path) 
     keys = "" if files.format is None else files.format.shaped_by
     if how is None or not part.matrix or not keys or how.scheme_of(part.matrix).is_plain:
         return described
-    return f"{described} and its quantization_config ({keys})"
+    return f"{described} and {how.file or 'its quantization_config'} ({keys})"
 
 
 def _refuse_quantized_ends(where: Mapping[str, TensorPlace]) -> None:
