@@ -32,6 +32,7 @@ from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.stored_matrices import as_stored
+from minfer.effects.models.weight_files import warn_of_adapter
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
@@ -116,6 +117,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
     if warns:
+        warn_of_adapter(folder)
         warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
         check_kernels(spec, folder)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from safetensors import SafetensorError
+from transformers.utils.import_utils import is_peft_available
 
 from minfer.effects.models.checkpoint import (
     HARMLESS,
@@ -36,7 +37,11 @@ from minfer.effects.models.fallback.quantized import (
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weight_files import find_tensors, list_names
+from minfer.effects.models.weight_files import (
+    adapter_in,
+    find_tensors,
+    list_names,
+)
 
 
 @quiet()
@@ -125,7 +130,15 @@ def _from_files(
 
 
 def _by_transformers(theirs: HuggingFaceModel, folder: Path, how: dict[str, Any]) -> Any:
-    """Returns the model that a class loads, and transformers' report."""
+    """Returns the model that a class loads, and transformers' report. Raises
+    `UnsupportedModelError` for an adapter beside the weights that transformers would use.
+    """
+    if (adapter := adapter_in(folder)) and is_peft_available():
+        raise UnsupportedModelError(
+            f"{folder}: holds an adapter ({adapter}) beside the weights, which "
+            f"transformers would use, as peft is installed; LoRA is not supported: move "
+            f"the adapter elsewhere"
+        )
     how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     how |= {"config": theirs.config, "output_loading_info": True}
     try:
