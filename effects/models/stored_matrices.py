@@ -89,9 +89,9 @@ def _refuse_other_modules(
             if module not in {name, *linear}:
                 raise UnsupportedModelError(
                     f"{folder}: module {module} is quantized ({how.format.text}, tensor "
-                    f"{name}); of {spec.family.architecture}, which transformers' own "
-                    f"model runs, only modules of type torch.nn.Linear other than the "
-                    f"output head can be: use a checkpoint in which it is not"
+                    f"{name}), but {spec.family.architecture}, which transformers' own "
+                    f"model runs, has no torch.nn.Linear of that name beside its output "
+                    f"head; use a checkpoint in which it is not quantized"
                 )
 
 

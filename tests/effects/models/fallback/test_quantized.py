@@ -227,7 +227,7 @@ def test_other_quantized_modules_are_refused(
     tensors = load_file(made / WEIGHTS)
     tensors = {k: one for k, one in tensors.items() if not k.startswith(f"{stem}.")}
     save_file({**tensors, f"{stem}.qweight": torch.zeros(1)}, made / WEIGHTS, PT)
-    message = rf"module {stem} is quantized \(AWQ, tensor {stem}.qweight\); of {name}"
+    message = rf"module {stem} is quantized \(AWQ, tensor {stem}.qweight\), but {name}"
     with pytest.raises(UnsupportedModelError, match=message):
         spec_of(made)
 
