@@ -138,8 +138,8 @@ def dequantized_bytes(spec: ModelSpec) -> int:
     """
     if spec.quantization is None:
         return 0
-    largest = max(sum(one.outputs) * one.inputs for one in spec.matrices)
-    return min(largest, PIECE) * (8 + 4)
+    sizes = (sum(one.outputs) * one.inputs for one in spec.matrices)
+    return min(max(sizes, default=0), PIECE) * (8 + 4)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:

@@ -230,6 +230,7 @@ def test_other_quantized_modules_are_refused(
     message = rf"module {stem} is quantized \(AWQ, tensor {stem}.qweight\), but {name}"
     with pytest.raises(UnsupportedModelError, match=message):
         spec_of(made)
+    assert spec_of(made, executor="dry")  # which reads no weights
 
 
 def test_what_is_not_done_with_quantized_matrices_is_refused(tmp_path: Path) -> None:
