@@ -51,7 +51,7 @@ class StoredLeaves:
     """The quantized matrices of a checkpoint."""
 
     leaves: Mapping[str, Linear]  # by their modules' names
-    tensors: frozenset[str]  # theirs, by their names in the files
+    tensors: frozenset[str]  # theirs, by their names in the files and in the model
     inert: tuple[str, ...]  # how names of further ones end, which are not read
 
     def has(self, name: str) -> bool:
@@ -83,8 +83,8 @@ def read_leaves(spec: ModelSpec, found: FoundTensors, folder: Path) -> StoredLea
     for part in leaf_parts(leaves, files_of(spec, found)):
         if part.name in places:  # else it is optional
             part.fill(places[part.name].tensor())
-    tensors = frozenset(place.name for place in places.values())
-    return StoredLeaves(leaves, tensors, how.format.inert)
+    tensors = {*places, *(place.name for place in places.values())}
+    return StoredLeaves(leaves, frozenset(tensors), how.format.inert)
 
 
 def quantize_modules(spec: ModelSpec, model: Any) -> None:

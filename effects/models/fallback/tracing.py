@@ -14,6 +14,8 @@ import torch
 import transformers
 from attrs import evolve, field, frozen
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.dense import Dense
@@ -23,6 +25,7 @@ from minfer.effects.models.families import Family
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.layers import Layer
 from minfer.effects.models.linear import LinearSizes, NormRule
+from minfer.effects.models.parts import Renaming
 from minfer.effects.models.quantization import read_quantization
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import read_dtype
@@ -86,7 +89,12 @@ def fallback_spec(
     if len(model.get_input_embeddings().weight) < vocab:
         raise read.error("vocab_size", "at most the rows of the embedding")
     return ModelSpec(
-        family=Family(architecture=name, model_type="", defaults={}),
+        family=Family(
+            architecture=name,
+            model_type="",
+            defaults={},
+            renamings=tuple(_renamings(model)),
+        ),
         vocab_size=vocab,
         hidden_size=theirs.config.hidden_size,
         layers=_layers(theirs.config, trace),
@@ -159,6 +167,18 @@ def _linears(model: Any) -> Iterator[LinearSizes]:
                 shard=Shard.NONE,
                 bias=module.bias is not None,
             )
+
+
+def _renamings(model: Any) -> Iterator[Renaming]:
+    """Yields how transformers renames the tensors of a model's checkpoints, as far as it
+    replaces parts by fixed ones.
+    """
+    for one in get_model_conversion_mapping(model):
+        if type(one) is WeightRenaming and "\\" not in one.target_patterns[0]:
+            for pattern in one.source_patterns:
+                # A pattern ends where a part of a name does.
+                end = r"(?!\w)" if pattern[-1].isalnum() else ""
+                yield Renaming(pattern + end, one.target_patterns[0])
 
 
 def _weightless(theirs: HuggingFaceModel) -> Any:
