@@ -26,6 +26,7 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
 )
 from minfer.effects.models.dtypes import FP8, INT8
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
@@ -193,6 +194,8 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str, *, warns: bool) -> 
     try:
         return parse_spec(config, where, wanted_dtype)
     except UnsupportedModelError as refused:
+        if is_gguf(Path(where)):
+            raise  # transformers' model is not loaded from such a file
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
