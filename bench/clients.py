@@ -1,37 +1,152 @@
-"""A load from several client processes, where one would be slower than the server.
+"""Clients that stream completions from a server, and the latencies that they measure.
+
+In a closed loop, each of so many clients sends one request after the other. In an open
+loop, requests are sent when they are due, answered or not. A request that fails ends the
+measurement.
+
+With t0 when a request was sent, t1 when its first event came, tn when its last one came,
+and T output tokens:
+
+    TTFT = t1 - t0        TPOT = (tn - t1) / (T - 1)
+
+and ITL is the time between two events. A server may send several tokens in one event; its
+ITL is then above its TPOT.
 
 One event loop of Python reads some ten thousand events a second; a server on a GPU writes
-more. Processes begin together and take the numbers of requests from one counter, so that
-none is idle while another has requests left.
+more. So clients run in several processes, which begin together and take the numbers of
+requests from one counter: none is idle while another has requests left.
 """
 
+import asyncio
+import gc
+import itertools
+import json
 import multiprocessing
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
-from attrs import evolve
+import aiohttp
+import numpy
+from attrs import frozen
 
-from minfer.effects.runs.load.load_client import Client, LoadPlan, Outcome
+MS: Final = 1000.0
+FIRST_ID: Final = 16  # special tokens are below it, or at the vocabulary's end
+IDLE_SECONDS: Final = 2.0  # of a connection that is reused: servers close theirs later
+REQUEST_SECONDS: Final = 3600.0
+OK: Final = 200
+HEADERS: Final = {"Content-Type": "application/json"}
 
 _shared: list[Any] = []  # of a process: the counter and the barrier
 
 
-def put(load: LoadPlan, processes: int) -> Outcome:
-    """Put a load on its server, from as many processes, and wait for all answers."""
-    processes = min(processes, load.max_concurrency or processes)
+@frozen
+class LoadPlan:
+    """Requests and their pace. Prompts are random tokens: they share no prefix."""
+
+    url: str  # of the server
+    prompt_tokens: int
+    output_tokens: int
+    vocab_size: int
+    count: int  # requests
+    clients: int  # requests in flight, at most
+    due: Sequence[float] = ()  # seconds; empty: when a client is free
+    seed: str = "0"
+
+    def body(self, number: int) -> bytes:
+        """The body of a request."""
+        rng = random.Random(f"{self.seed}/{number}")
+        ids = range(FIRST_ID, self.vocab_size)
+        body = {
+            "prompt": rng.choices(ids, k=self.prompt_tokens),
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return json.dumps(body).encode()
+
+
+@frozen
+class RequestTimes:
+    """An answered request. Times are seconds since the load began."""
+
+    sent: float
+    events: Sequence[float]  # when each event with tokens came
+    output_tokens: int
+
+    @property
+    def ttft(self) -> float:
+        """Milliseconds to the first event."""
+        return MS * (self.events[0] - self.sent)
+
+    @property
+    def tpot(self) -> float:
+        """Milliseconds for each token after the first."""
+        return MS * (self.events[-1] - self.events[0]) / max(1, self.output_tokens - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Milliseconds between events."""
+        return [MS * (after - before) for before, after in pairwise(self.events)]
+
+    def meets(self, goals: Mapping[str, float]) -> bool:
+        """Whether it was as fast as all goals: milliseconds by latency."""
+        return all(getattr(self, name) <= goal for name, goal in goals.items())
+
+
+def due_times(count: int, rate: float, seed: int = 0) -> list[float]:
+    """When two or more requests are due that arrive as a Poisson process, in seconds from
+    the first; stretched so that the rate of all is exactly `rate`.
+    """
+    rng = random.Random(seed)
+    gaps = (rng.expovariate(1) for _ in range(count - 1))
+    times = [*itertools.accumulate(gaps, initial=0.0)]
+    stretch = (count - 1) / rate / times[-1]
+    return [time * stretch for time in times]
+
+
+def put(plan: LoadPlan, processes: int = 1) -> list[RequestTimes]:
+    """Put a load on its server, from as many processes; returns the requests in their
+    order.
+    """
+    processes = min(processes, plan.clients)
     context = multiprocessing.get_context("spawn")
     shared = context.Value("q", 0), context.Barrier(processes)
     with ProcessPoolExecutor(processes, context, _begin, (shared,)) as pool:
-        futures = [
-            pool.submit(_work, _share(load, processes, i)) for i in range(processes)
+        shares = [
+            plan.clients // processes + (place < plan.clients % processes)
+            for place in range(processes)
         ]
+        futures = [pool.submit(_work, plan, share) for share in shares]
         parts = [future.result() for future in futures]
-    records = [record for part in parts for record in part.records]
-    return Outcome(
-        records=sorted(records, key=lambda record: record.number),
-        seconds=max(part.seconds for part in parts),
-        cpu=[used for part in parts for used in part.cpu],
-    )
+    found = {number: times for part in parts for number, times in part.items()}
+    return [found[number] for number in range(plan.count)]
+
+
+def figures_of(requests: Sequence[RequestTimes]) -> dict[str, float]:
+    """Throughput and latencies."""
+    seconds = max(request.events[-1] for request in requests)
+    tokens = sum(request.output_tokens for request in requests)
+    found = {
+        "duration": seconds,
+        "total_output_tokens": tokens,
+        "output_throughput": tokens / seconds,
+    }
+    latencies = {
+        "ttft": [request.ttft for request in requests],
+        "tpot": [request.tpot for request in requests],
+        "itl": [gap for request in requests for gap in request.itl],
+    }
+    for name, values in latencies.items():
+        if values:  # no gaps where all answers are single events
+            middle, high = map(float, numpy.percentile(values, [50, 99]))
+            found |= {f"median_{name}_ms": middle, f"p99_{name}_ms": high}
+    return found
 
 
 def _begin(shared: tuple[Any, ...]) -> None:
@@ -39,17 +154,8 @@ def _begin(shared: tuple[Any, ...]) -> None:
     _shared.extend(shared)
 
 
-def _share(load: LoadPlan, processes: int, place: int) -> LoadPlan:
-    """The load of one process: its share of the requests in flight."""
-    most = load.max_concurrency
-    if most is None:
-        return load
-    share = most // processes + (place < most % processes)
-    return evolve(load, max_concurrency=share)
-
-
-def _work(load: LoadPlan) -> Outcome:
-    """Wait for the other processes, then put a share of the load on the server."""
+def _work(plan: LoadPlan, clients: int) -> dict[int, RequestTimes]:
+    """Run clients of one process, when all processes are ready."""
     counter, barrier = _shared
 
     def take() -> int:
@@ -58,6 +164,53 @@ def _work(load: LoadPlan) -> Outcome:
             counter.value += 1
         return number
 
-    client = Client(load, take)
+    bodies = [plan.body(number) for number in range(plan.count)]
+    gc.freeze()  # garbage collections of present objects would delay measurements
     barrier.wait()
-    return client.run()
+    return asyncio.run(send_all(plan, bodies, clients, take))
+
+
+async def send_all(
+    plan: LoadPlan, bodies: Sequence[bytes], clients: int, take: Callable[[], int]
+) -> dict[int, RequestTimes]:
+    """Run clients until all numbers of requests are taken; returns requests by number."""
+    found = dict[int, RequestTimes]()
+    begin = time.monotonic()
+
+    async def client(http: aiohttp.ClientSession) -> None:
+        while (number := take()) < plan.count:
+            if plan.due:
+                await asyncio.sleep(begin + plan.due[number] - time.monotonic())
+            found[number] = await _ask(http, plan.url, bodies[number], begin)
+
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+    timeout = aiohttp.ClientTimeout(REQUEST_SECONDS)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(clients):
+            group.create_task(client(http))
+    return found
+
+
+async def _ask(
+    http: aiohttp.ClientSession, url: str, body: bytes, begin: float
+) -> RequestTimes:
+    """Send one request and read its answer. Raises RuntimeError if it is not whole."""
+    events, usage = list[float](), None
+    sent = time.monotonic() - begin
+    async with http.post(f"{url}/v1/completions", data=body, headers=HEADERS) as answer:
+        if answer.status != OK:
+            raise RuntimeError(f"HTTP {answer.status}: {await answer.text()}")
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    raise RuntimeError(f"error in a stream: {event['error']}")
+                usage = event["usage"] or usage
+                if event["choices"]:
+                    events.append(time.monotonic() - begin)
+    if usage is None:
+        raise RuntimeError(f"a stream ended without usage, after {len(events)} events")
+    return RequestTimes(sent, events, usage["completion_tokens"])

@@ -28,23 +28,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import httpx
 
+from bench.clients import LoadPlan, RequestTimes, due_times, figures_of, put
 from bench.results import circumstances, run, show, spread
 from bench.server_clients import write_model
-from bench.server_gpu import BODY, serving
+from bench.server_gpu import serving
 from bench.shapes import SHAPES, TINY, qwen
-from minfer.effects.runs.load.due_times import due_times
-from minfer.effects.runs.load.load_client import Client, LoadPlan, Outcome
-from minfer.effects.runs.load.load_metrics import MS, meets, metrics_of
-from minfer.effects.runs.load.load_prompts import RandomPrompts
-from minfer.effects.runs.load.request_record import RequestRecord
-from minfer.effects.runs.load.target_server import first_model
 
 BUNDLED: Final = "bundled"
 SERVERS: Final = {
@@ -72,16 +66,31 @@ class Bench:
     """The loads on one server."""
 
     def __init__(self, url: str, args: argparse.Namespace) -> None:
-        self.url, self.args, self.model = url, args, first_model(url, "")
+        self.url, self.args = url, args
 
-    def load(self, seed: str, count: int, output: int, **pace: Any) -> Outcome:
-        """Send so many requests, whose prompts follow from the seed."""
-        args = self.args
-        size = 2000 if args.shape == BUNDLED else qwen(args.shape)["vocab_size"]
-        prompts = RandomPrompts(args.prompt, output, vocab_size=size, seed=seed)
-        url = f"{self.url}/v1/completions"
-        plan = LoadPlan(url, self.model, prompts, count, body=BODY, **pace)
-        return Client(plan).run()
+    def load(
+        self,
+        seed: str,
+        count: int,
+        output: int,
+        clients: int | None = None,
+        due: Sequence[float] = (),
+    ) -> list[RequestTimes]:
+        """Send so many requests, whose prompts follow from the seed; at once, if there
+        are neither clients nor due times.
+        """
+        shape = self.args.shape
+        plan = LoadPlan(
+            url=self.url,
+            prompt_tokens=self.args.prompt,
+            output_tokens=output,
+            vocab_size=2000 if shape == BUNDLED else qwen(shape)["vocab_size"],
+            count=count,
+            clients=clients or count,
+            due=due,
+            seed=seed,
+        )
+        return put(plan)
 
     def counts(self) -> dict[str, float]:
         """The counters of KV blocks, and of where requests were sent, so far."""
@@ -114,25 +123,22 @@ def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
 def idle(bench: Bench) -> dict[str, Any]:
     """Single requests, in parts. The first is not counted."""
     before = bench.counts()
-    count = bench.args.idle + 1
-    records = bench.load("idle", count, FEW, max_concurrency=1).records[1:]
+    requests = bench.load("idle", bench.args.idle + 1, FEW, clients=1)[1:]
     counts = changes(before, bench.counts())
-    parts = [parts_of(one) for one in records]
-    each = {name: spread([one[name] for one in parts]) for name in parts[0]}
+    parts = [parts_of(request) for request in requests]
+    each = {name: spread([part[name] for part in parts]) for name in parts[0]}
     return {**each, "counts": counts}
 
 
-def parts_of(record: RequestRecord) -> dict[str, float]:
+def parts_of(request: RequestTimes) -> dict[str, float]:
     """Times of a request in ms."""
-    gaps = [MS * (after - before) for before, after in pairwise(record.events)]
-    if len(gaps) < 2:
-        raise RuntimeError(f"request {record.number} has no answer: {record.failure}")
-    token = median(gaps[1:])
+    second, *others = request.itl
+    token = median(others)
     return {
-        "first_token": MS * (record.ttft or 0.0),
-        "second_token": gaps[0],
+        "first_token": request.ttft,
+        "second_token": second,
         "token": token,
-        "transfer": gaps[0] - token,
+        "transfer": second - token,
     }
 
 
@@ -142,13 +148,12 @@ def loaded(bench: Bench, rate: float) -> dict[str, Any]:
     count = max(2, round(rate * args.seconds))
     before = bench.counts()
     due = due_times(count, rate, seed=args.seed)
-    outcome = bench.load(f"rate {rate}", count, args.output, due=due)
+    requests = bench.load(f"rate {rate}", count, args.output, due=due)
     goals = {"ttft": args.ttft, "tpot": args.tpot}
-    good = sum(meets(one, goals) for one in outcome.records)
     return {
         "requests": count,
-        **metrics_of(outcome, goals, (50, 99)),
-        "goodput": good / count,
+        **figures_of(requests),
+        "goodput": sum(request.meets(goals) for request in requests) / count,
         "counts": changes(before, bench.counts()),
     }
 

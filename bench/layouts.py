@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy
 from attrs import define, evolve, frozen
 
+from bench.clients import due_times
 from bench.layout_costs import DENSE, GPUS, Layout, assumed, measured
 from bench.layout_runs import (
     MACHINES,
@@ -40,7 +41,6 @@ from bench.layout_runs import (
 from bench.results import run, show
 from bench.routing import TRACE
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
-from minfer.effects.runs.load.due_times import due_times
 from minfer.effects.runs.trace_files import read_trace
 
 STEP: Final = 1.1  # between rates until one keeps the limits, and one does not
@@ -137,7 +137,7 @@ def beside_measured() -> list[dict[str, Any]]:
     }
     for (name, layout), rate in product(layouts.items(), (1, 2, 3)):
         real = found["parts"][f"{name}_{rate}"]
-        due = due_times(real["requests"], float(rate), seed=0)
+        due = due_times(real["requests"], float(rate))
         rows = [
             TraceRow(time, found["prompt"], found["output"], (number,))
             for number, time in enumerate(due)
@@ -148,7 +148,7 @@ def beside_measured() -> list[dict[str, Any]]:
             "ttft": float(numpy.median([one.ttft for one in every])),
             "tpot": float(numpy.median([one.tpot for one in every])),
         }
-        theirs = {figure: real[f"p50_{figure}_ms"] / 1e3 for figure in ours}
+        theirs = {figure: real[f"median_{figure}_ms"] / 1e3 for figure in ours}
         outcome.append(
             {
                 "layout": name,

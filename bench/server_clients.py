@@ -1,9 +1,9 @@
 """Throughput of the server at 1, 2, 4 and 8 clients that stream, as the clients see it.
 
 A process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer
-that has a text for each token, so that each token is an event. Clients, those of
-`minfer bench serve`, send one request after the other, each with a prompt of its own. The
-numbers of clients take turns, so that a slow minute hits all.
+that has a text for each token, so that each token is an event. Clients send one request
+after the other, each with a prompt of its own. The numbers of clients take turns, so that
+a slow minute hits all.
 """
 
 import argparse
@@ -18,18 +18,14 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bench.clients import MS, LoadPlan, figures_of, put
 from bench.results import canvas, percentiles, run, show, spread
 from bench.shapes import qwen
-from minfer.effects.runs.load.load_client import Client, LoadPlan
-from minfer.effects.runs.load.load_metrics import latencies
-from minfer.effects.runs.load.load_prompts import RandomPrompts
-from minfer.effects.runs.load.target_server import first_model
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
 MODEL = qwen("0.5B")
 VOCABULARY = int(MODEL["vocab_size"])
-BODY = {"temperature": 0, "ignore_eos": True}
 Cell = defaultdict[
     str, list[float]
 ]  # what was measured at one number of clients, over all repeats
@@ -49,21 +45,19 @@ def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
     """So many clients at once, each with so many requests in a row."""
-    load = LoadPlan(
-        url=f"{url}/v1/completions",
-        model=first_model(url, ""),
-        prompts=RandomPrompts(PROMPT, OUTPUT, vocab_size=VOCABULARY, seed=str(seed)),
+    plan = LoadPlan(
+        url=url,
+        prompt_tokens=PROMPT,
+        output_tokens=OUTPUT,
+        vocab_size=VOCABULARY,
         count=clients * requests,
-        max_concurrency=clients,
-        body=BODY,
+        clients=clients,
+        seed=str(seed),
     )
-    outcome = Client(load).run()
-    assert all(one.completed for one in outcome.records), outcome.records
-    tokens = sum(one.output_tokens for one in outcome.records)
-    cell["output_tokens_per_second"].append(tokens / outcome.seconds)
-    found = latencies(outcome.records)
-    cell["ttft_seconds"] += found["ttft"]
-    cell["itl_seconds"] += found["itl"]
+    answered = put(plan)
+    cell["output_tokens_per_second"].append(figures_of(answered)["output_throughput"])
+    cell["ttft_seconds"] += [request.ttft / MS for request in answered]
+    cell["itl_seconds"] += [gap / MS for request in answered for gap in request.itl]
 
 
 def figures(cell: Cell) -> dict[str, Any]:

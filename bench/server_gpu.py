@@ -23,14 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.clients import put
+from bench.clients import LoadPlan, figures_of, put
 from bench.results import ROOT, circumstances, run, show
 from bench.server_clients import write_model
 from bench.shapes import SHAPES, qwen
-from minfer.effects.runs.load.load_client import LoadPlan
-from minfer.effects.runs.load.load_metrics import metrics_of
-from minfer.effects.runs.load.load_prompts import RandomPrompts
-from minfer.effects.runs.load.target_server import first_model
 
 PROMPT, OUTPUT = 512, 128  # tokens
 # Requests of a client in a run, one after the other: few clients ask more often, so that
@@ -38,7 +34,6 @@ PROMPT, OUTPUT = 512, 128  # tokens
 LEAST, MOST, ALTOGETHER = 12, 48, 1536
 PROCESSES = 8  # of clients
 TICKS = os.sysconf("SC_CLK_TCK")
-BODY = {"temperature": 0, "ignore_eos": True}
 ENGINE = [
     "--max-model-len",
     "1024",
@@ -162,23 +157,20 @@ def load(
     seed: int,
     vocab_size: int | None = None,
     processes: int = PROCESSES,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """What the clients see of one run; prompts have ids below `vocab_size`, which is the
     shape's if it is not given.
     """
-    vocab_size = vocab_size or qwen(args.shape)["vocab_size"]
-    prompts = RandomPrompts(
-        args.prompt, args.output, vocab_size=vocab_size, seed=str(seed)
-    )
-    wanted = LoadPlan(
-        url=f"{url}/v1/completions",
-        model=first_model(url, ""),
-        prompts=prompts,
+    plan = LoadPlan(
+        url=url,
+        prompt_tokens=args.prompt,
+        output_tokens=args.output,
+        vocab_size=vocab_size or qwen(args.shape)["vocab_size"],
         count=clients * requests_each(args, clients),
-        max_concurrency=clients,
-        body=BODY,
+        clients=clients,
+        seed=str(seed),
     )
-    return metrics_of(put(wanted, processes))
+    return figures_of(put(plan, processes))
 
 
 def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]:

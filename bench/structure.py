@@ -48,10 +48,10 @@ SUBFOLDERS: Final = {
     "minfer": "testing runs routing committing speculate planning tiers lifecycle "
     "policies "
     "records sampling blocks values",
-    "effects/cli": "bench compare verify",
-    "effects/serving": "distributed processes input_workers tokens observability "
+    "effects/cli": "compare verify",
+    "effects/serving": "processes input_workers tokens observability "
     "openai anthropic request_parsing access wire page",
-    "effects/runs": "load page",
+    "effects/runs": "page",
     "effects/cluster": "ray processes engine_client engine_server dispatch link",
     "effects/live": "input_processing engine beams constraints journal",
     "effects/text": "tools grammars",

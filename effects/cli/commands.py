@@ -1,8 +1,7 @@
 """Commands, and parsers that know them without importing them.
 
 A command is a module that adds its options and runs the command. It is imported only when
-it is used. A group of commands, such as `minfer bench`, is a module too: it adds its own
-commands to the parser that it is given.
+it is used.
 """
 
 import argparse

@@ -16,8 +16,7 @@ import minfer
 from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.execution.ranks.started_by import is_other_rank, is_rank
-from minfer.effects.net.parent_death import die_with_parent
+from minfer.effects.execution.ranks.rank_folder import is_other_rank, is_rank
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -62,13 +61,27 @@ COMMANDS: Final = (
         "predict how a load would be served, without a model",
         "minfer.effects.cli.simulate",
     ),
-    Entry("bench", "measure a server under load", "minfer.effects.cli.bench"),
 )
 
 SERVERS: Final = ("serve", "route")
 REMOVED: Final = {
     "compile": "serve compiles what it needs at start, and finds it in TRITON_CACHE_DIR "
     "the next time",
+    "bench": """use GuideLLM, aiperf or vLLM's own client. 64 requests of 8 clients, to
+`minfer serve --model Qwen/Qwen2.5-0.5B-Instruct`, are:
+
+  guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 \\
+    --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \\
+    --data kind=synthetic_text,prompt_tokens=512,output_tokens=128
+
+  aiperf profile --url http://127.0.0.1:8000 --model Qwen/Qwen2.5-0.5B-Instruct \\
+    --streaming --concurrency 8 --request-count 64 --use-server-token-count \\
+    --synthetic-input-tokens-mean 512 --output-tokens-mean 128 \\
+    --extra-inputs ignore_eos:true
+
+  vllm bench serve --base-url http://127.0.0.1:8000 \\
+    --model Qwen/Qwen2.5-0.5B-Instruct --max-concurrency 8 --num-prompts 64 \\
+    --dataset-name random --random-input-len 512 --random-output-len 128 --ignore-eos""",
 }
 
 
@@ -83,11 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             # and handles the signal itself, the process can end at once.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         if is_rank():
-            die_with_parent()
-        if is_other_rank():  # whatever the command: rank 0 says what to do
-            from minfer.effects.live.engine.rank_process import main as follow
+            from minfer.effects.net.child import begin_as_child
 
-            os._exit(follow())  # threads may wait for rank 0
+            begin_as_child()
+        if is_other_rank():  # whatever the command: rank 0 says what to do
+            from minfer.effects.live.engine.ranks import follow_rank_0
+
+            os._exit(follow_rank_0())  # threads may wait for rank 0
         if command in REMOVED:
             raise ConfigError(f"{command} was removed: {REMOVED[command]}")
         options = parser().parse_args(arguments)

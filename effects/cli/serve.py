@@ -407,9 +407,14 @@ def run(options: argparse.Namespace) -> int:
     if fronts:
         keep = None
         if deployment.distributed:
-            from minfer.effects.cluster.ray.engine_keeper import keep_engines
+            from minfer.effects.cluster.ray.engine_keeper import RayEngines
 
-            keep = keep_engines
+            keep = RayEngines(
+                args=args,
+                deployment=deployment,
+                fronts=fronts,
+                timeout=http.engine_timeout,
+            ).keep
         return serve_in_processes(
             args, http, host, port, fronts, guarded, deployment, keep
         )

@@ -22,6 +22,7 @@ from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.engine.open_rank import open_store
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.front import Front
 from minfer.effects.live.input_processing import input_processor
@@ -198,7 +199,7 @@ class ServedModel(Renders):
         """Load the model, and start an engine."""
         self._read(prepare(args))
         setup = self.setup
-        store = opening.open_store(setup)
+        store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)

@@ -52,7 +52,12 @@ from minfer.effects.models.weight_files import (
     no_model,
 )
 from minfer.effects.models.weight_files import shards as shards
-from minfer.effects.models.weights import Weights, checkpoint_parts, empty_weights
+from minfer.effects.models.weights import (
+    Weights,
+    checkpoint_parts,
+    empty_weights,
+    expected_parts,
+)
 from minfer.effects.models.weights import random_weights as random_weights
 from minfer.values.checks import LARGEST_TOKEN
 
@@ -142,8 +147,7 @@ def load_weights(
         files = files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
         own = spec if place == WHOLE else spec.for_rank(place)
-        blank = empty_weights(spec, dtype, "meta")
-        whole = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+        whole = expected_parts(spec, files)
         weights = empty_weights(own, dtype, device)
         if device == "cpu" or not found.streams:
             weights = _filled(own, weights, files, where, dtype, whole)
@@ -161,7 +165,8 @@ def planned_parts(
     spec: ModelSpec, found: FoundTensors, folder: Path
 ) -> Iterator[tuple[TensorPlace, Part]]:
     """Yields each tensor that a model has of a checkpoint, checked by its header, and
-    what `load_weights` makes of it. Raises `CheckpointError` as `load_weights`.
+    what `load_weights` makes of it; of a model that transformers runs and loads, those of
+    quantized matrices. Raises `CheckpointError` as `load_weights`.
     """
     import torch
 
@@ -170,10 +175,9 @@ def planned_parts(
     if spec.tie_word_embeddings and LM_HEAD in where:
         embed = where[EMBED].tensor()
         _check_copy(spec, where[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
-    blank = empty_weights(spec, spec.dtype, "meta")
-    for part in checkpoint_parts(spec, blank, files):
-        if part.name in where:
-            yield where[part.name], part
+    for name, part in expected_parts(spec, files).items():
+        if name in where:
+            yield where[name], part
 
 
 def files_of(spec: ModelSpec, found: FoundTensors) -> Files:
@@ -252,8 +256,7 @@ def _by_model(
     makes it one of the model's; and a tied model may store its embeddings as the output
     head.
     """
-    blank = empty_weights(spec, "float32", "meta")
-    expected = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+    expected = expected_parts(spec, files)
     inert = () if files.format is None else files.format.inert
     odd = sorted(name for name in found.places if name not in expected)
     odd = [one for one in odd if not one.startswith(spec.skipped)]
@@ -276,7 +279,9 @@ def _by_model(
         raise _missing(missing, expected[missing[0]].shape, found, folder)
     if spec.tie_word_embeddings and LM_HEAD in where:
         expected[LM_HEAD] = expected[EMBED]
-    _check_surplus(spec, found, {n: p for n, p in where.items() if n not in expected})
+    if not spec.parameters:  # else transformers reports what its model has not
+        surplus = {n: p for n, p in where.items() if n not in expected}
+        _check_surplus(spec, found, surplus)
     there = {name: where[name] for name in expected if name in where}
     for name, place in there.items():
         part = expected[name]
@@ -292,7 +297,7 @@ def _described_with_keys(spec: ModelSpec, files: Files, part: Part, path: Path) 
     keys = "" if files.format is None else files.format.shaped_by
     if how is None or not part.matrix or not keys or how.scheme_of(part.matrix).is_plain:
         return described
-    return f"{described} and its quantization_config ({keys})"
+    return f"{described} and {how.file or 'its quantization_config'} ({keys})"
 
 
 def _refuse_quantized_ends(where: Mapping[str, TensorPlace]) -> None:
@@ -333,7 +338,7 @@ def _check_surplus(
     """Refuse tensors that the model does not have, unless the index leaves them out
     too.
     """
-    extra = {n: p for n, p in surplus.items() if not _is_harmless(n, p)}
+    extra = {n: p for n, p in surplus.items() if not is_harmless(n, p)}
     if bad := sorted(name for name in extra if found.is_listed(extra[name].name)):
         raise TensorMismatchError(
             f"{extra[bad[0]].path}: unexpected tensor {list_names(bad)}; the checkpoint "
@@ -346,7 +351,7 @@ def _check_surplus(
         _log.warning("%s: %s not in %s and not read", path, names, INDEX_NAME)
 
 
-def _is_harmless(name: str, place: TensorPlace) -> bool:
+def is_harmless(name: str, place: TensorPlace) -> bool:
     """Returns whether a tensor that the model does not have would change nothing."""
     if name.endswith(HARMLESS):
         return True

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Activation
 
 
@@ -71,8 +72,7 @@ class Family:
     ropes_by_kind: bool = False  # layers with and without windows have their own
     partial_rotary: bool = False  # a part of a head's dimensions may turn
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
-    # A part of tensors' names as some checkpoints write it, and as this table does.
-    renamed: tuple[str, str] = ("", "")
+    renamings: tuple[Renaming, ...] = ()
 
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -141,7 +141,7 @@ _ROWS: Final = (
             experts="block_sparse_moe.experts",
             matrices=("w1", "w3", "w2"),
         ),
-        renamed=(".mlp.", ".block_sparse_moe."),  # of transformers 5
+        renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),),  # of transformers 5
     ),
     Family(
         "Qwen2MoeForCausalLM",

@@ -48,6 +48,10 @@ class LinearSizes:
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
 
+    def under(self, prefix: str) -> "LinearSizes":
+        """Returns the same sizes, the names behind a prefix."""
+        return evolve(self, names=tuple(prefix + name for name in self.names))
+
     @property
     def matrix_elements(self) -> int:
         """Elements of the matrix, without the bias."""

@@ -14,6 +14,14 @@ NOT_A_NUMBER: Final = 255  # of exponents in 8 bits
 FLOATS: Final = ("BF16", "F16", "F32", "F64")  # types of safetensors files
 
 
+@frozen
+class Renaming:
+    """A part of tensors' names that some checkpoints write otherwise."""
+
+    pattern: str  # a regular expression
+    name: str  # what the model has in its place
+
+
 @frozen(eq=False)
 class Part:
     """One tensor of a checkpoint."""

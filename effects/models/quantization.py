@@ -7,6 +7,7 @@ never are, nor MLA's expansion of latents, which is dequantized as it is loaded.
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -14,6 +15,7 @@ from attrs import field, frozen
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats import Format, format_of
 from minfer.effects.models.formats.on_load import OnLoad
+from minfer.effects.models.quantization_files import described_in
 from minfer.kernels.leaves import (
     FP8,
     FP8_BLOCKS,
@@ -45,6 +47,7 @@ class Quantization:
     format: Format  # of the checkpoint
     # Those that are not quantized, by their names in a checkpoint, without ".weight".
     plain: frozenset[str] = field(factory=frozenset)
+    file: str = ""  # beside config.json, that says so; empty: config.json does
 
     def scheme_of(self, matrix: str) -> Scheme:
         """Returns the scheme of a matrix of a checkpoint."""
@@ -108,12 +111,16 @@ def warn_of_cache_scheme(config: Mapping[str, Any], where: str, dtype: str) -> N
     how = config.get("quantization_config")
     if isinstance(how, dict) and how.get("kv_cache_scheme"):
         what = "quantization_config: kv_cache_scheme is not used"
-        _log.warning("%s: %s; the KV cache is in %s", where, what, dtype)
+        file = described_in(config, where)
+        _log.warning("%s: %s; the KV cache is in %s", file, what, dtype)
 
 
 def read_quantization(read: ConfigReader) -> Quantization | None:
-    """Returns how a checkpoint is quantized, from its config; None: it is not. Raises
-    `UnsupportedModelError`, `ModelConfigError`.
+    """Returns how a checkpoint is quantized, from its config or the file beside it; None:
+    it is not. Raises `UnsupportedModelError`, `ModelConfigError`.
     """
-    found = format_of(read)
-    return None if found is None else Quantization(found)
+    file = described_in(read.config, read.where)
+    found = format_of(ConfigReader(read.config, file))
+    if found is None:
+        return None
+    return Quantization(found, file="" if file == read.where else Path(file).name)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from minfer.effects.models.json_files import read_optional
 
 KEY: Final = "quantization_config"
+FILE: Final = "_quantization_file"  # beside it: the name of the file that it is from
 # By the file's name, the `quant_method` of a file that does not name one: AutoGPTQ's,
 # AutoAWQ's, and that of NVIDIA's Model Optimizer.
 METHODS: Final[Mapping[str, str]] = {
@@ -27,5 +28,13 @@ def with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         return config
     for name, method in METHODS.items():
         if how := read_optional(folder / name):
-            return {**config, KEY: {"quant_method": method, **how}}
+            return {**config, KEY: {"quant_method": method, **how}, FILE: name}
     return config
+
+
+def described_in(config: Mapping[str, Any], where: str) -> str:
+    """Returns the file that says how a checkpoint is quantized; `where` is its
+    config.json.
+    """
+    name = str(config.get(FILE))
+    return str(Path(where).with_name(name)) if name in METHODS else where

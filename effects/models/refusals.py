@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from minfer.effects.models.config_reader import ConfigReader
 
@@ -89,19 +89,6 @@ def refuse_kind(read: ConfigReader, names: list[str]) -> None:
         if what := KINDS.get(found):
             name = ", ".join(names) or f"model_type {kind!r}"
             raise read.refusal(f"{name} is not supported: it is {what}")
-
-
-def refuse_quantized(read: ConfigReader) -> None:
-    """Refuse a config of quantized weights of a model that transformers runs. Raises
-    `UnsupportedModelError`.
-    """
-    how: Any = read.config.get("quantization_config")
-    if how is not None:
-        method = how.get("quant_method") if isinstance(how, dict) else how
-        raise read.refusal(
-            f"quantization_config ({method!r}) is not supported for this architecture, "
-            f"which transformers' own model runs; use an unquantized checkpoint"
-        )
 
 
 def quantized_objection(names: Iterable[str]) -> str | None:

@@ -40,14 +40,11 @@ def parameter_count(spec: ModelSpec) -> int:
 def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     """Returns the bytes of all weights, as they are stored on a GPU or on the CPU."""
     element = dtype_bytes(spec.dtype)
-    if spec.parameters:
-        return spec.parameters * element
     stored = elements = 0
-    for i, layer in enumerate(spec.layers):
-        for sizes in layer.matrices:
-            scheme = spec.scheme_of(i, sizes)
-            stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
-            elements += sizes.matrix_elements
+    for sizes in spec.matrices:
+        scheme = spec.scheme_of(sizes)
+        stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
+        elements += sizes.matrix_elements
     wide = sum(layer.float32_elements for layer in spec.layers)
     wide += spec.hidden_size * spec.norms.offset
     rest = parameter_count(spec) - elements - wide
@@ -141,9 +138,8 @@ def dequantized_bytes(spec: ModelSpec) -> int:
     """
     if spec.quantization is None:
         return 0
-    matrices = (sizes for layer in spec.layers for sizes in layer.matrices)
-    largest = max(sum(one.outputs) * one.inputs for one in matrices)
-    return min(largest, PIECE) * (8 + 4)
+    sizes = (sum(one.outputs) * one.inputs for one in spec.matrices)
+    return min(max(sizes, default=0), PIECE) * (8 + 4)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:

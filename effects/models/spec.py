@@ -4,6 +4,7 @@ Nothing here touches files or imports torch: memory plans and `--help` need thes
 at once. spec_reader.py reads it from a config.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from attrs import evolve, frozen
@@ -62,6 +63,8 @@ class ModelSpec:
     all_stages: "ModelSpec | None" = None  # of a stage: the layers of all, as one
     # Counted on transformers' own model, which runs it; 0: the family table's.
     parameters: int = 0
+    # Of that: its modules of type torch.nn.Linear, but the output head.
+    linears: tuple[LinearSizes, ...] = ()
 
     def for_rank(self, place: Place) -> "ModelSpec":
         """Returns the sizes of one rank; `vocab_size` stays the model's. Raises
@@ -118,12 +121,21 @@ class ModelSpec:
         """The dtype of keys and values in the cache."""
         return self._kv_dtype or self.dtype
 
-    def scheme_of(self, layer: int, sizes: LinearSizes) -> Scheme:
-        """Returns how a layer's matrix is stored in memory."""
+    @property
+    def matrices(self) -> Iterator[LinearSizes]:
+        """The matrices that may be quantized, with their whole names in a checkpoint."""
+        if self.parameters:
+            yield from self.linears
+            return
+        for i, layer in enumerate(self.layers, self.first_layer):
+            for sizes in layer.matrices:
+                yield sizes.under(layer_prefix(i))
+
+    def scheme_of(self, sizes: LinearSizes) -> Scheme:
+        """Returns how one of `matrices` is stored in memory."""
         if self.quantization is None or sizes.plain:
             return PLAIN
-        name = layer_prefix(self.first_layer + layer) + sizes.names[0]
-        return self.quantization.scheme_of(name)
+        return self.quantization.scheme_of(sizes.names[0])
 
     @property
     def has_experts(self) -> bool:

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
 from minfer.effects.models.gguf.tensors import GgufTensors
 from minfer.effects.models.linear import LinearSizes, Maker
+from minfer.effects.models.quantization import Quantization
 from minfer.effects.models.spec import ModelSpec, layer_prefix
 from minfer.effects.models.tensor_names import model_names
 from minfer.effects.models.weight_files import shards
@@ -39,41 +40,59 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
     how = spec.quantization
     if how is None:
         return spec
-    plain: Iterator[str] = iter(())
-    if not how.at_load:
-        plain = _unquantized(spec, folder)
-    elif how.format.scheme is INT8:
-        plain = _with_outliers(spec, folder)
+    plain, found = frozenset[str](), set[str]()
     with suppress(CheckpointError, OSError, ValueError, RecursionError):
-        how = evolve(how, plain=frozenset(plain))
-    for i, layer in enumerate(spec.layers):
-        maker = Maker(spec.dtype, "meta", how, layer_prefix(i))
-        for sizes in layer.matrices:
-            maker.scheme(sizes)
+        if not how.at_load:
+            found = _stored_names(spec, how, folder)
+            plain = frozenset(_unquantized(spec, how, found))
+        elif how.format.scheme is INT8:
+            plain = frozenset(_with_outliers(spec, folder))
+    if spec.parameters:
+        _refuse_other_modules(spec, how, found, folder)
+    maker = Maker(spec.dtype, "meta", how := evolve(how, plain=plain))
+    for sizes in spec.matrices:
+        maker.scheme(sizes)
     return evolve(spec, quantization=how)
 
 
 def _matrices(spec: ModelSpec) -> Iterator[str]:
     """Yields the names of all matrices; of experts, those of the first one."""
-    for i, layer in enumerate(spec.layers):
-        for sizes in layer.matrices:
-            for name in sizes.names:
-                yield layer_prefix(i) + name
+    for sizes in spec.matrices:
+        yield from sizes.names
 
 
-def _unquantized(spec: ModelSpec, folder: Path) -> Iterator[str]:
+def _stored_names(spec: ModelSpec, how: Quantization, folder: Path) -> set[str]:
+    """Returns the model's names of a quantized checkpoint's tensors."""
+    suffixes = (".weight", *how.format.markers)
+    known = {name + suffix for name in _matrices(spec) for suffix in suffixes}
+    return {name for name, _ in model_names(spec, _places(folder), known)}
+
+
+def _unquantized(spec: ModelSpec, how: Quantization, found: set[str]) -> Iterator[str]:
     """Yields the matrices that are there, without the tensors of quantized ones."""
-    if spec.quantization is None:
-        return
-    markers = spec.quantization.format.markers
-    matrices = [*_matrices(spec)]
-    suffixes = (".weight", *markers)
-    known = {name + suffix for name in matrices for suffix in suffixes}
-    found = {name for name, _ in model_names(spec, _places(folder), known)}
-    for name in matrices:
-        quantized = any(name + marker in found for marker in markers)
+    for name in _matrices(spec):
+        quantized = any(name + marker in found for marker in how.format.markers)
         if name + ".weight" in found and not quantized:
             yield name
+
+
+def _refuse_other_modules(
+    spec: ModelSpec, how: Quantization, found: set[str], folder: Path
+) -> None:
+    """Refuse quantized modules of a model that transformers runs, other than linear ones.
+    Raises `UnsupportedModelError`.
+    """
+    linear = {*_matrices(spec)}
+    for name in sorted(found):
+        for marker in how.format.markers:
+            module = name.removesuffix(marker)
+            if module not in {name, *linear}:
+                raise UnsupportedModelError(
+                    f"{folder}: module {module} is quantized ({how.format.text}, tensor "
+                    f"{name}), but {spec.family.architecture}, which transformers' own "
+                    f"model runs, has no torch.nn.Linear of that name beside its output "
+                    f"head; use a checkpoint in which it is not quantized"
+                )
 
 
 def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:

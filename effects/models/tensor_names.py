@@ -1,5 +1,6 @@
 """The names of a model's tensors, as checkpoints write them."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeVar
 
@@ -15,7 +16,8 @@ def model_name(spec: ModelSpec, name: str, known: Collection[str]) -> str:
     As in transformers, `model.` is put before a name, or removed from it, where that
     makes it one of the `known`.
     """
-    name = name.replace(*spec.family.renamed) if spec.family.renamed[0] else name
+    for one in spec.family.renamings:
+        name = re.sub(one.pattern, one.name, name, count=1)
     name = _in_format(spec, name)
     for prefix in spec.family.prefixes:
         if (found := name.replace(prefix, "", 1)) in known:

@@ -34,6 +34,10 @@ CONSOLIDATED: Final = "consolidated"
 # transformers 5's config field that names another file than these.
 EXPLICIT: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
+_MERGE: Final = (
+    "merge it into its base model (in peft, merge_and_unload and save_pretrained), and "
+    "give the result"
+)
 NAMED: Final = 4  # how many names an error lists
 
 
@@ -162,17 +166,27 @@ def _check_beside(folder: Path, single: Path, index: Path) -> None:
         )
 
 
+def adapter_in(folder: Path) -> str | None:
+    """Returns the name of an adapter's file in a folder; None: there is none."""
+    return next((name for name in ADAPTERS if (folder / name).is_file()), None)
+
+
+def warn_of_adapter(folder: Path) -> None:
+    """Warn of an adapter beside a model's weights, which is not used."""
+    if (adapter := adapter_in(folder)) is not None:
+        what = "the adapter beside the weights is not used, as LoRA is not supported"
+        _log.warning("%s: %s; to use it, %s", folder / adapter, what, _MERGE)
+
+
 def no_model(folder: Path) -> str | None:
     """Returns why a folder's files are no model that minfer reads, if their names show
     it.
     """
-    for name in ADAPTERS:
-        if (folder / name).is_file():
-            return (
-                f"{folder}: holds an adapter ({name}), which is a part of a model; LoRA "
-                f"is not supported: merge it into its base model (in peft, "
-                f"merge_and_unload and save_pretrained), and give the result"
-            )
+    if (adapter := adapter_in(folder)) is not None:
+        return (
+            f"{folder}: holds an adapter ({adapter}), which is a part of a model; LoRA "
+            f"is not supported: {_MERGE}"
+        )
     for path in sorted(folder.glob(f"{CONSOLIDATED}*{SUFFIX}")):
         return (
             f"{folder}: holds {path.name}, which is in Mistral's own form, with other "

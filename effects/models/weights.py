@@ -3,7 +3,7 @@
 Also random weights, from a spec alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ from minfer.effects.models.layers import (
     finish_layer,
     layer_parts,
 )
-from minfer.effects.models.linear import Maker, norm_part
+from minfer.effects.models.linear import Maker, matrix_parts, norm_part
 from minfer.effects.models.parts import Part
 from minfer.effects.models.quantization import PLAIN_FILES, Files
 from minfer.effects.models.rank_parts import RankPart, rank_parts
@@ -82,6 +82,33 @@ def checkpoint_parts(
         yield Part(LM_HEAD, weights.lm_head.weight)
 
 
+def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, Part]:
+    """Returns the tensors that a checkpoint has to have, by the model's names, without
+    memory: of a model that transformers runs and loads, those of quantized matrices.
+    """
+    parts = leaf_parts(empty_leaves(spec, "meta"), files)
+    if not spec.parameters:
+        parts = checkpoint_parts(spec, empty_weights(spec, spec.dtype, "meta"), files)
+    return {part.name: part for part in parts}
+
+
+def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
+    """Returns the quantized matrices of a model that transformers runs, uninitialised, by
+    their names.
+    """
+    make = Maker(spec.dtype, device, spec.quantization)
+    quantized = (one for one in spec.linears if not spec.scheme_of(one).is_plain)
+    return {sizes.names[0]: make.linear(sizes) for sizes in quantized}
+
+
+def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[Part]:
+    """Yields the tensors of a checkpoint that belong to matrices of these names."""
+    for name, leaf in leaves.items():
+        yield from matrix_parts(name, leaf, files)
+        if leaf.bias is not None:
+            yield Part(f"{name}.bias", leaf.bias)
+
+
 def named_parts(
     spec: ModelSpec, weights: Weights
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
@@ -109,8 +136,7 @@ def random_weights(
     pool = pool.to(device=device, dtype=torch_dtype(dtype))
     how = spec.quantization
     files = PLAIN_FILES if how is None else Files(OnLoad(how.format.scheme))
-    blank = empty_weights(spec, dtype, "meta")
-    whole = {part.name: part for part in checkpoint_parts(spec, blank, files)}
+    whole = expected_parts(spec, files)
     own = spec if place == WHOLE else spec.for_rank(place)
     weights = empty_weights(own, dtype, device)
     parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)

@@ -4,9 +4,8 @@ addresses           paths of local sockets, and TCP ports
 framing             messages on a stream of bytes
 handshake           both sides prove that they know the secret
 listener            accepts connections, and makes them
-child_signals       how a parent ends its children
+child               a process that its parent starts, watches and ends
 heartbeat           of a process, as its watcher sees it
-parent_death        a process ends when its parent does
 run_folder          a private folder for sockets
 secret_variables    secrets in the environment, kept from other programs
 """

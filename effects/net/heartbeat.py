@@ -19,46 +19,62 @@ from typing import Final
 
 LOADING: Final = 10  # times the limit: how long one that loads may hold its interpreter
 STOPPED: Final = 8.0  # seconds of silence of a stopped process
+SIZE: Final = 1  # bytes of shared memory
 _GAP: Final = 2.0  # seconds at most that one look to the next counts for
 _COUNTS: Final = 256
 
 
 class Heartbeat:
-    """The heartbeats of successive processes; without a `limit` in seconds, none of them
-    ever hangs.
+    """A count of heartbeats, in memory that a process and its watcher share: with forks
+    of the process that makes it, or with all that map `file`.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self._count = mmap.mmap(-1, 1)  # shared with processes that are forked
-        self._seen = 0
-        self._silent = 0.0  # seconds
-        self._looked: float | None = None  # when
-        self._process = 0  # whose it is
+    def __init__(self, file: int = -1) -> None:
+        self._memory = mmap.mmap(file, SIZE)
+
+    @property
+    def count(self) -> int:
+        """The number of heartbeats, modulo 256."""
+        return self._memory[0]
 
     def beat(self) -> None:
         """Count a heartbeat of this process."""
-        self._count[0] = (self._count[0] + 1) % _COUNTS
+        self._memory[0] = (self._memory[0] + 1) % _COUNTS
 
-    def begin(self, process: int = 0) -> None:
-        """Restart the count: a process starts, or (0) is about to end."""
+
+class Watch:
+    """Whether a process is silent for too long; without a `limit` in seconds, it never
+    is.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, limit: float, process: int) -> None:
+        """`process`: its id."""
+        self._heartbeat = heartbeat
+        self._limit = limit
         self._process = process
-        self._silent = 0.0
-        self._looked = None
+        self._seen = 0
+        self._silent = 0.0  # seconds
+        self._looked: float | None = None  # when
+        self._hung = False
 
     def hangs(self, now: float, *, ready: bool) -> bool:
-        """Read the count; whether it has been silent for too long."""
-        count, looked = self._count[0], self._looked
+        """Read the count; whether it has been silent for too long. That is reported once,
+        as a process that is killed then may take a while to end.
+        """
+        count, looked = self._heartbeat.count, self._looked
         self._looked = now
         if count != self._seen or looked is None:
             self._seen = count
             self._silent = 0.0
             return False
         self._silent += min(now - looked, _GAP)
-        most = self.limit if ready else LOADING * self.limit
+        limit = self._limit if ready else LOADING * self._limit
         if self._silent >= STOPPED and is_stopped(self._process):
-            most = min(most, STOPPED)
-        return 0 < most <= self._silent
+            limit = min(limit, STOPPED)
+        if self._hung or not 0 < limit <= self._silent:
+            return False
+        self._hung = True
+        return True
 
 
 def is_stopped(process: int) -> bool:

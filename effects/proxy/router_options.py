@@ -14,7 +14,6 @@ from minfer.effects.text.tools.formats import Parsers
 
 CACHE_TOKENS: Final = 2**20
 KV_BLOCK: Final = 16  # tokens; vLLM's default
-MAX_BODY: Final = 2**25  # bytes; of Ray Serve's front, which has no model's context
 MAX_WAITING: Final = 1024
 PATIENCE: Final = 600.0  # seconds
 JOURNAL_SIZE: Final = 2**30  # bytes

@@ -26,12 +26,14 @@ from minfer.effects.models.config_reader import (
     UnsupportedModelError,
 )
 from minfer.effects.models.dtypes import FP8, INT8
+from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.mla import MLA
 from minfer.effects.models.quantization import requested, warn_of_cache_scheme
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.stored_matrices import as_stored
+from minfer.effects.models.weight_files import warn_of_adapter
 from minfer.effects.setup.advice import advised_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
@@ -116,6 +118,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
     if warns:
+        warn_of_adapter(folder)
         warn_of_cache_scheme(raw, where, spec.kv_dtype)
     if device.kind == "cuda":
         check_kernels(spec, folder)
@@ -191,6 +194,8 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str, *, warns: bool) -> 
     try:
         return parse_spec(config, where, wanted_dtype)
     except UnsupportedModelError as refused:
+        if is_gguf(Path(where)):
+            raise  # transformers' model is not loaded from such a file
         # It imports torch and transformers.
         from minfer.effects.models.fallback import fallback_spec
 
@@ -210,14 +215,14 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     """Returns the spec with its matrices stored as the settings and the checkpoint's
     files say. Raises ConfigError.
     """
-    if spec.parameters and args.quantization is not None:
+    stored = spec.quantization
+    if spec.parameters and stored is None and args.quantization is not None:
         raise ConfigError(
             f"quantization {args.quantization!r} is not supported for "
             f"{spec.family.architecture}, which transformers' own model runs; leave the "
             f"setting out"
         )
-    how = requested(args.quantization, spec.quantization)
-    spec = evolve(spec, quantization=how)
+    spec = evolve(spec, quantization=requested(args.quantization, stored))
     has_files = args.executor == "torch" and args.load_format != "dummy"
     return as_stored(spec, folder) if has_files else spec
 

@@ -148,6 +148,12 @@ class Tokenizer:
             self._texts[token] = text
         return self._texts[token]
 
+    @property
+    def largest_id(self) -> int:
+        """The largest id of a token."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=0)
+
     def as_json(self) -> str:
         """The whole tokenizer as a tokenizer.json, with tokens of other files."""
         return self._backend.to_str()

@@ -10,6 +10,7 @@ from minfer.records.tiers import HostTier, KeyedTier
 from minfer.values.checks import ConfigError, flag, number
 
 MOST_GROUPS: Final = 16
+MAX_NUM_SEQS: Final = 1 << 20  # a state has a number for each of its device rows
 
 # The fields to compare sizes by: in forks, simulations and headings of pages.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
@@ -63,7 +64,8 @@ class EngineConfig:
     num_blocks: int = field(validator=number(1))  # pages of KV in the pool
     block_size: int = field(default=64, validator=number(1))  # tokens per block
     max_model_len: int = field(default=2048, validator=number(2))  # prompt plus output
-    max_num_seqs: int = field(default=256, validator=number(1))  # device rows
+    # device rows
+    max_num_seqs: int = field(default=256, validator=number(1, MAX_NUM_SEQS))
     # a forward's budget
     max_num_batched_tokens: int = field(default=2048, validator=number(1))
     vocab_size: int = field(default=2**31, validator=number(1))

@@ -33,6 +33,11 @@ from minfer.runs.projection import state_digest
 from minfer.runs.wire_names import RemovedError
 
 _WIDEST: Final = 4  # bytes of a token id
+# What a crafted file may claim, whose content takes no bytes of it: token ids of zero,
+# and the size of a head, of which zlib makes up to a thousand bytes from one.
+_MAX_ZERO_IDS: Final = 1 << 24
+_MAX_EMPTY_HEAD: Final = 1 << 26
+_MAX_HEAD_RATIO: Final = 64
 # The first bytes of payloads after the head: a turn with its flags, a digest of a state
 # and the end with their lengths before them.
 _BEGINS: Final = re.compile(
@@ -212,7 +217,7 @@ def read_head(
             f"{where}: it has no head: nothing of it was ever acknowledged"
         )
     try:
-        record = json.loads(zlib.decompress(payload[1:]))
+        record = json.loads(_decompressed(payload[1:]))
         bare, snapshot = _bare_head(record, classes), record["state"]
     except JournalError as error:
         raise JournalError(f"{where}: {error}") from error
@@ -224,6 +229,17 @@ def read_head(
     if snapshot is None or not with_state:
         return bare
     return evolve(bare, state=_read_snapshot(snapshot, bare, where, classes))
+
+
+def _decompressed(data: bytes) -> bytes:
+    """The text of a head. Raises ValueError if it is too large for its bytes."""
+    most = max(_MAX_EMPTY_HEAD, _MAX_HEAD_RATIO * len(data))
+    stream = zlib.decompressobj()
+    text = stream.decompress(data, most)
+    if not stream.eof:
+        large = f"it has more than {most} bytes, compressed to {len(data)}"
+        raise ValueError(large if stream.unconsumed_tail else "it is cut off")
+    return text
 
 
 def _bare_head(record: Any, classes: Mapping[str, type]) -> Head:
@@ -347,7 +363,7 @@ def _logprobs(record: Any, yields: Yields) -> Logprobs:
 
 
 def _unpacked(payload: bytes, width: int, count: int) -> tuple[int, ...]:
-    if count > 1 << 28:  # zeros could claim any count without a byte
+    if count > (1 << 28 if width else _MAX_ZERO_IDS):
         raise ValueError(f"{count} token ids")
     raw = bytearray(4 * count)
     for at in range(width):

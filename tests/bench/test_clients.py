@@ -1,24 +1,172 @@
-"""Several client processes share the requests of a load and its concurrency."""
+"""The client of the benchmarks: its pace, its latencies and its failures."""
 
-from collections import Counter
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import mean, pvariance
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from attrs import define, evolve, field
 
-from bench.clients import put
-from tests.effects.runs.load.stub import WHOLE, load_on, stream, stub
+from bench.clients import (
+    FIRST_ID,
+    LoadPlan,
+    RequestTimes,
+    due_times,
+    figures_of,
+    put,
+    send_all,
+)
+from tests.effects.served import Serving, serving
+
+TOKENS = 4
+PAUSE = 0.05  # seconds before each event
+
+
+@define
+class Stub:
+    """A server that sends an event after each pause."""
+
+    last: list[dict[str, Any]] = field(
+        factory=lambda: [{"usage": {"completion_tokens": TOKENS}, "choices": []}]
+    )
+    status: int = 200
+    bodies: list[dict[str, Any]] = field(factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        if self.status != 200:
+            return web.Response(status=self.status, text="no room")
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(TOKENS):
+            await asyncio.sleep(PAUSE)
+            await self.send(response, {"usage": None, "choices": [{"text": "a"}]})
+        for event in self.last:
+            await self.send(response, event)
+        self.in_flight -= 1
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def send(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
+        await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def plan_of(count: int, clients: int, **more: Any) -> LoadPlan:
+    return LoadPlan("", 8, TOKENS, 100, count, clients, **more)
+
+
+def sent(stub: Stub, plan: LoadPlan) -> dict[int, RequestTimes]:
+    """Put a load on a stub, from this process."""
+
+    async def run() -> dict[int, RequestTimes]:
+        app = web.Application()
+        app.router.add_post("/v1/completions", stub.answer)
+        async with TestServer(app) as server:
+            here = evolve(plan, url=str(server.make_url("")).rstrip("/"))
+            bodies = [here.body(number) for number in range(here.count)]
+            take = itertools.count().__next__
+            return await send_all(here, bodies, here.clients, take)
+
+    return asyncio.run(run())
+
+
+def test_events_are_timed_when_they_come() -> None:
+    (times,) = sent(Stub(), plan_of(1, 1)).values()
+    assert len(times.events) == times.output_tokens == TOKENS
+    assert [*times.events] == sorted({*times.events})
+    for number, event in enumerate(times.events, 1):
+        assert event - times.sent >= 0.9 * PAUSE * number
+
+
+def test_a_closed_loop_has_so_many_requests_in_flight() -> None:
+    stub = Stub()
+    found = sent(stub, plan_of(7, 3))
+    assert sorted(found) == [*range(7)]
+    assert stub.most_in_flight == 3
+    assert len({tuple(body["prompt"]) for body in stub.bodies}) == 7
+
+
+def test_an_open_loop_sends_when_due_whether_or_not_others_are_answered() -> None:
+    due = (0.0, 0.06, 0.12)
+    found = sent(Stub(), plan_of(3, 3, due=due))
+    assert all(found[number].sent >= when for number, when in enumerate(due))
+    assert found[2].sent < found[0].events[-1]
+
+
+@pytest.mark.parametrize(
+    ("stub", "message"),
+    [
+        (Stub(status=503), "HTTP 503: no room"),
+        (Stub(last=[]), f"ended without usage, after {TOKENS} events"),
+        (Stub(last=[{"error": {"message": "broken"}}]), "error in a stream: .*broken"),
+    ],
+    ids=["status", "cut off", "error"],
+)
+def test_a_request_that_fails_ends_the_load(stub: Stub, message: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        sent(stub, plan_of(2, 2))
+    assert caught.group_contains(RuntimeError, match=message)
+
+
+def test_a_prompt_is_a_function_of_seed_and_number() -> None:
+    plan = plan_of(2, 1)
+    assert plan.body(1) == plan.body(1) != plan.body(0)
+    assert plan.body(1) != evolve(plan, seed="1").body(1)
+    prompt = json.loads(evolve(plan, prompt_tokens=2000).body(0))["prompt"]
+    assert len(prompt) == 2000
+    assert {*prompt} == {*range(FIRST_ID, 100)}
+
+
+def test_due_times_are_those_of_a_poisson_process() -> None:
+    times = due_times(20_001, 50.0, seed=1)
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    assert times[0] == 0
+    assert min(gaps) >= 0
+    assert mean(gaps) == pytest.approx(1 / 50)
+    assert pvariance(gaps) * 50**2 == pytest.approx(1, rel=0.1)
+    assert due_times(9, 1.0, seed=1) != due_times(9, 1.0, seed=2)
+
+
+def test_figures_of_requests_that_are_known() -> None:
+    requests = [RequestTimes(at, (at + 0.5, at + 1.0, at + 1.5), 5) for at in range(8)]
+    found = figures_of(requests)
+    assert found["duration"] == 8.5
+    assert found["total_output_tokens"] == 40
+    assert found["output_throughput"] == pytest.approx(40 / 8.5)
+    for name, value in (("ttft", 500), ("tpot", 250), ("itl", 500)):
+        assert found[f"median_{name}_ms"] == pytest.approx(value)
+        assert found[f"p99_{name}_ms"] == pytest.approx(value)
+    assert requests[0].meets({"ttft": 500, "tpot": 251})
+    assert not requests[0].meets({"ttft": 501, "tpot": 249})
+
+
+@pytest.fixture(scope="module")
+def dry() -> Iterator[Serving]:
+    with serving(executor="dry", num_gpu_blocks_override=64) as made:
+        yield made
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("processes", "used"), [(2, 2), (9, 3)])
-def test_processes_share_the_requests_and_the_concurrency(
-    processes: int, used: int
+@pytest.mark.parametrize("processes", [2, 9])
+def test_processes_share_the_requests_and_the_clients(
+    dry: Serving, processes: int
 ) -> None:
-    with stub(stream(0.02, *WHOLE)) as server:
-        outcome = put(load_on(server.url, 60, max_concurrency=3), processes)
-        assert server.connections == 3
-        prompts = Counter(server.requested)
-    assert [one.number for one in outcome.records] == [*range(60)]
-    assert all(one.completed for one in outcome.records)
-    assert set(prompts.values()) == {1}
-    assert len(outcome.cpu) == used
-    assert outcome.seconds == max(one.ended for one in outcome.records)
+    plan = LoadPlan(dry.url, 32, 16, 2000, 60, 3, seed=str(processes))
+    found = put(plan, processes)
+    assert len(found) == 60
+    assert [request.output_tokens for request in found] == [16] * 60
+    in_flight = [
+        sum(other.sent <= request.sent < other.events[-1] for other in found)
+        for request in found
+    ]
+    assert max(in_flight) <= plan.clients

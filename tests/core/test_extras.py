@@ -16,16 +16,16 @@ ELSEWHERE: Final = re.compile(r"pip install '?minfer")  # than from a clone
 
 
 def test_what_to_type() -> None:
-    message = how_to_install("load")
-    assert message == "pip install '.[load]' in a clone of minfer"
+    message = how_to_install("bench")
+    assert message == "pip install '.[bench]' in a clone of minfer"
 
 
 def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    single = {"bench", "load", "otel", "responses", "testing", "tokenizers"}
-    assert requested == {*single, "nixl", "ray", "ray-serve"}
+    single = {"bench", "otel", "responses", "testing", "tokenizers"}
+    assert requested == {*single, "nixl", "ray"}
     assert requested <= project["optional-dependencies"].keys()
 
 

@@ -17,10 +17,11 @@ from tests.effects.optional import lacking
 from tests.effects.served import Serving, serving
 
 HERE: Final = Path(__file__).parent
+APPLICATION: Final = "ray_serve_app.py"  # no program: `test_ray_serve_app` runs it
 PROGRAMS: Final = sorted(
     path.name
     for path in (*HERE.glob("*.py"), *HERE.glob("*.sh"))
-    if path.name not in ("__init__.py", "test_examples.py")
+    if path.name not in ("__init__.py", APPLICATION) and not path.name.startswith("test_")
 )
 LONGEST: Final = 44  # lines
 
@@ -108,7 +109,7 @@ def in_shell(path: Path, url: str) -> str:
 def test_each_has_its_expectation_and_is_named_in_the_readme() -> None:
     assert list(EXAMPLES) == PROGRAMS
     readme = (HERE / "README.md").read_text("utf-8")
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, APPLICATION):
         assert f"[{name}]({name})" in readme
 
 

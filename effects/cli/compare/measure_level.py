@@ -131,7 +131,8 @@ def _tensors(tree: object) -> Iterator[Tensor | torch.ScriptObject]:
     if isinstance(tree, Tensor | torch.ScriptObject):
         yield tree
     elif isinstance(tree, torch.nn.Module):
-        inner = [*tree.parameters(), *tree.buffers()]
+        leaves = (getattr(module, "leaf", None) for module in tree.modules())
+        inner = [*tree.parameters(), *tree.buffers(), *leaves]
     elif isinstance(tree, Mapping):
         inner = [*tree.values()]
     elif isinstance(tree, list | tuple):

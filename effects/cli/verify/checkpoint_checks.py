@@ -11,7 +11,6 @@ from minfer.effects.cli.verify.findings import Check, judged
 from minfer.effects.models.checkpoint import read_optional, shards
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.effects.text.tokenizer_loading import load_backend
 
 HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3
 
@@ -51,9 +50,8 @@ def ids(folder: Path, ours: Tokenizer, spec: ModelSpec) -> Check:
     """Token ids must have an embedding, and the configs must agree where
     sequences end.
     """
-    vocab = load_backend(folder)[0].get_vocab(with_added_tokens=True)
     known = set(range(spec.vocab_size))
-    named = {"tokenizer.json": {max(vocab.values(), default=0)}}
+    named = {"tokenizer.json": {ours.largest_id}}
     for name in ("config.json", "generation_config.json"):
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = read_optional(folder / name).get(key)

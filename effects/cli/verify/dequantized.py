@@ -21,7 +21,7 @@ from minfer.effects.models.linear import LinearSizes, Maker
 from minfer.effects.models.moe import MoE
 from minfer.effects.models.parts import Part
 from minfer.effects.models.quantization import Files
-from minfer.effects.models.quantization_files import METHODS
+from minfer.effects.models.quantization_files import FILE, KEY, METHODS
 from minfer.effects.models.spec import ModelSpec, layer_prefix
 from minfer.effects.models.weight_files import (
     EXPLICIT,
@@ -159,7 +159,7 @@ def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantize
 def _write_side_files(source: Path, folder: Path) -> None:
     """Write the config, without its quantization, and copy what is no weights."""
     config = read_config(source)
-    for key in ("quantization_config", EXPLICIT):
+    for key in (KEY, FILE, EXPLICIT):
         config.pop(key, None)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for path in source.iterdir() if source.is_dir() else ():
@@ -171,6 +171,11 @@ def _write_side_files(source: Path, folder: Path) -> None:
 def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
     """Yields the quantized matrices of a model."""
     if spec.quantization is None:
+        return
+    if spec.parameters:
+        for sizes in spec.linears:
+            if not spec.scheme_of(sizes).is_plain:
+                yield StoredMatrix(sizes.names[0], sizes)
         return
     for i, layer in enumerate(spec.layers):
         prefix = layer_prefix(i)

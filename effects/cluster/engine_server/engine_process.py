@@ -31,7 +31,7 @@ from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.served_model import ServedModel
-from minfer.effects.net.child_signals import STOP
+from minfer.effects.net.child import STOP
 from minfer.effects.net.listener import Listener
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup

@@ -30,6 +30,7 @@ MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
 FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
 FAILED: Final = 70  # exit code of a server with a process that fails again and again
 LONGEST_PAUSE: Final = 60.0  # seconds: so it is doubled up to this
+_DOUBLINGS: Final = 10  # which is more
 INTERRUPTED: Final = 130  # exit code after a SIGINT: 128 and its number
 
 
@@ -42,6 +43,13 @@ def engine_names(replicas: int) -> list[str]:
     """The names of the engines' processes."""
     numbered = [f"{ENGINE} {number}" for number in range(replicas)]
     return [ENGINE] if replicas == 1 else numbered
+
+
+def restart_pause(failures: int) -> float:
+    """Seconds before a process is restarted that ended so many times in a row before it
+    was ready.
+    """
+    return min(FIRST_PAUSE * 2.0 ** min(failures, _DOUBLINGS), LONGEST_PAUSE)
 
 
 @frozen
@@ -126,7 +134,7 @@ class Processes:
         if ends or (count >= MOST_FAILURES and not others):
             self.code = code or FAILED
             return self._stop()
-        return [Start(name, min(FIRST_PAUSE * 2**count, LONGEST_PAUSE))]
+        return [Start(name, restart_pause(count))]
 
     def note_hang(self, name: str) -> list[Action]:
         """Kill a process that hangs: it will end, and be restarted. While stopping, it

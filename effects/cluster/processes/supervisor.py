@@ -1,8 +1,10 @@
 """The parent process of a server: it starts, restarts and ends the other processes.
 
-It loads nothing itself, so that each fork begins clean. Its children end when it does:
-each of them reads a pipe whose other end only the parent holds, and is also killed by the
-system where that supports it.
+    Processes   decides, as a function of events: starts and signals
+    Supervisor  notes events, and executes what is decided
+    Child       is one of the processes
+
+It loads nothing itself, so that each fork begins clean.
 """
 
 import contextlib
@@ -10,22 +12,27 @@ import os
 import selectors
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 from minfer.effects.cluster.processes.process_ends import Action, Processes, Start
-from minfer.effects.net.child_signals import DRAIN, STOP, announce
-from minfer.effects.net.heartbeat import Heartbeat
-from minfer.effects.net.parent_death import die_with_parent
+from minfer.effects.net.child import (
+    DRAIN,
+    PARENT_SIGNALS,
+    STOP,
+    Child,
+    fork_child,
+    reap_orphans,
+)
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end, beyond its own time
 _LOOK: Final = 0.5  # seconds between two looks at the clock
 
-Run = Callable[[Callable[[], None]], int]  # gets a callback for when it is ready
+# Work of a process, which gets callbacks for a heartbeat and for when it is ready;
+# returns the exit code.
+Run = Callable[[Callable[[], None], Callable[[], None]], int]
 Guard = Callable[[Callable[[], int]], int]  # makes an exit code of errors
 
 
@@ -38,24 +45,23 @@ class Supervisor:
         runs: Mapping[str, Run],
         guard: Guard,
         patience: float,
-        heartbeats: Mapping[str, Heartbeat],
+        limit: float,
         note_end: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        """`patience`: seconds that a process has to end in; `heartbeats`: of processes,
-        by name. `note_end` is called with the name of each process that has ended, and
-        its exit code, or its signal (negative).
+        """`patience`: seconds that a process has to end in; `limit`: seconds without a
+        heartbeat until it is killed, or 0. `note_end` is called with the name of each
+        process that has ended, and its exit code, or its signal (negative).
         """
         self._note_end = note_end
         self._processes = processes
         self._runs = runs
         self._guard = guard
         self._patience = patience
-        self._heartbeats = heartbeats
-        self._names: dict[int, str] = {}  # by process id
+        self._limit = limit
+        self._children: dict[str, Child] = {}  # by name
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
         self._deadline: float | None = None
-        self._lifeline, self._lifeline_end = os.pipe()
         self._reports, self._reports_end = os.pipe()
 
     def run(self, ready: Callable[[], None]) -> int:
@@ -65,8 +71,8 @@ class Supervisor:
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(self._reports, False)
-        before = {one: signal.getsignal(one) for one in _WATCHED}
-        for one in _WATCHED:
+        before = {one: signal.getsignal(one) for one in PARENT_SIGNALS}
+        for one in PARENT_SIGNALS:
             signal.signal(one, self._note_signal)
         old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         try:
@@ -84,15 +90,7 @@ class Supervisor:
             signal.set_wakeup_fd(old)
             for one, handler in before.items():
                 signal.signal(one, handler)
-            pipes = (
-                woken,
-                waker,
-                self._lifeline,
-                self._lifeline_end,
-                self._reports,
-                self._reports_end,
-            )
-            for pipe in pipes:
+            for pipe in (woken, waker, self._reports, self._reports_end):
                 os.close(pipe)
         return self._processes.code
 
@@ -132,87 +130,47 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Reap processes that have ended, and act on it."""
-        while self._names:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                break
-            name = self._names.pop(process, None)
-            if name is None:  # an orphan of a child, if we are PID 1 of a container
+        for name, child in [*self._children.items()]:
+            code = child.poll()
+            if code is None:
                 continue
-            code = os.waitstatus_to_exitcode(status)
+            del self._children[name]
             self._note_end(name, code)
             before = self._processes.phase
             actions = self._processes.note_ended(name, code if code >= 0 else 128 - code)
             _report_end(name, code, before, actions)
             self._execute(actions)
+        reap_orphans({child.pid for child in self._children.values()})
 
     def _check_heartbeats(self, now: float) -> None:
         """Kill a process that runs but sends no heartbeat."""
-        table = self._processes
-        for name, heartbeat in self._heartbeats.items():
-            if name in table.alive and heartbeat.hangs(now, ready=name in table.ready):
-                heartbeat.begin()  # it may take a while to end
-                if actions := table.note_hang(name):
-                    why = "has not answered for too long (--engine-timeout); it is killed"
-                    print(f"minfer: {name} {why}", file=sys.stderr, flush=True)
-                    self._execute(actions)
+        for name, child in self._children.items():
+            if not child.hangs(now, ready=name in self._processes.ready):
+                continue
+            if actions := self._processes.note_hang(name):
+                why = "has not answered for too long (--engine-timeout); it is killed"
+                print(f"minfer: {name} {why}", file=sys.stderr, flush=True)
+                self._execute(actions)
 
     def _execute(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
                 self._due[action.name] = time.monotonic() + action.pause
-                continue
-            kind = _SIGNALS[action.how]
-            for process, name in self._names.items():
-                if name == action.name:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, kind)
+            elif child := self._children.get(action.name):
+                child.signal(_SIGNALS[action.how])
 
     def _start(self, name: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Signals for the child that come before it has reset its handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-        process = os.fork()
-        if not process:
-            self._run_child(name)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-        self._names[process] = name
+        def run(beat: Callable[[], None]) -> int:
+            return self._guard(lambda: self._runs[name](beat, ready))
+
+        def ready() -> None:
+            with contextlib.suppress(OSError):  # the parent has gone
+                os.write(self._reports_end, f"{name}\n".encode())
+
+        self._children[name] = fork_child(run, name, self._limit)
         self._processes.note_started(name)
-        if name in self._heartbeats:
-            self._heartbeats[name].begin(process)
-
-    def _run_child(self, name: str) -> NoReturn:
-        """Run as the named process, from here on."""
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number in (signal.SIGTERM, signal.SIGINT):  # sent to all: for the parent
-                signal.signal(number, lambda *_: None)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-            os.close(self._lifeline_end)
-            die_with_parent()
-            with contextlib.suppress(OSError):  # where there is no such file
-                Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
-            threading.Thread(target=self._end_with_parent, daemon=True).start()
-            ready = f"{name}\n".encode()
-            code = self._guard(
-                lambda: self._runs[name](lambda: announce(self._reports_end, ready))
-            )
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def _end_with_parent(self) -> None:
-        os.read(self._lifeline, 1)  # returns when no process holds the other end
-        os._exit(1)
 
 
-_WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 _SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
 
 

@@ -6,34 +6,30 @@ server is taken to be gone, and the actor ends.
 """
 
 import multiprocessing
-import os
-import selectors
+import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import suppress
-from multiprocessing.connection import Connection
-from typing import IO, Any, Final, cast
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final
 
 import ray
-from attrs import define, evolve
+from attrs import define, field, frozen
 
-from minfer.effects.cluster.ray import engine_plan
 from minfer.effects.cluster.ray.engine_plan import (
     CANNOT_START,
     KEEPER_TIMEOUT,
     STOP_TIMEOUT,
     EnginePlan,
     EngineState,
+    read_report,
 )
-from minfer.effects.net.heartbeat import Heartbeat
-from minfer.effects.net.secret_variables import environment_without_secrets
+from minfer.effects.net.child import STOP, Child, spawn_child
+from minfer.effects.net.run_folder import run_folder
 from minfer.version import __version__
 
 _LOOK: Final = 0.5  # seconds between two checks of a timeout
-_CHUNK: Final = 2**16  # bytes, at most, of one read
 # Run as a program, so that the actor need not import the engine, which is slow.
 _CHILD: Final = "minfer.effects.cluster.ray.engine_child"
 _HUNG: Final = "it has not answered for too long (--engine-timeout), and was killed"
@@ -43,30 +39,33 @@ class EngineActor:
     """The actor of a replica. Ray calls its methods one after the other."""
 
     def __init__(self) -> None:
+        self._id = secrets.token_hex(8)
         self._keeper_timeout = KEEPER_TIMEOUT
-        self._engine: _WatchedEngine | None = None
+        self._engine: _Engine | None = None
         self._asked = time.monotonic()
         own = ray.get_runtime_context().current_actor
         end = self._end_without_keeper
         threading.Thread(target=end, args=[own], daemon=True).start()
 
     def keep(self, version: str, plan: EnginePlan) -> EngineState:
-        """Start the engine unless it has been started; returns its state. `version` is
-        that of the server's minfer: if the node has another one, no engine is started,
-        and the state says why.
+        """Start the engine unless it has been started, and kill it if it hangs; returns
+        its state. `version` is that of the server's minfer: if the node has another one,
+        no engine is started, and the state says why.
         """
         self._asked = time.monotonic()
+        host = ray.util.get_node_ip_address()
+        node = _Node(
+            name=f"{socket.gethostname()} ({host})",
+            id=ray.get_runtime_context().get_node_id(),
+            host=host,
+        )
+        if version != __version__:
+            why = f"it has minfer {__version__}, and the server has {version}"
+            return EngineState(node=node.name, actor=self._id, code=CANNOT_START, why=why)
         if self._engine is None:
-            host = ray.util.get_node_ip_address()
-            node_id = ray.get_runtime_context().get_node_id()
-            node = f"{socket.gethostname()} ({host})"
-            if version != __version__:
-                why = f"it has minfer {__version__}, and the server has {version}"
-                return EngineState(node=node, code=CANNOT_START, why=why)
-            state = EngineState(node=node, node_id=node_id)
             self._keeper_timeout = plan.keeper_timeout
-            self._engine = _WatchedEngine.started(plan, state, host)
-        return self._engine.state
+            self._engine = _Engine.started(plan, host)
+        return self._engine.state(node, self._id)
 
     def stop(self) -> None:
         """Stop the engine; kill it if it has not ended after STOP_TIMEOUT."""
@@ -80,79 +79,67 @@ class EngineActor:
         ray.kill(own)
 
 
-@define(eq=False)
-class _WatchedEngine:
-    """The engine's process, and a thread that reads what it reports until it ends."""
+@frozen(kw_only=True)
+class _Node:
+    """The node of the actor."""
 
-    host: str
-    child: "subprocess.Popen[bytes]"
-    plans: Connection  # to the process, which ends when this is closed
-    reports: IO[bytes]  # its standard output
-    heartbeat: Heartbeat
-    state: EngineState
-    _kept: bytes = b""
+    name: str  # for messages
+    id: str  # Ray's, in hex
+    host: str  # the address that other nodes reach
+
+
+@define(eq=False)
+class _Engine:
+    """The engine's process, and the folder in which it reports."""
+
+    child: Child
+    folder: Path
+    _hung: bool = False
+    _opened: ExitStack = field(factory=ExitStack)  # has the folder
 
     @classmethod
-    def started(cls, plan: EnginePlan, state: EngineState, host: str) -> "_WatchedEngine":
+    def started(cls, plan: EnginePlan, host: str) -> "_Engine":
         """Start the process of an engine, which listens at the node's address `host`."""
+        opened = ExitStack()
+        folder = opened.enter_context(run_folder())
         held, plans = multiprocessing.Pipe(duplex=False)
-        # The child dies with the thread that starts it (`die_with_parent`). Calls of an
-        # actor run in its process's main thread, which lives as long as the actor.
-        child = subprocess.Popen(
-            [sys.executable, "-m", _CHILD, host, str(held.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            pass_fds=[held.fileno()],
-            env={
-                **environment_without_secrets(),
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-        )
-        held.close()
-        with suppress(OSError):  # it has ended already; its log says why
-            plans.send(plan)
-        reports, beats = cast("IO[bytes]", child.stdout), Heartbeat(plan.timeout)
-        watched = cls(host, child, plans, reports, beats, state)
-        threading.Thread(target=watched.watch, name="minfer-watch", daemon=True).start()
-        return watched
+        with plans:
+            with held:
+                file = held.fileno()
+                child = spawn_child(
+                    _CHILD,
+                    host,
+                    str(folder),
+                    str(file),
+                    descriptors=[file],
+                    limit=plan.timeout,
+                )
+            with suppress(OSError):  # it has ended already; its log says why
+                plans.send(plan)
+        return cls(child, folder, opened=opened)
 
-    def watch(self) -> None:
-        """Follow the process's reports until it ends; kill it if it hangs."""
-        self.heartbeat.begin(self.child.pid)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.reports, selectors.EVENT_READ)
-            while True:
-                if selector.select(_LOOK):
-                    data = os.read(self.reports.fileno(), _CHUNK)
-                    if not data:
-                        break  # it has ended
-                    self._read(data)
-                ready = self.state.blocks is not None
-                if self.heartbeat.hangs(time.monotonic(), ready=ready):
-                    self.state = evolve(self.state, why=_HUNG)
-                    self.child.kill()
-                    break
-        self.state = evolve(self.state, code=self.child.wait())
+    def state(self, node: _Node, actor: str) -> EngineState:
+        """Its state; kills it if it hangs."""
+        code = self.child.poll()  # first: what it reports before its end is read then
+        report = read_report(self.folder)
+        is_ready = report.blocks is not None
+        if code is None and self.child.hangs(time.monotonic(), ready=is_ready):
+            self._hung = True
+            self.child.kill()
+        return EngineState(
+            node=node.name,
+            node_id=node.id,
+            actor=actor,
+            port=None if report.port is None else (node.host, report.port),
+            kv=None if report.kv is None else (node.host, report.kv),
+            blocks=report.blocks,
+            code=code,
+            why=_HUNG if self._hung else report.why,
+        )
 
     def stop(self) -> None:
         """Stop the process; kill it if it has not ended after STOP_TIMEOUT."""
-        with suppress(OSError):
-            self.plans.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.child.wait(STOP_TIMEOUT)
+        self.child.signal(STOP)
+        self.child.wait(STOP_TIMEOUT)
         self.child.kill()
-
-    def _read(self, data: bytes) -> None:
-        *lines, self._kept = (self._kept + data).split(b"\n")
-        for line in lines:
-            self.heartbeat.beat()
-            kind, _, text = line.decode("utf-8", "replace").partition(" ")
-            match kind:
-                case engine_plan.KV:
-                    self.state = evolve(self.state, kv=(self.host, int(text)))
-                case engine_plan.PORT:
-                    self.state = evolve(self.state, port=(self.host, int(text)))
-                case engine_plan.READY:
-                    self.state = evolve(self.state, blocks=int(text))
-                case engine_plan.WHY:
-                    self.state = evolve(self.state, why=text)
+        self._opened.close()

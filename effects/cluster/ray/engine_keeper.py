@@ -1,16 +1,12 @@
-"""The process of a server that keeps its engines running on a cluster (the keeper). It
-creates an actor for each engine, asks it for the engine's state again and again, and
-tells the fronts the engine's address.
+"""The process of a server that keeps its engines running on a cluster (the keeper). What
+happens when one of them ends is decided by the table of processes, as for engines of one
+machine (`process_ends`); here it is executed for engines on a cluster (`ray_engine`).
 
-    the actor answers            it has started its engine, if that was not running
-    its engine has ended         the keeper has Ray restart the actor, on any node
-    it, or its node, is gone     Ray restarts the actor without being asked
-    no node has room             the actor waits; a node that joins may take it
+    no node has room             the engine waits; a node that joins may take it
     its node is drained          it is restarted elsewhere, once another node has room
     the keeper is killed         the next one finds the actors, and engines keep serving
 
-A call may be lost with an actor, or wait until the actor has a node. So another one is
-made when one returns, fails, or takes long (CALL_TIMEOUT, RESTART_POLL).
+Other than on one machine, the server is ready once one engine is.
 """
 
 import hashlib
@@ -19,30 +15,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import ray
 from attrs import define, evolve, field, frozen
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from minfer.effects.cluster.processes.engine_address import (
-    EngineAddress,
-    note_address,
-)
-from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere
+from minfer.effects.cluster.processes.deployment import Deployment
+from minfer.effects.cluster.processes.engine_address import note_address
 from minfer.effects.cluster.processes.process_ends import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
+    Action,
+    Processes,
+    Start,
+    engine_names,
 )
-from minfer.effects.cluster.ray.engine_place import EnginePlace, restart
 from minfer.effects.cluster.ray.engine_plan import (
-    CANNOT_START,
     STOP_TIMEOUT,
     EnginePlan,
-    EngineState,
     with_absolute_paths,
 )
 from minfer.effects.cluster.ray.ray_cluster import (
@@ -55,220 +47,167 @@ from minfer.effects.cluster.ray.ray_cluster import (
     nodes,
     warn_of_open_ports,
 )
+from minfer.effects.cluster.ray.ray_engine import EngineEnd, EnginePlace, RayEngine
 from minfer.effects.live.logs import configure_logs
-from minfer.effects.net.child_signals import STOP
+from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.values.checks import ConfigError
-from minfer.version import __version__
 
-POLL: Final = 0.1  # seconds between two looks at the actors' answers
-CALL_TIMEOUT: Final = 5.0  # seconds after which a call is given up: it may be lost
-# Seconds after which another call is made while the actor may be restarting. Ray has a
-# call to such an actor fail after one or two seconds, even if the actor is there by then;
-# one that is made then is answered at once.
-RESTART_POLL: Final = 0.3
+LOOK: Final = 0.1  # seconds between two looks at the engines
 DRAIN_POLL: Final = 2.0  # seconds between two looks for nodes that are drained
 # Seconds after which engines that no node has room for are named on standard error.
 ROOM_WARNING: Final = 15.0
 
 
-def keep_engines(
-    engines: EnginesElsewhere, beat: Callable[[], None], ready: Callable[[], None]
-) -> int:
-    """Keep the engines of a server on a cluster until a `STOP`; returns the exit code.
-    `ready` is called when the first of them is ready, and `beat` every POLL seconds.
+@frozen(kw_only=True)
+class RayEngines:
+    """The engines of a server, on a cluster."""
 
-    Raises ConfigError if the cluster or one of its nodes cannot serve the model, or if
-    an engine cannot be started while none has been ready yet.
-    """
-    configure_logs("cluster")
-    over = threading.Event()
-    _handle_signals(over)
-    with connected():
-        _handle_signals(over)  # connecting has set Ray's handlers
-        args, found = with_absolute_paths(engines.args), nodes()
-        warn_of_open_ports(found)
-        needed = needs(args, found)
-        plans = _plans(engines, args, on_gpu=GPU in needed)
-        server = _server_name(engines.deployment.secret)
-        places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
-        again = any(place.is_there for place in places)
-        if not again:
-            check_nodes(args, found)
-        kept = [
-            KeptEngine(plan, path, place)
-            for plan, path, place in zip(plans, engines.paths, places, strict=True)
+    args: EngineArgs
+    deployment: Deployment
+    fronts: int
+    timeout: float  # seconds without a heartbeat until an engine is killed; 0: never
+
+    def keep(
+        self,
+        paths: Sequence[Path],
+        beat: Callable[[], None],
+        ready: Callable[[], None],
+    ) -> int:
+        """Keep the engines until a `STOP`; returns the exit code. Their addresses are
+        written beside `paths`, one for each; `ready` is called when the first of them is
+        ready, and `beat` every LOOK seconds.
+
+        Raises ConfigError if the cluster or one of its nodes cannot serve the model, or
+        if an engine cannot be started, by the table of processes.
+        """
+        configure_logs("cluster")
+        over = threading.Event()
+        _handle_signals(over)
+        with connected():
+            _handle_signals(over)  # connecting has set Ray's handlers
+            args, found = with_absolute_paths(self.args), nodes()
+            warn_of_open_ports(found)
+            needed = needs(args, found)
+            plans = self._plans(args, paths, on_gpu=GPU in needed)
+            server = _server_name(self.deployment.secret)
+            places = [EnginePlace(f"{server} {plan.number}", needed) for plan in plans]
+            again = any(place.is_there for place in places)
+            if not again:
+                check_nodes(args, found)
+            names = engine_names(len(plans))
+            engines = [*map(RayEngine, plans, paths, places)]
+            keeper = Keeper(dict(zip(names, engines, strict=True)), ready)
+            try:
+                keeper.keep(over, beat, again=again)
+            except ConfigError:
+                _end(engines)
+                raise
+            _end(engines)  # not after other errors: then the next keeper finds the actors
+        return 0
+
+    def _plans(
+        self, args: EngineArgs, paths: Sequence[Path], *, on_gpu: bool
+    ) -> list[EnginePlan]:
+        return [
+            EnginePlan(
+                number=number,
+                replicas=len(paths),
+                fronts=self.fronts,
+                args=evolve(args, kv_peers=peers),
+                secret=self.deployment.secret,
+                on_gpu=on_gpu,
+                timeout=self.timeout,
+            )
+            for number, peers in enumerate(self.deployment.peer_plans(paths, 1))
         ]
-        try:
-            _keep(kept, over, beat, ready, again=again)
-        except ConfigError:
-            _end(kept)
-            raise
-        _end(kept)  # not after other errors: then the next keeper finds the actors
-    return 0
-
-
-def _plans(
-    engines: EnginesElsewhere, args: EngineArgs, *, on_gpu: bool
-) -> list[EnginePlan]:
-    deployment = engines.deployment
-    return [
-        EnginePlan(
-            number=number,
-            replicas=len(engines.paths),
-            fronts=engines.fronts,
-            args=evolve(args, kv_peers=peers),
-            secret=deployment.secret,
-            on_gpu=on_gpu,
-            timeout=engines.timeout,
-        )
-        for number, peers in enumerate(deployment.peer_plans(engines.paths, 1))
-    ]
-
-
-def _keep(
-    kept: "Sequence[KeptEngine]",
-    over: threading.Event,
-    beat: Callable[[], None],
-    ready: Callable[[], None],
-    *,
-    again: bool,
-) -> None:
-    """`again`: an earlier keeper created the actors, so that some engine was ready."""
-    served, said = again, False
-    begun = looked = time.monotonic()
-    if again:
-        ready()
-    while not over.wait(POLL):
-        beat()
-        for one in kept:
-            one.look(served=served)
-        if not served and any(one.ready for one in kept):
-            served = True
-            ready()
-        if time.monotonic() > looked + DRAIN_POLL:
-            looked = time.monotonic()
-            _move_one(kept)
-        if not said and time.monotonic() > begun + ROOM_WARNING:
-            said = True
-            if waiting := [one.name for one in kept if one.state is None]:
-                _say(f"{', '.join(waiting)} of {len(kept)} wait for a node with room")
-
-
-@frozen(eq=False)
-class _Call:
-    """A call of an actor."""
-
-    answer: Any  # a Ray object reference
-    made: float  # monotonic s
 
 
 @define(eq=False)
-class KeptEngine:
-    """An engine on the cluster, and its actor."""
+class Keeper:
+    """Executes the decisions of `Processes` for engines on a cluster."""
 
-    plan: EnginePlan
-    path: Path  # the file with its address is beside this
-    place: EnginePlace
-    state: EngineState | None = None  # the latest; None: unknown since it was restarted
-    failures: int = 0  # starts in a row that ended before it was ready
-    actor: Any = field(init=False)
-    _calls: list["_Call"] = field(factory=list)  # that are pending
-    _due: float = 0.0  # monotonic s: when another one is made
-    _heard: float = field(factory=time.monotonic)  # when one returned or failed
+    engines: Mapping[str, RayEngine]  # by the names in the table
+    ready: Callable[[], None]  # is called when the first engine is ready
+    table: Processes = field(init=False)
+    _due: dict[str, float] = field(factory=dict)  # monotonic s: when one is started
 
     def __attrs_post_init__(self) -> None:
-        self.actor = self.place.actor()
+        self.table = Processes(fronts=0, replicas=len(self.engines))
 
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return f"engine {self.plan.number}"
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is ready, by its latest state."""
-        return self.state is not None and self.state.blocks is not None
-
-    def look(self, *, served: bool) -> None:
-        """Take the answer of the actor, if there is one, or call it; never waits. Raises
-        ConfigError if the engine cannot be started, and none has been ready (`served`).
+    def keep(
+        self, over: threading.Event, beat: Callable[[], None], *, again: bool
+    ) -> None:
+        """Keep the engines until `over`. `again`: an earlier keeper created the actors,
+        so that some engine was ready.
         """
-        now = time.monotonic()
-        for call in [*self._calls]:
-            try:
-                state = ray.get(call.answer, timeout=0)
-            except GetTimeoutError:
-                if now > call.made + CALL_TIMEOUT:
-                    self._calls.remove(call)
-                    ray.cancel(call.answer)  # or calls pile up where no node has room
+        begun = looked = time.monotonic()
+        warned = False
+        self._execute(self.table.begin())
+        if again:
+            self._note_served()
+        while not over.wait(LOOK):
+            beat()
+            self.look(now := time.monotonic())
+            if now > looked + DRAIN_POLL:
+                looked = now
+                self._move_one()
+            if not warned and now > begun + ROOM_WARNING:
+                warned = True
+                self._warn_of_room()
+
+    def look(self, now: float) -> None:
+        """Start the engines that are due, and look at those that were started."""
+        for name, engine in self.engines.items():
+            if name in self._due and now >= self._due[name]:
+                del self._due[name]
+                engine.start()
+                self.table.note_started(name)
+            if name not in self.table.alive:
                 continue
-            except RayTaskError as error:  # e.g. the node has another version of minfer
-                why = str(error.cause or error).splitlines()[-1]
-                state = EngineState(node="its node", code=CANNOT_START, why=why)
-            except RayError as error:
-                self._calls.remove(call)
-                self._heard, self._due = now, now + POLL
-                self._note_lost(error)
-                if isinstance(error, ActorDiedError):  # perhaps for good: make another
-                    self._calls.clear()
-                    self.actor = self.place.actor()
+            end = engine.look()
+            if engine.ready and name not in self.table.ready:
+                self.table.note_ready(name)
+                _say(f"{name} is ready on {engine.state and engine.state.node}")
+                if not self.table.served:
+                    self._note_served()
+            if end is not None:
+                self._note_ended(name, end)
+
+    def _note_served(self) -> None:
+        self.table.served = True  # here one engine is enough
+        self.ready()
+
+    def _note_ended(self, name: str, end: EngineEnd) -> None:
+        actions = self.table.note_ended(name, end.code)
+        if self.table.phase == "stopping":
+            raise ConfigError(f"{name} cannot be started on {end.node}: {end.why}")
+        _say(f"{name} on {end.node}: {end.why}; it is started again")
+        self._execute(actions)
+
+    def _execute(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._due[action.name] = time.monotonic() + action.pause
+
+    def _move_one(self) -> None:
+        """Move an engine off a node that is being drained, if another node has room."""
+        leaving = draining_nodes()
+        for name in sorted(self.table.ready):
+            engine = self.engines[name]
+            state = engine.state
+            if state is None or state.node_id not in leaving:
+                continue
+            if has_room(engine.place.needs, leaving):
+                engine.end()
+                why = "it is being drained"
+                self._note_ended(name, EngineEnd(node=state.node, code=0, why=why))
                 return
-            self._calls.clear()
-            self._heard, self._due = now, now + POLL
-            self._note(state, served=served)
-            return
-        if self.state is None and now > self._heard + CALL_TIMEOUT:
-            note_address(self.path, None)  # an earlier keeper's may be out of date
-        if now >= self._due:
-            answer = self.actor.keep.remote(__version__, self.plan)
-            self._calls.append(_Call(answer, now))
-            self._due = now + (RESTART_POLL if self.state is None else CALL_TIMEOUT)
 
-    def _note(self, state: EngineState, *, served: bool) -> None:
-        if state == self.state:
-            return
-        was_ready, self.state = self.ready, state
-        if state.code is None:
-            port = state.port
-            note_address(self.path, port and EngineAddress(port, state.kv, state.node))
-            if state.blocks is not None and not was_ready:
-                self.failures = 0
-                self.plan = evolve(self.plan, blocks=state.blocks)
-                _say(f"{self.name} is ready on {state.node}")
-            return
-        how = state.why or (
-            f"it ended with {state.code}" if state.code >= 0 else f"signal {-state.code}"
-        )
-        if state.blocks is None:  # it was never ready
-            if not served:
-                raise ConfigError(f"{self.name} cannot be started on {state.node}: {how}")
-            self.failures += 1
-            # The next node may not have memory for as many blocks.
-            self.plan = evolve(self.plan, blocks=None)
-        pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
-        _say(f"{self.name} on {state.node}: {how}; it is started again")
-        self._restart(pause if self.failures else 0.0)
-
-    def move(self) -> None:
-        """Have the engine restarted on another node: its own is being drained."""
-        if self.state is not None:
-            _say(f"{self.state.node} is drained; {self.name} is started again elsewhere")
-        self._restart(0.0)
-
-    def _note_lost(self, error: RayError) -> None:
-        note_address(self.path, None)
-        if self.state is not None and self.state.code is None:
-            why = str(error).splitlines()[0]
-            _say(f"{self.name} on {self.state.node} is gone, Ray restarts it: {why}")
-        self.state = None
-
-    def _restart(self, pause: float) -> None:
-        note_address(self.path, None)
-        self.state = None
-        self._calls.clear()
-        self._due = time.monotonic() + pause
-        restart(self.actor)
+    def _warn_of_room(self) -> None:
+        each = self.engines.items()
+        if waiting := [name for name, engine in each if engine.state is None]:
+            _say(f"{', '.join(waiting)} of {len(each)} wait for a node with room")
 
 
 def _server_name(secret: bytes) -> str:
@@ -279,34 +218,23 @@ def _server_name(secret: bytes) -> str:
     return f"minfer {socket.gethostname()} {own}"
 
 
-def _move_one(kept: Sequence[KeptEngine]) -> None:
-    """Move an engine off a node that is being drained, if another node has room."""
-    gone = draining_nodes()
-    for one in kept:
-        on = "" if one.state is None else one.state.node_id
-        if on in gone and has_room(one.place.needs, gone):
-            one.move()
-            return
-
-
-def _end(kept: Sequence[KeptEngine]) -> None:
+def _end(engines: Sequence[RayEngine]) -> None:
     """Stop the engines, and end their actors."""
-    for one in kept:
-        note_address(one.path, None)
-    actors = [one.actor for one in kept]
+    for engine in engines:
+        note_address(engine.path, None)
     with suppress(RayError):
-        asked = [one.stop.remote() for one in actors]
+        asked = [engine.actor.stop.remote() for engine in engines]
         ray.wait(asked, num_returns=len(asked), timeout=STOP_TIMEOUT)
-    for one in actors:
+    for engine in engines:
         with suppress(RayError):
-            ray.kill(one)
+            ray.kill(engine.actor)
 
 
 def _handle_signals(over: threading.Event) -> None:
     """Set `over` at a `STOP`; ignore SIGTERM and SIGINT, which the supervisor handles."""
     signal.signal(STOP, lambda *_: over.set())
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
 
 
 def _say(what: str) -> None:

@@ -1,8 +1,10 @@
 """The messages between the keeper of engines, the actor of each, and its process."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from attrs import evolve, field, frozen
 
 from minfer.effects.cluster.processes.replica_devices import ReplicaDevice
@@ -14,12 +16,7 @@ from minfer.effects.setup.speculation_settings import speculative_config
 STOP_TIMEOUT: Final = 5.0  # seconds that an engine has to end in
 KEEPER_TIMEOUT: Final = 30.0  # seconds without a call of a keeper until an actor ends
 CANNOT_START: Final = 2  # exit code, as of all commands, for errors that users can mend
-# Kinds of lines that an engine's process writes to its actor: KIND VALUE.
-KV: Final = "kv"  # the port where it receives KV blocks
-PORT: Final = "port"  # the port that it listens at
-READY: Final = "ready"  # the number of its KV blocks
-BEAT: Final = "beat"  # no value: a heartbeat
-WHY: Final = "why"  # the reason why it cannot be started
+_REPORT: Final = "report"  # the name of a file
 
 
 @frozen(kw_only=True)
@@ -62,11 +59,36 @@ class EngineState:
 
     node: str  # for messages
     node_id: str = ""  # Ray's, in hex
+    actor: str = ""  # of the actor's process: another one after each restart
     port: Port | None = None  # where it listens; None: not yet
     kv: Port | None = None  # where it receives KV blocks, if it does
     blocks: int | None = None  # of its KV cache; None: it is not ready
     code: int | None = None  # exit code; negative: the signal's number; None: it runs
     why: str = ""  # why it ended; empty: see its log
+
+
+@frozen(kw_only=True)
+class EngineReport:
+    """What an engine's process reports to its actor, in a file."""
+
+    port: int | None = None  # where it listens; None: not yet
+    kv: int | None = None  # the port where it receives KV blocks, if it does
+    blocks: int | None = None  # of its KV cache; None: it is not ready
+    why: str = ""  # why it cannot be started
+
+    def write(self, folder: Path) -> None:
+        """Replace what was reported before."""
+        part = folder / f"{_REPORT}.part"
+        part.write_bytes(msgspec.json.encode(self))
+        part.rename(folder / _REPORT)  # never there in part
+
+
+def read_report(folder: Path) -> EngineReport:
+    """The latest report in the folder of an engine's process."""
+    with suppress(FileNotFoundError):
+        said = (folder / _REPORT).read_bytes()
+        return msgspec.json.decode(said, type=EngineReport)
+    return EngineReport()
 
 
 def with_absolute_paths(args: EngineArgs) -> EngineArgs:

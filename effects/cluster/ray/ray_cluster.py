@@ -64,10 +64,7 @@ def connect(namespace: str) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # holds for a new cluster
     try:
-        # Not part of Ray's stable API. Without RAY_ADDRESS, it is the cluster that was
-        # started last on this machine, which may have been killed.
-        found = ray._private.services.get_ray_address_from_environment(None, None)
-        _check_address(found or "")
+        _check_address(os.environ.get("RAY_ADDRESS") or _last_address())
         ray.init(namespace=namespace, logging_level=logging.WARNING)
     except (OSError, RayError, RuntimeError, ValueError) as error:
         where = os.environ.get("RAY_ADDRESS") or "of this machine"
@@ -76,6 +73,14 @@ def connect(namespace: str) -> None:
             f"the Ray cluster {where} cannot be used: {why}; see RAY_ADDRESS, and "
             "`ray status`; `ray stop` forgets a cluster of this machine that was killed"
         ) from error
+
+
+def _last_address() -> str:
+    """The address of the cluster that was started last on this machine, which may have
+    been killed; empty if there is none.
+    """
+    # Not part of Ray's stable API, which can only connect to it.
+    return ray._private.services.get_ray_address_from_environment(None, None) or ""
 
 
 def _check_address(address: str) -> None:

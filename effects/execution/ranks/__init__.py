@@ -5,9 +5,10 @@
                    |                  sums, logits                          |
                    +--------------- torch.distributed ----------------------+
 
+How they start, in order, is in `minfer.effects.live.engine.ranks`.
+
 items.py        what all ranks do next, decided by rank 0, and its form as bytes
-started_by.py   whether this process is another rank
-rank_folder.py  the folder in which ranks meet
+rank_folder.py  who starts the ranks, and the folder in which they meet
 joining.py      how they join rank 0
 crew.py         rank 0's side: starts the others, tells them items, notices their ends
 ../follow.py    the other side: does what it is told

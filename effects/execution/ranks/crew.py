@@ -1,13 +1,13 @@
 """Rank 0's side of an engine of several ranks: the other ranks' processes.
 
-    start    a folder that only this user reaches, with a Unix socket; then a process for
-             each other rank, which gets the folder's path. torchrun has started them
-             already, and they find the folder by torchrun's variables
-    join     each connects to the socket, gets the settings, and says which version of
-             minfer and which weights it has
-    tell     items, in order
-    watch    a thread for each: a rank that ends, or is silent for `SILENCE` seconds, is
-             the end of the engine. All others are killed, as sums may wait for it
+    start_processes   of the other ranks, if torchrun has not started them
+    await_joined      each has connected, with the same version and weights
+    watch             a thread for each: a rank that ends, or is silent for `SILENCE`
+                      seconds, is the end of the engine. All others are killed, as sums
+                      may wait for it
+    tell              items, in order
+
+The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
 
 Between ranks, settings and items pass through that socket alone. The sockets of gloo and
 NCCL, for tensors, are at loopback addresses (torch_ranks.py).
@@ -18,8 +18,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -40,10 +38,9 @@ from minfer.effects.execution.ranks.joining import (
     Joined,
     RankListener,
 )
-from minfer.effects.execution.ranks.rank_folder import RankStartError, new_rank_folder
-from minfer.effects.execution.ranks.started_by import FOLLOWS, is_by_torchrun
+from minfer.effects.execution.ranks.rank_folder import FOLLOWS, RankStartError
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
-from minfer.effects.net.parent_death import in_lasting_thread
+from minfer.effects.net.child import Child, spawn_child
 from minfer.records.messages import Lost, Moved
 
 BEAT: Final = 1.0  # seconds between two words of a rank
@@ -60,7 +57,7 @@ class Follower:
     """Another rank's process."""
 
     rank: int
-    process: "subprocess.Popen[bytes] | None" = None  # None: torchrun's
+    process: Child | None = None  # None: torchrun's
     number: int = 0  # torchrun's process id, once it has joined
     link: Connection | None = None
     ready: threading.Event = field(factory=threading.Event)
@@ -116,66 +113,34 @@ class Crew:
     them is lost: it ends what waits for that.
     """
 
-    folder: Path  # in which the ranks meet
+    count: int  # of ranks, with rank 0
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
-    followers: list[Follower]
-    transfers: Transfers
+    followers: list[Follower] = field(init=False)
+    transfers: Transfers = field(init=False)
     lose: "Callable[[], None]" = lambda: None
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
-    over: threading.Event = field(factory=threading.Event)  # all have ended
-    # What removes the folder.
+    # What removes the folder in which ranks meet.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
-    @classmethod
-    def start(
-        cls,
-        ranks: int,
-        settings: Mapping[str, Any],
-        about: Mapping[str, str],
-        environments: list[Mapping[str, str]],
-    ) -> "Crew":
+    def __attrs_post_init__(self) -> None:
+        self.followers = [Follower(rank) for rank in range(1, self.count)]
+        self.transfers = Transfers(self.count)
+
+    # --- starting -----------------------------------------------------------------------
+
+    def start_processes(
+        self, folder: Path, environments: list[Mapping[str, str]]
+    ) -> None:
         """Start the processes of ranks 1 and on, each with more variables in its
-        environment. Raises RankStartError.
+        environment. Raises OSError.
         """
-        followers = [Follower(rank) for rank in range(1, ranks)]
-        resources = contextlib.ExitStack()
-        try:
-            folder = resources.enter_context(new_rank_folder())
-            listener = RankListener(folder, settings)
-        except OSError as error:
-            resources.close()
-            raise RankStartError(f"the ranks cannot meet in a folder: {error}") from error
-        crew = cls(folder, about, followers, Transfers(ranks), resources=resources)
-        try:
-            with contextlib.closing(listener):
-                if not is_by_torchrun():
-                    in_lasting_thread(lambda: crew._start_all(environments), crew.over)
-                crew._await_all(listener)
-        except BaseException:
-            crew.abandon()
-            crew.remove_folder()
-            raise
-        for one in followers:
-            name = f"minfer-rank-{one.rank}"
-            threading.Thread(
-                target=crew._watch, args=(one, one.link), name=name, daemon=True
-            ).start()
-        return crew
-
-    def _start_all(self, environments: list[Mapping[str, str]]) -> None:
         for one, more in zip(self.followers, environments, strict=True):
-            own = {"RANK": str(one.rank), FOLLOWS: str(self.folder)}
-            one.process = subprocess.Popen(  # our own module
-                [sys.executable, "-m", "minfer"],
-                env={**os.environ, **own, **more},
-                stdin=subprocess.DEVNULL,
-            )
+            own = {"RANK": str(one.rank), FOLLOWS: str(folder)}
+            one.process = spawn_child("minfer", variables={**own, **more})
 
-    # --- joining ------------------------------------------------------------------------
-
-    def _await_all(self, listener: RankListener) -> None:
+    def await_joined(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has another version or other weights.
         """
@@ -186,10 +151,11 @@ class Crew:
                 self._accept(joined)
                 waiting.discard(joined.rank)
             for one in self.followers:
-                if one.process is not None and one.process.poll() is not None:
+                code = None if one.process is None else one.process.poll()
+                if code is not None:
                     raise RankStartError(
-                        f"rank {one.rank} ended with {one.process.returncode} before it "
-                        f"joined; its error is above"
+                        f"rank {one.rank} ended with {code} before it joined; its error "
+                        f"is above"
                     )
             if time.monotonic() > end:
                 raise RankStartError(
@@ -222,6 +188,14 @@ class Crew:
         if self.lost:
             raise RankStartError(self.lost)
 
+    def watch(self) -> None:
+        """Watch all ranks, each in a thread, until they end."""
+        for one in self.followers:
+            name = f"minfer-rank-{one.rank}"
+            threading.Thread(
+                target=self._watch, args=(one, one.link), name=name, daemon=True
+            ).start()
+
     def check(self) -> None:
         """Raise RankError if a rank is lost."""
         if self.lost:
@@ -245,10 +219,7 @@ class Crew:
                 self._read(one, json.loads(link.recv_bytes()))
             why = f"it has been silent for {SILENCE:.0f} s"
         except (OSError, EOFError, ValueError):
-            code = None
-            if one.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = one.process.wait(1.0)
+            code = None if one.process is None else one.process.wait(1.0)
             why = "it has ended" + ("" if code is None else _how(code))
         self._lose(one, why)
 
@@ -267,7 +238,7 @@ class Crew:
         with self.lock:
             if self.lost or self.closing:
                 return
-            self.lost = f"rank {one.rank} of {len(self.followers) + 1} is lost: {why}"
+            self.lost = f"rank {one.rank} of {self.count} is lost: {why}"
         self.kill()
         _log.error("%s", self.lost)
         self.lose()
@@ -287,15 +258,11 @@ class Crew:
         with self.lock:
             self.closing = True
         for one in self.followers:
-            if one.process is not None:
-                try:
-                    one.process.wait(SILENCE)
-                except subprocess.TimeoutExpired:
-                    one.kill()
-                    one.process.wait()
+            if one.process is not None and one.process.wait(SILENCE) is None:
+                one.kill()
+                one.process.wait()
             if one.link is not None:
                 one.link.close()
-        self.over.set()
 
     def remove_folder(self) -> None:
         """Remove the folder, once this process has left torch.distributed: while NCCL

@@ -1,12 +1,14 @@
-"""The folder in which the ranks of an engine meet. Only processes of this user reach it.
+"""Who starts the ranks of an engine, by the environment, and the folder where they meet.
+Needs no torch.
 
-It has rank 0's socket (joining.py), and the file through which torch.distributed
-exchanges the addresses of its own sockets, which listen at loopback addresses; minfer
-writes nothing to that file.
+    started by   of rank 0             of another rank
+    rank 0       a new folder          FOLLOWS: the folder's path
+    torchrun     a folder by TORCHRUN and others of its variables, which all ranks have
 
-Ranks that rank 0 starts get the folder's path in their environment. Those of torchrun
-find it by torchrun's variables: torchrun's own store, whose port is open to the network,
-is not used.
+Only processes of this user reach the folder. It has rank 0's socket (joining.py), and the
+file through which torch.distributed exchanges the addresses of its own sockets, which
+listen at loopback addresses; minfer writes nothing to that file. Torchrun's own store,
+whose port is open to the network, is not used.
 """
 
 import hashlib
@@ -15,10 +17,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.execution.ranks.started_by import FOLLOWS, TORCHRUN, is_by_torchrun
 from minfer.effects.net.run_folder import folder_path, run_folder
 from minfer.values.checks import ConfigError
 
+# Of processes that rank 0 has started: the folder.
+FOLLOWS: Final = "MINFER_FOLLOWS"
+TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 SOCKET, STORE = "rank-0", "torch"  # names of files in the folder
 # What differs between engines that torchrun starts on a machine at the same time, and
 # between two starts of an engine.
@@ -32,6 +36,22 @@ _VARIABLES: Final = (
 
 class RankStartError(ConfigError):
     """The ranks of an engine cannot be started together."""
+
+
+def is_by_torchrun() -> bool:
+    """Whether torchrun starts the processes of all ranks."""
+    return TORCHRUN in os.environ
+
+
+def is_rank() -> bool:
+    """Whether this process was started as a rank, by torchrun or rank 0."""
+    return FOLLOWS in os.environ or is_by_torchrun()
+
+
+def is_other_rank() -> bool:
+    """Whether this process is to be a rank other than 0."""
+    other = os.environ.get("RANK", "0") != "0"
+    return other and is_rank()
 
 
 def new_rank_folder() -> AbstractContextManager[Path]:

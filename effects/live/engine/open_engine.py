@@ -1,24 +1,19 @@
-"""Opens what a setup describes: the executor with its weights, and the journal."""
+"""Opens what a setup describes: the executor, and the journal."""
 
 import logging
 import platform
 import socket
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
-from minfer.effects.execution.contract import Executor, ExecutorError
-from minfer.effects.execution.tiers.block_files import Signature
-from minfer.effects.execution.tiers.block_folder import BlockFolder
-from minfer.effects.execution.tiers.head_slices import HeadSlices
+from minfer.effects.execution.contract import Executor
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.warming.start_progress import (
-    WEIGHTS,
     Report,
-    StartProgress,
     ignore_progress,
 )
 from minfer.effects.execution.warming.start_progress import log as start_log
@@ -27,50 +22,17 @@ from minfer.effects.live.engine.host_drafts import (
     HostDraftSource,
     NoHostDrafts,
 )
+from minfer.effects.live.engine.open_rank import first_line, open_rank
 from minfer.effects.live.journal.journal_writer import JournalWriter
-from minfer.effects.models.ranks import WHOLE, Place
-from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
-from minfer.effects.setup.tiers import disk_size
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.config import EngineConfig
-from minfer.sampling.logits import is_shaped
-from minfer.sampling.reference_sampler import RowSampling
 from minfer.values.checks import ConfigError
-
-if TYPE_CHECKING:
-    from minfer.effects.execution.torch_executor import TorchExecutor
-    from minfer.effects.live.engine.ranks import RankGroup
-    from minfer.effects.models.model import Model
-    from minfer.effects.models.weights import Weights
-
 
 _log = logging.getLogger("minfer.executor")
 # versions in the journal
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")
-
-
-def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
-    """Returns where a rank's part of the blocks of the keyed tier is: other engines, or a
-    folder, which is there; None: there is no such tier.
-    """
-    args, groups = setup.args, setup.config.groups
-    if (plan := args.kv_peers) is not None:
-        sizes, place = (plan.prefill_ranks, plan.decode_ranks), Place(rank, args.parallel)
-        slices = HeadSlices.of(place, setup.spec.cached_heads, sizes)
-        return Peers(plan, len(groups), slices, rank)
-    if args.kv_disk is None:
-        return None
-    whole = [number for number, group in enumerate(groups) if not group.window]
-    return BlockFolder(
-        Path(args.kv_disk),
-        disk_size(args),
-        setup.device.kind,
-        Signature(args.kv_disk_secret),
-        groups=len(groups),
-        probed=min(whole, default=0),
-    )
 
 
 def open_executor(
@@ -104,16 +66,15 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
     """Returns the model's own executor; of several ranks, rank 0's, with the others'
     processes.
     """
-    # Imports torch.
-    from minfer.effects.live.engine.ranks import RankGroup, start_ranks
-
     if setup.args.parallel.ranks == 1:
-        return open_rank(setup, RankGroup(), report, store)
+        return open_rank(setup, report, store)
+    from minfer.effects.live.engine.ranks import start_ranks  # which few engines have
+
     group = start_ranks(setup)
     if isinstance(store, Peers):
         store.tell = group.want
     try:
-        executor = open_rank(setup, group, report, store)
+        executor = open_rank(setup, report, store, group.ranks, group.crew)
     except BaseException:
         group.close()
         raise
@@ -158,8 +119,8 @@ def _with_tier_costs(setup: Setup, executor: Executor) -> Setup:
         executor.close()
         size = size_text(setup.args.kv_host_memory or 0)
         raise NotEnoughMemoryError(
-            f"{size} of host memory for KV blocks cannot be had: {_line(error)}; make "
-            f"--kv-host-memory smaller"
+            f"{size} of host memory for KV blocks cannot be had: {first_line(error)}; "
+            f"make --kv-host-memory smaller"
         ) from error
     setup = attrs.evolve(setup, config=config)
     for name, text in setup.described_tiers():
@@ -201,105 +162,3 @@ def host_drafts(setup: Setup) -> HostDraftSource:
     speculative = setup.speculative
     proposer = None if speculative is None else speculative.proposer
     return NoHostDrafts() if proposer is None else HostDrafts(setup.config, proposer)
-
-
-def open_rank(
-    setup: Setup,
-    group: "RankGroup",
-    report: Report = ignore_progress,
-    store: KeyedStore | None = None,
-) -> "TorchExecutor":
-    """Returns the model's own executor, on one of the ranks. Raises CheckpointError if
-    the weights cannot be used, and NotEnoughMemoryError, which names the purpose.
-    """
-    import torch
-
-    from minfer.effects.execution.running.draft_model import LoadedDraft
-
-    config, place = setup.config, group.ranks.place
-    needs = setup.memory
-    report(StartProgress(WEIGHTS, 0, 1))
-    try:
-        weights = _weights(setup, setup.folder, setup.spec, place)
-        draft = None
-        if setup.draft is not None:
-            of = setup.draft
-            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        size = size_text(needs.weights)
-        raise NotEnoughMemoryError(
-            f"weights of {size} do not fit beside what else is in memory: "
-            f"{_line(error)}; choose a smaller model"
-        ) from error
-    report(StartProgress(WEIGHTS, 1, 1))
-    try:
-        from minfer.effects.execution.device.device_rows import Wants, is_filtered
-        from minfer.effects.execution.torch_executor import TorchExecutor
-        from minfer.effects.execution.warming.warm_up import Readiness
-
-        advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
-        filtered = is_filtered(advised, setup.spec.vocab_size)
-        likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
-        return TorchExecutor(
-            attrs.evolve(config, depth=config.depth * setup.args.pipeline_parallel_size),
-            setup.spec if place == WHOLE else setup.spec.for_rank(place),
-            weights,
-            setup.device.kind,
-            graphs=not setup.args.enforce_eager,
-            checked=setup.args.check_steps,
-            readiness=Readiness(
-                report,
-                likely,
-                grammars=not setup.args.skip_tokenizer_init,
-                fewer_drafts=_may_have_fewer_drafts(setup),
-            ),
-            draft=draft,
-            store=store,
-            ranks=group.ranks,
-            crew=group.crew,
-        )
-    except ExecutorError:
-        raise  # of another rank
-    except (MemoryError, RuntimeError) as error:
-        size = size_text(needs.kv_cache)
-        raise NotEnoughMemoryError(
-            f"{config.num_blocks} KV blocks ({size}) cannot be had: "
-            f"{_line(error)}; ask for a smaller KV cache"
-        ) from error
-
-
-def _may_have_fewer_drafts(setup: Setup) -> bool:
-    """Returns whether rows may have fewer drafts than the most: if their number is
-    adaptive, or a proposer finds them.
-    """
-    speculative = setup.speculative
-    return speculative is not None and (
-        speculative.adaptive or speculative.proposer is not None
-    )
-
-
-def _weights(
-    setup: Setup, folder: Path, spec: ModelSpec, place: Place = WHOLE
-) -> "Weights | Model":
-    """Returns a model's weights, by the settings, on the device of the settings: those of
-    one rank.
-    """
-    from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
-
-    seed = setup.args.seed
-    device = setup.device.kind
-    dummy = setup.args.load_format == "dummy"
-    if spec.parameters:
-        from minfer.effects.execution.cpu.paged_attention import make_cache
-        from minfer.effects.models.fallback import load_fallback
-
-        raw = read_config(folder)
-        drawn = seed if dummy else None
-        return load_fallback(folder, raw, spec, make_cache, drawn, device)
-    if dummy:
-        return random_weights(spec, spec.dtype, seed, device, place)
-    return load_weights(folder, spec, spec.dtype, device, place)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

@@ -1,13 +1,30 @@
-"""The ranks of an engine: their processes, and what they are told at the start.
+"""How the ranks of an engine start: what rank 0 does, and what each other rank does.
 
-Rank 0 is the process that opens the engine. It starts the others (rank_process.py), or
-finds those that torchrun has started, and gives them its settings, from which each
-prepares the same engine and loads its part of the model.
+    rank 0                                        another rank
+    ------                                        ------------
+    the process that opens the engine             `python -m minfer` (cli/main.py),
+                                                  by rank 0 or torchrun
+    start_ranks                                   follow_rank_0
+      listen_in_new_folder    <-- connects ---      rank_folder_path, Leader.found
+      Crew.start_processes, but for torchrun's
+                              --- settings -->      settings_from: the same engine
+      Crew.await_joined       <-- versions ---      Leader.join
+      join_group              <- the others ->      join_group
+    open_rank                 loads its part        open_rank
+    Crew.await_ready          <-- is ready ---      follow
+    Crew.tell                 ---- items ---->      follow, until the engine is closed
+
+Settings, versions and items pass through a Unix socket in a folder (rank_folder.py), and
+tensors through torch.distributed (torch_ranks.py). A rank that rank 0 has started ends
+with it, as each child does (`minfer.effects.net.child`); one of torchrun's, with that.
 """
 
+import logging
 import os
+import signal
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +33,17 @@ from attrs import evolve, fields, frozen
 from minfer.blocks.keys import Keys
 from minfer.effects.execution.ranks.crew import Crew, RankError
 from minfer.effects.execution.ranks.items import Want
-from minfer.effects.execution.ranks.rank_folder import STORE, RankStartError
+from minfer.effects.execution.ranks.joining import RankListener
+from minfer.effects.execution.ranks.rank_folder import (
+    STORE,
+    RankStartError,
+    is_by_torchrun,
+    new_rank_folder,
+    rank_folder_path,
+)
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
-from minfer.effects.models.ranks import ALONE, Place, Ranks
+from minfer.effects.live.engine.open_rank import open_rank, open_store
+from minfer.effects.models.ranks import Place, Ranks
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
 from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
@@ -30,29 +55,29 @@ if TYPE_CHECKING:
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
 OWN: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
+_log = logging.getLogger("minfer.executor")
+
+
+# --- rank 0 -----------------------------------------------------------------------------
 
 
 @frozen(eq=False)
 class RankGroup:
-    """What a rank needs of the others."""
+    """What rank 0 needs of the other ranks."""
 
-    ranks: Ranks = ALONE
-    crew: Crew | None = None  # rank 0's
+    ranks: Ranks
+    crew: Crew
 
     def want(self, keys: Keys, engine: str) -> None:
         """Have the other ranks send their part of blocks to an engine, too."""
-        if self.crew is not None:
-            with suppress(RankError):  # the engine ends
-                self.crew.tell(Want(keys, engine))
+        with suppress(RankError):  # the engine ends
+            self.crew.tell(Want(keys, engine))
 
     def close(self) -> None:
         """End the other ranks at once."""
-        if self.crew is not None:
-            from minfer.effects.execution.ranks.torch_ranks import leave
-
-            self.crew.abandon()
-            leave()
-            self.crew.remove_folder()
+        self.crew.abandon()
+        self.ranks.leave()
+        self.crew.remove_folder()
 
 
 def start_ranks(setup: Setup) -> RankGroup:
@@ -60,9 +85,15 @@ def start_ranks(setup: Setup) -> RankGroup:
     RankStartError for those that do not come, or are not of the same engine.
     """
     count = setup.args.parallel.ranks
-    crew = Crew.start(count, settings_to(setup), about(setup), environments(setup, count))
+    crew = Crew(count, about(setup))
     try:
-        ranks = join(setup, Place(0, setup.args.parallel), crew.folder)
+        listener = listen_in_new_folder(settings_to(setup), crew.resources)
+        with closing(listener):
+            if not is_by_torchrun():
+                crew.start_processes(listener.folder, environments(setup, count))
+            crew.await_joined(listener)
+        crew.watch()
+        ranks = join_group(setup, Place(0, setup.args.parallel), listener.folder)
     except BaseException:
         crew.abandon()
         crew.remove_folder()
@@ -71,9 +102,58 @@ def start_ranks(setup: Setup) -> RankGroup:
     return RankGroup(ranks, crew)
 
 
-def join(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
-    """Joins the other ranks, which do the same; `folder` is where they meet. Raises
-    RankStartError.
+def listen_in_new_folder(
+    settings: Mapping[str, Any], resources: ExitStack
+) -> RankListener:
+    """Returns where the other ranks join, and get these settings, in a new folder that
+    `resources` remove. Raises RankStartError.
+    """
+    try:
+        folder = resources.enter_context(new_rank_folder())
+        return RankListener(folder, settings)
+    except OSError as error:
+        raise RankStartError(f"the ranks cannot meet in a folder: {error}") from error
+
+
+# --- another rank -----------------------------------------------------------------------
+
+
+def follow_rank_0() -> int:
+    """Be another rank, until rank 0 ends; returns the exit code. Rank 0 says what to do,
+    whatever this process's command line says.
+    """
+    # Imports torch.
+    from minfer.effects.execution.follow import Leader, fail, follow
+
+    rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for rank 0, which ends this one
+    folder = rank_folder_path()
+    leader = Leader.found(folder, rank)
+    setup = settings_from(leader.settings)
+    leader.join(about(setup))
+    # So far torchrun ends this one, if rank 0 does not come.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        ranks = join_group(setup, Place(rank, setup.args.parallel), folder)
+        executor = open_rank(setup, store=open_store(setup, rank), ranks=ranks)
+        follow(executor, leader)
+        executor.close()
+    except Exception as error:
+        _log.exception("rank %d ends", rank)
+        fail(leader, error)
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+# --- each rank --------------------------------------------------------------------------
+
+
+def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+    """Joins the other ranks in torch.distributed, as they do at the same time; `folder`
+    is where they meet. Raises RankStartError.
     """
     import torch
 

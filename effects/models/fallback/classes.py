@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
-from minfer.effects.models.refusals import refuse_kind, refuse_quantized
+from minfer.effects.models.refusals import refuse_kind
 from minfer.effects.models.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.spec_reader import read_architectures
 from minfer.values.texts import without_breaks
@@ -29,6 +29,7 @@ NOT_READ: Final = {
     "return_dict",
     "dtype",  # is read by `read_dtype`
     "torch_dtype",
+    "quantization_config",  # minfer loads quantized matrices
 }
 
 
@@ -71,7 +72,6 @@ def resolve(read: ConfigReader) -> HuggingFaceModel:
 
 def _config(read: ConfigReader, what: str) -> Any:
     """Returns transformers' config object; `what` begins refusals."""
-    refuse_quantized(read)
     kind = str(read.config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         own = ", and its own code (auto_map) is never executed"

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from attrs import evolve
 from safetensors import SafetensorError
+from transformers.utils.import_utils import is_peft_available
 
 from minfer.effects.models.checkpoint import (
     HARMLESS,
     CorruptFileError,
     TensorMismatchError,
+    is_harmless,
 )
 from minfer.effects.models.config_reader import (
     CheckpointError,
@@ -27,10 +29,19 @@ from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.long_rope import choose_factors
 from minfer.effects.models.fallback.paged import PAGED, paged_model
+from minfer.effects.models.fallback.quantized import (
+    prepare_leaves,
+    quantize_modules,
+    read_leaves,
+)
 from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weight_files import find_tensors, list_names
+from minfer.effects.models.weight_files import (
+    adapter_in,
+    find_tensors,
+    list_names,
+)
 
 
 @quiet()
@@ -53,11 +64,12 @@ def load_fallback(
     how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
     try:
         if seed is None:
-            model = _from_files(theirs, folder, **how)
+            model = _from_files(theirs, folder, spec, **how)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = theirs.model._from_config(theirs.config, **how)
+                quantize_modules(spec, model.requires_grad_(False))
     except (CheckpointError, OSError, MemoryError, torch.OutOfMemoryError):
         raise  # of the files, or of this machine
     except Exception as error:  # each model has its own errors about its config
@@ -67,7 +79,9 @@ def load_fallback(
     if spec.original_context is not None:
         choose_factors(model, spec.original_context, long=spec.long_factors)
     _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
-    return paged_model(model.to(device))
+    model = model.to(device)
+    prepare_leaves(model)
+    return paged_model(model)
 
 
 def _refuse_if_wrong(
@@ -91,14 +105,44 @@ def _refuse_if_wrong(
         )
 
 
-def _from_files(theirs: HuggingFaceModel, folder: Path, **how: Any) -> Any:
-    """Load with transformers, strictly."""
+def _from_files(
+    theirs: HuggingFaceModel, folder: Path, spec: ModelSpec, **how: Any
+) -> Any:
+    """Load with transformers, strictly; quantized matrices by minfer's formats."""
     with ExitStack() as stack:
         found = find_tensors(folder, stack)  # all there, and no pickles
+        stored = read_leaves(spec, found, folder)
+        kind = evolve(theirs, model=stored.in_class(theirs.model))
+        model, report = _by_transformers(kind, folder, how)
+        surplus = (
+            name
+            for name in report["unexpected_keys"]
+            if found.is_listed(name) and not stored.has(name)
+            if name not in found.places or not is_harmless(name, found.places[name])
+        )
+        for what, names in (("missing", report["missing_keys"]), ("unexpected", surplus)):
+            if bad := sorted(name for name in names if not name.endswith(HARMLESS)):
+                raise TensorMismatchError(
+                    f"{folder}: {what} tensor {list_names(bad)}; the checkpoint is "
+                    f"incomplete or its config.json describes another model"
+                )
+    return model
+
+
+def _by_transformers(theirs: HuggingFaceModel, folder: Path, how: dict[str, Any]) -> Any:
+    """Returns the model that a class loads, and transformers' report. Raises
+    `UnsupportedModelError` for an adapter beside the weights that transformers would use.
+    """
+    if (adapter := adapter_in(folder)) and is_peft_available():
+        raise UnsupportedModelError(
+            f"{folder}: holds an adapter ({adapter}) beside the weights, which "
+            f"transformers would use, as peft is installed; LoRA is not supported: move "
+            f"the adapter elsewhere"
+        )
     how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     how |= {"config": theirs.config, "output_loading_info": True}
     try:
-        model, report = theirs.model.from_pretrained(folder, **how)
+        return theirs.model.from_pretrained(folder, **how)
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(
             f"{folder}: weights truncated or corrupt ({error})"
@@ -107,11 +151,3 @@ def _from_files(theirs: HuggingFaceModel, folder: Path, **how: Any) -> Any:
         raise TensorMismatchError(
             f"{folder}: weights do not fit config.json ({error})"
         ) from error
-    surplus = filter(found.is_listed, report["unexpected_keys"])
-    for what, names in (("missing", report["missing_keys"]), ("unexpected", surplus)):
-        if bad := sorted(name for name in names if not name.endswith(HARMLESS)):
-            raise TensorMismatchError(
-                f"{folder}: {what} tensor {list_names(bad)}; the checkpoint is "
-                f"incomplete or its config.json describes another model"
-            )
-    return model

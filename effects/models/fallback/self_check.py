@@ -21,6 +21,7 @@ from torch import Tensor
 from minfer.effects.models.batch import BatchRow, make_batch
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.fallback.paged import PAGED, paged_model
+from minfer.effects.models.fallback.quantized import QuantizedLinear, without_rounding
 from minfer.effects.models.layers import Layer
 from minfer.effects.models.spec import ModelSpec
 
@@ -120,7 +121,7 @@ def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
     """Run every module on float32 copies of its own parameters, which live as long as it
-    runs.
+    runs, and products with quantized matrices on activations that are not rounded.
 
     In half precision, rounding may send a token to another expert, which hides real
     errors.
@@ -137,6 +138,9 @@ def in_float32(model: Any) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():
+            if isinstance(module, QuantizedLinear):
+                stack.callback(setattr, module, "leaf", module.leaf)
+                module.leaf = without_rounding(module.leaf)
             stack.callback(module.register_forward_pre_hook(widen).remove)
             stack.callback(module.register_forward_hook(restore, always_call=True).remove)
         yield

@@ -6,7 +6,7 @@ what size; the mask registered beside it evaluates which keys its last two queri
 and passes on one number, the window. A model that does anything else is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ import torch
 import transformers
 from attrs import evolve, field, frozen
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.dense import Dense
@@ -22,9 +24,12 @@ from minfer.effects.models.fallback.paged import own_mask, refuse_extras
 from minfer.effects.models.families import Family
 from minfer.effects.models.gqa import GQA
 from minfer.effects.models.layers import Layer
-from minfer.effects.models.linear import NormRule
+from minfer.effects.models.linear import LinearSizes, NormRule
+from minfer.effects.models.parts import Renaming
+from minfer.effects.models.quantization import read_quantization
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import read_dtype
+from minfer.kernels.leaves import Shard
 
 TRACED: Final = "minfer_traced"  # transformers' name of the functions below
 FARTHEST: Final = 1 << 20  # positions a trace looks back: longer windows count as none
@@ -84,7 +89,12 @@ def fallback_spec(
     if len(model.get_input_embeddings().weight) < vocab:
         raise read.error("vocab_size", "at most the rows of the embedding")
     return ModelSpec(
-        family=Family(architecture=name, model_type="", defaults={}),
+        family=Family(
+            architecture=name,
+            model_type="",
+            defaults={},
+            renamings=tuple(_renamings(model)),
+        ),
         vocab_size=vocab,
         hidden_size=theirs.config.hidden_size,
         layers=_layers(theirs.config, trace),
@@ -93,6 +103,8 @@ def fallback_spec(
         dtype=read_dtype(read, dtype),
         eos_ids=read.ids("eos_token_id"),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        linears=tuple(_linears(model)),
+        quantization=read_quantization(read),
     )
 
 
@@ -140,6 +152,33 @@ def _layers(config: Any, trace: AttentionTrace) -> tuple[Layer, ...]:
     return tuple(
         Layer(evolve(attention, window=window), feed_forward) for window in windows
     )
+
+
+def _linears(model: Any) -> Iterator[LinearSizes]:
+    """Yields the sizes of a model's linear modules, but the output head."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        # Subclasses may multiply otherwise.
+        if type(module) is torch.nn.Linear and module is not head:
+            yield LinearSizes(
+                names=(name,),
+                outputs=(module.out_features,),
+                inputs=module.in_features,
+                shard=Shard.NONE,
+                bias=module.bias is not None,
+            )
+
+
+def _renamings(model: Any) -> Iterator[Renaming]:
+    """Yields how transformers renames the tensors of a model's checkpoints, as far as it
+    replaces parts by fixed ones.
+    """
+    for one in get_model_conversion_mapping(model):
+        if type(one) is WeightRenaming and "\\" not in one.target_patterns[0]:
+            for pattern in one.source_patterns:
+                # A pattern ends where a part of a name does.
+                end = r"(?!\w)" if pattern[-1].isalnum() else ""
+                yield Renaming(pattern + end, one.target_patterns[0])
 
 
 def _weightless(theirs: HuggingFaceModel) -> Any:

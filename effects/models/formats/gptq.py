@@ -4,6 +4,8 @@ eight inputs in an int32. In the first version zeros are stored minus one.
 With `sym`, 0 is always stored as the number 8: zeros are not written by all tools in the
 version that the config names, so both ways of storing 8 are read as it. A config without
 `sym` leaves it to the zeros: 8 in one of these ways in all groups of a matrix is `sym`.
+With `sym` false, zeros are as the version says; but all of them 9, stored as 8, are
+refused, as they are of symmetric weights in the other version.
 
 With `desc_act`, a group's inputs are not beside one another, unless `static_groups` made
 the groups before the inputs were ordered. Such checkpoints are refused by name, also
@@ -115,13 +117,14 @@ class Gptq(OneByOne):
         numbers = unpacked(stored, 1).t()
         low, high = (int(number) for number in numbers.aminmax())
         is_middle = low == high and high in (MIDDLE - 1, MIDDLE)
+        if self.symmetric is False and self.less_one and low == high == MIDDLE:
+            raise CheckpointError(_DOUBTFUL)
         if self.symmetric is False or (self.symmetric is None and not is_middle):
             return (numbers + self.less_one) & 15
         if not is_middle:
             raise CheckpointError(
-                f"zero points from {low} to {high}, although "
-                f"quantization_config says sym true, where all are {MIDDLE}; set sym to "
-                f"false if they are meant"
+                f"zero points from {low} to {high}, although sym is true, with which all "
+                f"are {MIDDLE}; set sym to false if they are meant"
             )
         return torch.full_like(numbers, MIDDLE)
 
@@ -143,6 +146,11 @@ def _check_order(group: int, stored: "Tensor") -> None:
         raise UnsupportedModelError(_ORDERED)
 
 
+_DOUBTFUL = (
+    f"all zero points are stored as {MIDDLE}, which mean {MIDDLE + 1} in "
+    f"checkpoint_format 'gptq', as no weights without sym have them; if they mean "
+    f"{MIDDLE}, set sym to true, or checkpoint_format to 'gptq_v2'"
+)
 _ORDERED = (
     "inputs are ordered by activation (desc_act), which is not supported; use a "
     "checkpoint with desc_act false, or the unquantized one with --quantization int4"

@@ -2,17 +2,13 @@
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
-import sys
-import threading
 from typing import Final
 
 import msgspec
 
+from minfer.effects.net.child import spawn_child
 from minfer.effects.net.frames import FrameReader, FrameWriter
-from minfer.effects.net.secret_variables import environment_without_secrets
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.worker_messages import (
     READ,
@@ -45,20 +41,14 @@ class Process:
         self._link = own_end
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        # The path by which this package was imported, not the working directory.
-        paths = os.pathsep.join(filter(None, sys.path))
         with child_end:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", module or MODULE, str(child_end.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=(child_end.fileno(),),
-                # Of its own group: a terminal's interrupt is for the server to handle.
-                start_new_session=True,
-                env={**environment_without_secrets(), "PYTHONPATH": paths},
+            self._child = spawn_child(
+                module or MODULE,
+                str(child_end.fileno()),
+                given=msgspec.json.encode(facts),
+                descriptors=[child_end.fileno()],
+                own_session=True,  # a terminal's interrupt is for the server to handle
             )
-        assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
-        with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):
-            pipe.write(msgspec.json.encode(facts))
         self.spent = False  # it has ended, or is ending
 
     @property
@@ -111,8 +101,6 @@ class Process:
             # RuntimeError: the event loop is closed, and the socket with it.
             with contextlib.suppress(RuntimeError):
                 self._streams[1].close()
-        # A process with much memory takes a while to end: wait for it in a thread.
-        threading.Thread(target=self._child.wait, name="minfer-reaper").start()
 
 
 def _to_error(refusal: Refusal | None) -> ApiError:

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from attrs import evolve
 
+from minfer.effects.net.child import begin_as_child
 from minfer.effects.net.frames import FrameReader, FrameWriter
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
@@ -110,6 +111,7 @@ def serve(link: socket.socket, worker: Worker) -> None:
 
 def run_worker(make: Callable[[bytes], Worker]) -> int:
     """Run the worker that `make` makes of the facts; returns the exit code."""
+    begin_as_child()
     # Signals to the whole group are for the server: it ends this process by the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -32,7 +32,7 @@ from minfer.effects.live.journal.routing_journal_file import (
 )
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import Port, port_text
-from minfer.effects.net.child_signals import DRAIN, STOP
+from minfer.effects.net.child import DRAIN, STOP
 from minfer.effects.net.handshake import Terms
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.processes.gate import Gate

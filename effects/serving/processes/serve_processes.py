@@ -1,4 +1,12 @@
-"""A server of several processes: what each of them does."""
+"""A server of several processes: what each of them does.
+
+    this process    listens, forks the others, and watches them (`Supervisor`)
+    engine 0 ...    a model each; or "engine" keeps all engines, which are on a cluster
+    front 0 ...     HTTP, and links to all engines
+
+A fork inherits what is made here: sockets that listen, the folder with the engines'
+sockets, and counts in shared memory.
+"""
 
 import contextlib
 import mmap
@@ -6,14 +14,12 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from minfer.effects.cluster.engine_server.engine_process import Outside, run_engine
 from minfer.effects.cluster.processes.deployment import Deployment
 from minfer.effects.cluster.processes.engine_ends import EngineEnds
-from minfer.effects.cluster.processes.engines_elsewhere import EnginesElsewhere, Keep
 from minfer.effects.cluster.processes.process_ends import (
     ENGINE,
     Processes,
@@ -25,11 +31,10 @@ from minfer.effects.cluster.processes.replica_devices import (
     replica_devices,
 )
 from minfer.effects.cluster.processes.supervisor import Guard, Run, Supervisor
-from minfer.effects.execution.ranks.started_by import is_by_torchrun
+from minfer.effects.execution.ranks.rank_folder import is_by_torchrun
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.net.addresses import port_text
-from minfer.effects.net.heartbeat import Heartbeat
 from minfer.effects.net.run_folder import run_folder, socket_paths
 from minfer.effects.serving.processes.front_process import FrontPlan, run_front
 from minfer.effects.serving.processes.server import (
@@ -42,8 +47,9 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.values.checks import ConfigError
 
-# Gets callbacks for a heartbeat and for when it is ready; returns the exit code.
-RunWithHeartbeat: TypeAlias = Callable[[Callable[[], None], Callable[[], None]], int]
+# Work of a process that keeps engines elsewhere, whose addresses it writes beside these
+# paths; with the callbacks of `Run`.
+Keep = Callable[[Sequence[Path], Callable[[], None], Callable[[], None]], int]
 
 
 def serve_in_processes(
@@ -65,97 +71,154 @@ def serve_in_processes(
     """
     _check_options(options, fronts)
     devices = [] if keep is not None else replica_devices(deployment.settings(args))
-    alone = deployment.serves_others
     with contextlib.ExitStack() as stack:
-        listeners = [] if alone else listen_at(host, port, fronts)
-        for one in listeners:
-            stack.enter_context(one)
-        links = deployment.link_sockets(stack)
-        # Once, before any process starts: it may have to be downloaded.
-        read_config(model_folder(args.model))
-        paths = socket_paths(stack.enter_context(run_folder()), deployment.replicas)
-        announced = mmap.mmap(-1, 1)  # shared: whether the first line is out
-        shared = SharedCounts.of(max(1, len(listeners)))
-        if keep is None:
-            work = _engines(args, deployment, paths, links, fronts, devices)
-        else:
-            elsewhere = EnginesElsewhere(
-                args=args,
-                deployment=deployment,
-                paths=paths,
-                fronts=fronts,
-                timeout=options.engine_timeout,
-            )
-            work = {ENGINE: partial(keep, elsewhere)}
-        engines = list(work)
-        ends = EngineEnds(len(paths))
-        for number, one in enumerate(listeners):
-            front = FrontPlan(
-                number=number,
-                listener=one,
-                paths=paths,
-                args=args,
-                http=options,
-                deployment=deployment,
-                shared=shared,
-                last_end=ends.last,
-                announced=lambda: announced[0] == 1,
-            )
-            work[front_name(number)] = partial(run_front, front)
-        heartbeats = {name: Heartbeat(options.engine_timeout) for name in work}
-        runs: dict[str, Run] = {
-            name: partial(run, heartbeats[name].beat) for name, run in work.items()
-        }
-
-        def ready() -> None:
-            if alone:
-                where = ", ".join(port_text(one.getsockname()[:2]) for one in links)
-                said = (
-                    f"minfer: {options.names[0]} computes prompts for others at {where}"
-                )
-            else:
-                said = describe_address(listeners[0], options)
-            print(said, flush=True)
-            announced[0] = 1
-
-        patience = options.shutdown_timeout
-        table = Processes(len(listeners), len(engines), by_torchrun=is_by_torchrun())
+        server = ForkedServer.opened(stack, args, options, host, port, fronts, deployment)
+        engines = server.engines(devices) if keep is None else server.keeper(keep)
+        front_runs = server.front_runs()
+        table = Processes(len(front_runs), len(engines), by_torchrun=is_by_torchrun())
         # A rank that is killed from outside ends its engine as a fault of that does.
-        replicas = engines if keep is None and args.parallel.ranks == 1 else []
+        replicas = [*engines] if keep is None and args.parallel.ranks == 1 else []
 
         def note_end(name: str, code: int) -> None:
             if name in replicas:
-                ends.note(replicas.index(name), code, hung=name in table.hung)
+                server.ends.note(replicas.index(name), code, hung=name in table.hung)
 
-        supervisor = Supervisor(table, runs, guard, patience, heartbeats, note_end)
-        return supervisor.run(ready)
-
-
-def _engines(
-    args: EngineArgs,
-    deployment: Deployment,
-    paths: Sequence[Path],
-    links: Sequence[socket.socket],
-    fronts: int,
-    devices: Sequence[ReplicaDevice],
-) -> dict[str, RunWithHeartbeat]:
-    """The work of each engine of this machine, by its name."""
-    settings = deployment.settings(args)
-    plans = deployment.peer_plans(paths, args.tensor_parallel_size)
-    alone = deployment.serves_others
-    return {
-        name: partial(
-            _run_engine,
-            name,
-            evolve(settings[number], kv_peers=plans[number]),
-            devices[number],
-            paths[number],
-            fronts,
-            deployment.routed,
-            Outside(links[number], deployment.secret) if alone else None,
+        supervisor = Supervisor(
+            table,
+            {**engines, **front_runs},
+            guard,
+            patience=options.shutdown_timeout,
+            limit=options.engine_timeout,
+            note_end=note_end,
         )
-        for number, name in enumerate(engine_names(deployment.replicas))
-    }
+        return supervisor.run(server.announce)
+
+
+@frozen(kw_only=True, eq=False)
+class ForkedServer:
+    """What the processes of a server inherit, and what each of them runs, by its name."""
+
+    args: EngineArgs
+    options: HttpOptions
+    deployment: Deployment
+    paths: Sequence[Path]  # of the engines' sockets
+    listeners: Sequence[socket.socket]  # of the fronts here
+    links: Sequence[socket.socket]  # of engines, for the fronts of other machines
+    fronts: int
+    ends: EngineEnds  # shared
+    # Shared: whether the first line is out.
+    announced: mmap.mmap = field(factory=lambda: mmap.mmap(-1, 1))
+
+    @classmethod
+    def opened(
+        cls,
+        stack: contextlib.ExitStack,
+        args: EngineArgs,
+        options: HttpOptions,
+        host: str,
+        port: int,
+        fronts: int,
+        deployment: Deployment,
+    ) -> "ForkedServer":
+        """Listen, and make the folder, until `stack` closes both. Raises as
+        `serve_in_processes`.
+        """
+        listeners: list[socket.socket] = []
+        if not deployment.serves_others:
+            listeners += map(stack.enter_context, listen_at(host, port, fronts))
+        links = deployment.link_sockets(stack)
+        # Once, before any process starts: it may have to be downloaded.
+        read_config(model_folder(args.model))
+        return cls(
+            args=args,
+            options=options,
+            deployment=deployment,
+            paths=socket_paths(stack.enter_context(run_folder()), deployment.replicas),
+            listeners=listeners,
+            links=links,
+            fronts=fronts,
+            ends=EngineEnds(deployment.replicas),
+        )
+
+    def engines(self, devices: Sequence[ReplicaDevice]) -> dict[str, Run]:
+        """The engines of this machine."""
+        deployment = self.deployment
+        settings = deployment.settings(self.args)
+        plans = deployment.peer_plans(self.paths, self.args.tensor_parallel_size)
+        alone = deployment.serves_others
+        return {
+            name: LocalEngine(
+                name=name,
+                args=evolve(settings[number], kv_peers=plans[number]),
+                device=devices[number],
+                path=self.paths[number],
+                fronts=self.fronts,
+                routed=deployment.routed,
+                outside=Outside(self.links[number], deployment.secret) if alone else None,
+            ).run
+            for number, name in enumerate(engine_names(deployment.replicas))
+        }
+
+    def keeper(self, keep: Keep) -> dict[str, Run]:
+        """The process that keeps the engines of a cluster."""
+        return {ENGINE: partial(keep, self.paths)}
+
+    def front_runs(self) -> dict[str, Run]:
+        """The fronts of this machine."""
+        shared = SharedCounts.of(max(1, len(self.listeners)))
+        plans = [
+            FrontPlan(
+                number=number,
+                listener=listener,
+                paths=self.paths,
+                args=self.args,
+                http=self.options,
+                deployment=self.deployment,
+                shared=shared,
+                last_end=self.ends.last,
+                announced=lambda: self.announced[0] == 1,
+            )
+            for number, listener in enumerate(self.listeners)
+        ]
+        return {front_name(plan.number): partial(run_front, plan) for plan in plans}
+
+    def announce(self) -> None:
+        """Print the first line: where the server listens."""
+        if self.deployment.serves_others:
+            where = ", ".join(port_text(link.getsockname()[:2]) for link in self.links)
+            name = self.options.names[0]
+            print(f"minfer: {name} computes prompts for others at {where}", flush=True)
+        else:
+            print(describe_address(self.listeners[0], self.options), flush=True)
+        self.announced[0] = 1
+
+
+@frozen(kw_only=True, eq=False)
+class LocalEngine:
+    """An engine of this machine."""
+
+    name: str  # of its process
+    args: EngineArgs
+    device: ReplicaDevice
+    path: Path  # of its socket
+    fronts: int
+    routed: bool
+    outside: Outside | None  # where fronts of other machines are linked
+
+    def run(self, beat: Callable[[], None], ready: Callable[[], None]) -> int:
+        """Serve until the parent ends it; returns the exit code."""
+        configure_logs(self.name)
+        args = self.device.take(self.args)
+        self.path.unlink(missing_ok=True)  # of an earlier engine
+        return run_engine(
+            args,
+            self.path,
+            self.fronts,
+            ready,
+            beat,
+            routed=self.routed,
+            outside=self.outside,
+        )
 
 
 def _check_options(options: HttpOptions, fronts: int) -> None:
@@ -166,20 +229,3 @@ def _check_options(options: HttpOptions, fronts: int) -> None:
     ):
         if not value >= 0:
             raise ConfigError(f"{name} must be at least 0, not {value:g}")
-
-
-def _run_engine(
-    name: str,
-    args: EngineArgs,
-    device: ReplicaDevice,
-    path: Path,
-    fronts: int,
-    routed: bool,
-    outside: Outside | None,
-    beat: Callable[[], None],
-    ready: Callable[[], None],
-) -> int:
-    configure_logs(name)
-    args = device.take(args)
-    path.unlink(missing_ok=True)  # of an earlier engine
-    return run_engine(args, path, fronts, ready, beat, routed=routed, outside=outside)

@@ -363,3 +363,37 @@ def test_a_snapshot_of_the_same_records_replays_in_either_format(form: int) -> N
 
 def test_a_snapshot_is_not_read_unless_requested() -> None:
     assert read_head(later(renamed), "run", with_state=False).turn == LATER
+
+
+def headed(text: bytes) -> bytes:
+    """A journal with this text as its head."""
+    return MAGIC + record(b"H" + zlib.compress(text, 9))
+
+
+@pytest.mark.long
+def test_a_head_that_is_far_larger_than_its_bytes_is_refused() -> None:
+    data = headed(b" " * (1 << 26) + b"{}")
+    assert len(data) < 200_000
+    with pytest.raises(JournalError, match=r"run: its head .* compressed to \d{5}$"):
+        opened(data)
+    cut = zlib.compress(b"{}" * 100)[:-9]
+    with pytest.raises(JournalError, match=r"run: its head .* is cut off"):
+        opened(MAGIC + record(b"H" + cut))
+
+
+def test_sizes_that_would_fill_memory_are_refused() -> None:
+    """Of device rows, and of token ids that take no bytes."""
+    config, turns = recorded(8, 3)
+    data = encode_journal(config, turns)
+    head, first = payloads(data, "run"), record_ends(data)[0]
+    parsed = json.loads(zlib.decompress(next(head)[1:]))
+    rows = {"max_num_seqs": 10**12, "max_num_batched_tokens": 10**12}
+    text = json.dumps(parsed | {"config": parsed["config"] | rows}).encode()
+    with pytest.raises(
+        JournalError, match=r"run: its head .*max_num_seqs must be a whole"
+    ):
+        opened(headed(text))
+    turn = struct.pack("<cBd8sBI", b"T", 0, 0.0, bytes(8), 0, 1 << 25)
+    journal = opened(data[:first] + record(turn))
+    with pytest.raises(JournalError, match=r"turn 0: .*33554432 token ids"):
+        list(journal.turns())

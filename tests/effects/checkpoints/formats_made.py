@@ -21,7 +21,10 @@ Tensors = dict[str, Tensor]
 Writer = Callable[[Tensor], tuple[Tensors, Tensor]]
 GROUP: Final = 32
 BLOCK: Final = 128
-MATRIX: Final = re.compile(r".*layers\.\d+\..*(_proj|_mqa|\.w[123])\.weight")
+MATRIX: Final = re.compile(
+    r".*(layers|\.h)\.\d+\..*"
+    r"(_proj|_mqa|\.w[123]|query_key_value|dense\w*|c_fc\w*)\.weight"
+)
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

@@ -1,4 +1,4 @@
-"""Commands and groups of them are imported when they are meant."""
+"""Commands are imported when they are meant."""
 
 import argparse
 import re
@@ -28,73 +28,55 @@ def made(name: str, found: list[str]) -> ModuleType:
     return module
 
 
-def test_the_command_that_is_meant_runs_also_in_a_group(
+def test_the_command_that_is_meant_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: list[str] = []
-    group = made("group", found)
-    group.__dict__["add_options"] = lambda parser: add_commands(
-        parser, [Entry("inner", "helps", "inner_module")]
-    )
-    monkeypatch.setitem(sys.modules, "group_module", group)
     monkeypatch.setitem(sys.modules, "inner_module", made("inner", found))
 
     def parser() -> CommandLineParser:
         parser = CommandLineParser(prog="it")
         add_commands(
-            parser, [Entry("group", "", "group_module"), Entry("x", "", "nowhere")]
+            parser, [Entry("inner", "", "inner_module"), Entry("x", "", "nowhere")]
         )
         return parser
 
-    options = parser().parse_args(["group", "inner", "--word", "hello"])
+    options = parser().parse_args(["inner", "--word", "hello"])
     assert options.run(options) == 7
     assert found == ["inner hello"]
     with pytest.raises(SystemExit):
-        parser().parse_args(["group", "inner", "--help"])
+        parser().parse_args(["inner", "--help"])
     out = capsys.readouterr().out
-    assert out.startswith("usage: it group inner ")
+    assert out.startswith("usage: it inner ")
     assert "About inner." in out
     with pytest.raises(SystemExit) as caught:
-        parser().parse_args(["group", "nonsense"])
+        parser().parse_args(["nonsense"])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("minfer: ")
 
 
 def test_without_a_command_the_help_says_which_there_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    group = made("group", [])
-    group.__dict__["add_options"] = lambda parser: add_commands(
-        parser, [Entry("inner", "does something", "inner_module")]
-    )
-    monkeypatch.setitem(sys.modules, "group_module", group)
-    for arguments, shown in (
-        ([], ["usage: it ", "group", "of several"]),
-        (["group"], ["usage: it group ", "inner", "does something"]),
-    ):
-        parser = CommandLineParser(prog="it")
-        add_commands(parser, [Entry("group", "of several", "group_module")])
-        options = parser.parse_args(arguments)
-        assert options.run(options) == 2  # as argparse has it where something lacks
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert all(words in err for words in shown)
+    parser = CommandLineParser(prog="it")
+    add_commands(parser, [Entry("inner", "does something", "inner_module")])
+    options = parser.parse_args([])
+    assert options.run(options) == 2  # as argparse has it where something lacks
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(words in err for words in ("usage: it ", "inner", "does something"))
 
 
-NAMES = [
-    *([one.name] for one in COMMANDS),
-    ["bench", "serve"],
-]
 MOST = 25
 OPTION = re.compile(r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("names", NAMES, ids=" ".join)
+@pytest.mark.parametrize("name", [entry.name for entry in COMMANDS])
 def test_help_is_short_and_says_how_to_see_all(
-    capsys: pytest.CaptureFixture[str], names: list[str]
+    capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    shown, everything = helps(capsys, names, "--help"), helps(capsys, names, "--help-all")
-    last = f"minfer {' '.join(names)} --help-all shows all {len(options(everything))}"
+    shown, everything = helps(capsys, name, "--help"), helps(capsys, name, "--help-all")
+    last = f"minfer {name} --help-all shows all {len(options(everything))}"
     assert shown.splitlines()[-1] == f"{last} options"
     assert "--help-all shows all" not in everything
     assert len(options(shown)) <= MOST
@@ -107,7 +89,7 @@ def test_options_that_help_shows_are_there(
     capsys: pytest.CaptureFixture[str], entry: Entry
 ) -> None:
     common = getattr(import_module(entry.module), "COMMON", ())
-    shown = options(helps(capsys, [entry.name], "--help"))
+    shown = options(helps(capsys, entry.name, "--help"))
     assert set(common) <= set(shown)
     assert not common or len(shown) == len(common) + len(["--help", "--help-all"])
 
@@ -116,7 +98,7 @@ def test_options_that_help_shows_are_there(
 def test_the_bundled_model_is_introduced_as_a_toy(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    message = " ".join(helps(capsys, [name], "--help").split())
+    message = " ".join(helps(capsys, name, "--help").split())
     assert "a toy of 6 million parameters that shows that the engine works." in message
     assert "It gets 128 * 3 and 100 * 100 wrong." in message
 
@@ -134,9 +116,9 @@ def test_what_is_reported_as_wrong_is_wrong_and_what_is_right_is_right() -> None
     assert found == [False, False, True]
 
 
-def helps(capsys: pytest.CaptureFixture[str], names: list[str], which: str) -> str:
+def helps(capsys: pytest.CaptureFixture[str], name: str, which: str) -> str:
     with pytest.raises(SystemExit) as caught:
-        main([*names, which])
+        main([name, which])
     assert caught.value.code == 0
     return capsys.readouterr().out
 

@@ -20,7 +20,7 @@ from minfer.effects.cluster.engine_server import engine_process
 from minfer.effects.cluster.engine_server.engine_process import BROKEN
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.journal.journal_files import read_journal
-from minfer.effects.net.child_signals import STOP
+from minfer.effects.net.child import STOP
 from minfer.records.request import Request
 from tests.effects.cluster.plain import Plain, plain
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from minfer.effects.models import layers
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.quantization import Quantization
+from minfer.effects.models.quantization import Quantization, warn_of_cache_scheme
+from minfer.effects.models.quantization_files import FILE, KEY
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import (
@@ -111,6 +112,24 @@ def test_symmetric_weights_with_other_zero_points_are_named(
         tensors[name] = torch.full_like(tensors[name], wrong)
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(CheckpointError, match=f"{name}.* {low} to {high}.* sym"):
+            read(made)
+
+
+def test_zero_points_of_the_other_version_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without sym: all of them 8 as they are, where they are less one."""
+    middles = partial(gptq, less=0, zeros=False)
+    for name, how in (("v1", GPTQ), ("v2", {**GPTQ, "checkpoint_format": "gptq_v2"})):
+        monkeypatch.setitem(FORMATS, name, (how, middles))
+        (to := tmp_path / name).mkdir()
+        folder = write_checkpoint(to / "plain", hidden_size=64, intermediate_size=96)
+        made, _ = quantized(folder, to, name)
+        if name == "v2":
+            assert read(made)
+            continue
+        wanted = r"qzeros: all .* stored as 8.* sym to true, or checkpoint_format"
+        with pytest.raises(CheckpointError, match=wanted):
             read(made)
 
 
@@ -261,6 +280,31 @@ def test_what_stands_beside_the_config_is_read(
     assert spec.quantization is not None
     for mine, its in zip(leaves(weights), leaves(read(copy)[1]), strict=True):
         torch.testing.assert_close(dequantize(mine), its.weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("file", BESIDE)
+def test_the_file_that_says_how_is_named(
+    tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheme = {"kv_cache_scheme": {"type": "float"}}
+    beside = {KEY: scheme, FILE: file}
+    warn_of_cache_scheme(beside, "model/config.json", "bfloat16")
+    assert f"model/{file}: quantization_config: kv_cache_scheme" in caplog.text
+    name, how = BESIDE[file]
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    made, copy = quantized(folder, tmp_path, name)
+    (made / "config.json").write_bytes((copy / "config.json").read_bytes())
+    how = {key: value for key, value in how.items() if key != "quant_method"}
+    (made / file).write_text(json.dumps({**how, "secret": 1}))
+    with pytest.raises(CheckpointError, match=rf"/{file}: .*key 'secret'"):
+        read(made)
+    (made / file).write_text(json.dumps(how))
+    tensors = load_file(made / "model.safetensors")
+    weight = next(key for key in tensors if "down_proj" in key and "weight" in key[-7:])
+    tensors[weight] = tensors[weight][:-1].contiguous()
+    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"config.json and {file} \("):
+        read(made)
 
 
 def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:

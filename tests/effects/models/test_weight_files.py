@@ -19,6 +19,8 @@ from minfer.effects.models.checkpoint import (
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.spec import EMBED, LM_HEAD
 from minfer.effects.models.weight_files import INDEX_NAME, SINGLE_NAME
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
 from tests.effects.models.test_checkpoint import check_equal, edit, edit_tensors, save
 from tests.effects.tiny_model import expected_tensors, read_spec
 
@@ -123,6 +125,17 @@ def test_weights_of_no_model_here_are_named(tmp_path: Path, name: str, says: str
     (tmp_path / "config.json").unlink()
     with pytest.raises(UnsupportedModelError, match=f"{name}.*{says}"):
         read_spec(tmp_path)
+
+
+def test_an_adapter_beside_the_weights_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path)
+    prepare(EngineArgs(model=str(tmp_path), executor="dry"))
+    assert not caplog.text
+    (tmp_path / "adapter_config.json").write_text("{}")
+    prepare(EngineArgs(model=str(tmp_path), executor="dry"))
+    assert "adapter_config.json: the adapter beside the weights is not" in caplog.text
 
 
 def test_shards_that_differ_from_their_index(

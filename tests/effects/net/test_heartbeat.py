@@ -3,43 +3,46 @@
 import os
 import signal
 import subprocess
+import tempfile
 
 import pytest
 
-from minfer.effects.net.heartbeat import LOADING, STOPPED, Heartbeat
+from minfer.effects.net.heartbeat import LOADING, SIZE, STOPPED, Heartbeat, Watch
 
 LIMIT = 10.0
 LOOK = 0.5  # seconds from one look to the next
 
 
-def watched(
-    heartbeat: Heartbeat, start: float, seconds: float, *, ready: bool = True
-) -> float:
+def watched(watch: Watch, start: float, seconds: float, *, ready: bool = True) -> float:
     """Look for so long; returns when it was taken for hung, or infinity."""
     for number in range(1, int(seconds / LOOK) + 1):
-        if heartbeat.hangs(start + number * LOOK, ready=ready):
+        if watch.hangs(start + number * LOOK, ready=ready):
             return number * LOOK
     return float("inf")
 
 
-def begun(limit: float = LIMIT) -> Heartbeat:
-    made = Heartbeat(limit)
-    made.begin()
+def begun(
+    limit: float = LIMIT, heartbeat: Heartbeat | None = None, process: int = 0
+) -> Watch:
+    made = Watch(heartbeat or Heartbeat(), limit, process)
     assert not made.hangs(100.0, ready=False)
     return made
 
 
-def test_a_process_silent_for_the_limit_hangs() -> None:
-    assert watched(begun(), 100.0, 3 * LIMIT) == LIMIT
+def test_a_process_silent_for_the_limit_hangs_once() -> None:
+    watch = begun()
+    assert watched(watch, 100.0, 3 * LIMIT) == LIMIT
+    assert watched(watch, 100.0 + LIMIT, 3 * LIMIT) == float("inf"), "it may take a while"
 
 
 def test_a_process_with_a_heartbeat_does_not_hang() -> None:
-    heartbeat = begun()
+    heartbeat = Heartbeat()
+    watch = begun(heartbeat=heartbeat)
     for number in range(300):  # counts run through, and are not what matters
         heartbeat.beat()
-        assert watched(heartbeat, 100.0 + 9 * number, 9.0) > LIMIT
+        assert watched(watch, 100.0 + 9 * number, 9.0) > LIMIT
     heartbeat.beat()
-    assert watched(heartbeat, 2800.0, 3 * LIMIT) == LOOK + LIMIT
+    assert watched(watch, 2800.0, 3 * LIMIT) == LOOK + LIMIT
 
 
 def test_a_loading_process_has_more_time() -> None:
@@ -48,32 +51,29 @@ def test_a_loading_process_has_more_time() -> None:
 
 
 def test_time_without_checks_does_not_count() -> None:
-    heartbeat = begun()
-    assert not heartbeat.hangs(101.0, ready=True)
-    assert not heartbeat.hangs(99_999.0, ready=True), "all were stopped, and go on"
-    assert watched(heartbeat, 99_999.0, 3 * LIMIT) > LIMIT / 2
-
-
-def test_a_successor_begins_anew() -> None:
-    heartbeat = begun()
-    assert watched(heartbeat, 100.0, LIMIT - 1) > LIMIT
-    heartbeat.begin()
-    assert not heartbeat.hangs(100.0 + LIMIT, ready=True)
-    assert watched(heartbeat, 100.0 + LIMIT, 2 * LIMIT) == LIMIT
+    watch = begun()
+    assert not watch.hangs(101.0, ready=True)
+    assert not watch.hangs(99_999.0, ready=True), "all were stopped, and go on"
+    assert watched(watch, 99_999.0, 3 * LIMIT) > LIMIT / 2
 
 
 def test_a_stopped_process_hangs_sooner() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        heartbeat = begun(60.0)
-        heartbeat.begin(process.pid)
-        running = watched(heartbeat, 100.0, 50.0)
+        running = watched(begun(60.0, process=process.pid), 100.0, 50.0)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        heartbeat.begin(process.pid)
-        stopped = watched(heartbeat, 200.0, 50.0)
+        stopped = watched(begun(60.0, process=process.pid), 100.0, 50.0)
         process.kill()
     assert running == float("inf"), "it may be in a long step"
-    assert stopped == STOPPED + LOOK
+    assert stopped == STOPPED
+
+
+def test_a_heartbeat_is_shared_through_a_file() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        sender, seen = Heartbeat(file.fileno()), Heartbeat(file.fileno())
+    sender.beat()
+    assert seen.count == 1
 
 
 @pytest.mark.parametrize("ready", [True, False])

@@ -15,19 +15,22 @@ from functools import partial
 from minfer.effects.cluster.processes import supervisor
 from minfer.effects.cluster.processes.process_ends import ENGINE, Processes, front_name
 from minfer.effects.cluster.processes.supervisor import Supervisor
-from minfer.effects.net.child_signals import DRAIN, STOP
-from minfer.effects.net.heartbeat import Heartbeat
+from minfer.effects.net.child import DRAIN, STOP
 
 PR_SET_CHILD_SUBREAPER = 36
 NAMES = (ENGINE, front_name(0), front_name(1))
-HEARTBEATS = {name: Heartbeat(60.0) for name in NAMES}
 
 
 def say(name: str, word: str) -> None:
     os.write(1, f"{name.replace(' ', '-')} {os.getpid()} {word}\n".encode())
 
 
-def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int:
+def be(
+    name: str,
+    options: argparse.Namespace,
+    beat: Callable[[], None],
+    ready: Callable[[], None],
+) -> int:
     """Be a process of the server: say what happens, and end when told to."""
     reported: list[int] = []
     for one in (signal.SIGTERM, signal.SIGINT):
@@ -43,7 +46,7 @@ def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int
     ready()
     while True:
         time.sleep(0.01)
-        HEARTBEATS[name].beat()
+        beat()
         if reported and name != options.deaf:
             time.sleep(options.work if reported == [DRAIN] else 0)
             if len(reported) > 1 or reported != [DRAIN] or name != options.endless:
@@ -60,17 +63,15 @@ def main() -> int:
     parser.add_argument("--last-moments", type=float, default=10.0)
     parser.add_argument("--limit", type=float, default=60.0)
     options = parser.parse_args()
-    for heartbeat in HEARTBEATS.values():
-        heartbeat.limit = options.limit
     supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
     supervisor._LOOK = 0.05  # type: ignore[misc]  # likewise
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     runs = {name: partial(be, name, options) for name in NAMES}
-    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, HEARTBEATS)
-    before = descriptors() - len(
-        (made._lifeline, made._lifeline_end, made._reports, made._reports_end)
+    made = Supervisor(
+        Processes(2), runs, lambda run: run(), options.patience, options.limit
     )
+    before = descriptors() - len((made._reports, made._reports_end))
     code = made.run(lambda: say("server", "ready"))
     assert descriptors() == before, "a descriptor is left"
     return code

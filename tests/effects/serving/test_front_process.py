@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer.effects.net.child_signals import DRAIN, STOP
+from minfer.effects.net.child import DRAIN, STOP
 from tests.circles import claimed
 
 # An engine that was set up as it says, and a front, in one process.

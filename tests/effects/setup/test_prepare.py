@@ -74,6 +74,20 @@ def test_what_the_family_table_refuses_is_tried_with_transformers(tmp_path: Path
             prepare(say(tmp_path, **{key: value}))
 
 
+def test_a_gguf_file_is_not_tried_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose model is not loaded from one."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(
+        "minfer.effects.setup.prepare.read_config",
+        lambda _: {**CONFIG, "hidden_act": "gelu"},
+    )
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'gelu'"):
+        prepare(EngineArgs(model=str(file)))
+
+
 def test_the_longest_context_that_fits_is_found(tmp_path: Path) -> None:
     """One more token does not fit; a model that fits whole has its own context."""
     args = say(tmp_path)

@@ -20,6 +20,7 @@ from tests.effects.checkpoints.formats_made import FORMATS, quantized
 from tests.effects.cli.verify.test_command import checked, rewrite
 from tests.effects.models.gguf.written import add_tokenizer, write
 from tests.effects.models.test_formats import blocks_of
+from tests.effects.tiny_fallback import save as save_fallback
 from tests.effects.tiny_families import VARIANTS, save
 
 OTHERS = [name for name in FORMATS if name not in ("awq", "fp8 rows")]
@@ -49,6 +50,18 @@ def test_every_format_is_supported(
     found = checked(capsys, made_in(name, tmp_path), 0)
     assert found["verdict"] == "supported"
     assert {"tensors", "ids", "logits float32", "greedy text", "sanity"} <= found.keys()
+
+
+@pytest.mark.parametrize("name", long(FEW))
+def test_models_that_transformers_runs_are_supported(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 4096}
+    save_fallback(tmp_path, "gpt_neox", **sizes)
+    made, _ = quantized(tmp_path, tmp_path, name)
+    found = checked(capsys, with_text_files(made), 0)
+    assert found["verdict"].startswith("supported; its weights are random")
+    assert found["tensors"]["figures"] == "28 tensors"
 
 
 @pytest.mark.claimed

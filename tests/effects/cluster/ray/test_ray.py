@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from attrs import evolve
 
 from minfer import SamplingParams
 from minfer.effects.live.llm import LLM
@@ -129,31 +128,84 @@ def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> No
 def test_an_engine_without_a_keeper_ends(nodes: RayNodes) -> None:
     import ray
 
-    from minfer.effects.cluster.ray.engine_place import EnginePlace
-    from minfer.effects.cluster.ray.engine_plan import EnginePlan
-
-    args = EngineArgs(dtype="float32", num_gpu_blocks_override=128)
-    one = EnginePlan(number=0, replicas=1, fronts=1, args=args, secret=bytes(32))
-    plan, place = evolve(one, keeper_timeout=2.0), EnginePlace("test 0", {"CPU": 1})
-    actor = place.actor()
+    place, ask = actor_of("test 0", keeper_timeout=2.0)
 
     async def run() -> None:
-        end = time.monotonic() + 2 * plan.keeper_timeout
+        end = time.monotonic() + 4.0
         while time.monotonic() < end or not nodes.engines():
-            state = await actor.keep.remote(__version__, plan)
-            assert state.code is None
+            assert (await ask()).code is None
             await asyncio.sleep(0.1)
         await until(lambda: not (place.is_there or nodes.engines()))
 
     asyncio.run(run())
     with pytest.raises(ray.exceptions.ActorDiedError):
-        ray.get(actor.keep.remote(__version__, plan))
+        ray.get(ask())
+
+
+@pytest.mark.long
+def test_an_engine_that_hangs_is_killed_and_one_that_cannot_start_says_why(
+    nodes: RayNodes,
+) -> None:
+    import ray
+
+    hung, ask = actor_of("test 1")
+
+    async def run() -> None:
+        async with asyncio.timeout(SOON):
+            while (await ask()).blocks is None:
+                await asyncio.sleep(0.1)
+            (engine,) = nodes.engines()
+            os.kill(engine, signal.SIGSTOP)
+            while (state := await ask()).code is None:
+                await asyncio.sleep(0.1)
+        assert state.code == -signal.SIGKILL
+        assert "has not answered for too long" in state.why
+
+    asyncio.run(run())
+    ray.kill(hung.actor())
+
+    wrong, ask_wrong = actor_of("test 2", model="/nowhere/model")
+
+    async def fail() -> None:
+        async with asyncio.timeout(SOON):
+            while (state := await ask_wrong()).code is None:
+                await asyncio.sleep(0.1)
+        assert state.code == 2
+        assert "/nowhere/model" in state.why
+
+    asyncio.run(fail())
+    ray.kill(wrong.actor())
+
+
+def actor_of(
+    name: str, *, model: str | None = None, keeper_timeout: float = 30.0
+) -> tuple[Any, Callable[[], Any]]:
+    """The place of an engine's actor, and a call that asks it for the engine's state."""
+    from minfer.effects.cluster.ray.engine_plan import EnginePlan
+    from minfer.effects.cluster.ray.ray_engine import EnginePlace
+
+    args = EngineArgs(model=model, dtype="float32", num_gpu_blocks_override=128)
+    plan = EnginePlan(
+        number=0,
+        replicas=1,
+        fronts=1,
+        args=args,
+        secret=bytes(32),
+        keeper_timeout=keeper_timeout,
+    )
+    place = EnginePlace(name, {"CPU": 1})
+    actor = place.actor()
+    return place, lambda: actor.keep.remote(__version__, plan)
 
 
 @pytest.mark.long
 def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.effects.cluster.ray import ray_cluster
     from minfer.effects.cluster.ray.ray_cluster import connected
 
+    private = "_last_address"  # is not asked where RAY_ADDRESS says it
+    last_address = ray_cluster._last_address
+    monkeypatch.setattr(ray_cluster, private, lambda: pytest.fail("it is asked"))
     for address, why in (
         ("127.0.0.1:9", "refused"),
         ("ray://127.0.0.1:9", "refused"),
@@ -165,6 +217,7 @@ def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConfigError, match=how), connected():
             raise AssertionError
     monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(ray_cluster, private, last_address)
     gone = "ray._private.utils.read_ray_address"  # of the cluster that was started last
     monkeypatch.setattr(gone, lambda *_: "127.0.0.1:9")
     how = "of this machine cannot be used: .*refused"

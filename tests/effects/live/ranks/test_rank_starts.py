@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pytest
 
 from minfer import SamplingParams
 from minfer.effects.execution.ranks import crew, joining
-from minfer.effects.execution.ranks.crew import Crew
 from minfer.effects.execution.ranks.joining import Joined, RankListener, find_rank_0
 from minfer.effects.execution.ranks.rank_folder import (
     SOCKET,
@@ -237,7 +236,7 @@ def test_a_folder_that_is_there_before_rank_0_of_torchrun_is_refused(
     folder = torchrun(monkeypatch, tmp_path)
     folder.mkdir()  # another user can do that: the name is no secret
     with pytest.raises(RankStartError, match=f"{folder}"):
-        Crew.start(2, {}, {}, [])
+        ranks.listen_in_new_folder({}, ExitStack())
     assert folder.exists()
 
 

@@ -91,6 +91,17 @@ def test_a_shortage_of_the_machine_is_not_blamed_on_the_config(
         load(neox)
 
 
+def test_an_adapter_that_transformers_would_use_is_named(
+    neox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(neox, tmp_path, lambda _: None)
+    (folder / "adapter_config.json").write_text("{}")
+    load(folder)
+    monkeypatch.setattr(loading, "is_peft_available", lambda: True)
+    with pytest.raises(UnsupportedModelError, match=r"\(adapter_config.json\) beside"):
+        load(folder)
+
+
 @pytest.mark.long
 def test_truncated_and_pickled_weights_are_refused(neox: Path, tmp_path: Path) -> None:
     folder = copied(neox, tmp_path, lambda _: None)

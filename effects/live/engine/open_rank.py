@@ -1,0 +1,181 @@
+"""Opens one rank's part of an engine, which may be all of it: the executor with its
+weights, and the store of its KV blocks.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.tiers.block_files import Signature
+from minfer.effects.execution.tiers.block_folder import BlockFolder
+from minfer.effects.execution.tiers.head_slices import HeadSlices
+from minfer.effects.execution.tiers.keyed_store import KeyedStore
+from minfer.effects.execution.tiers.peers.peers import Peers
+from minfer.effects.execution.warming.start_progress import (
+    WEIGHTS,
+    Report,
+    StartProgress,
+    ignore_progress,
+)
+from minfer.effects.models.ranks import ALONE, WHOLE, Place, Ranks
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
+from minfer.effects.setup.prepare import Setup
+from minfer.effects.setup.tiers import disk_size
+from minfer.sampling.logits import is_shaped
+from minfer.sampling.reference_sampler import RowSampling
+
+if TYPE_CHECKING:
+    from minfer.effects.execution.ranks.crew import Crew
+    from minfer.effects.execution.running.draft_model import LoadedDraft
+    from minfer.effects.execution.torch_executor import TorchExecutor
+    from minfer.effects.execution.warming.warm_up import Readiness
+    from minfer.effects.models.model import Model
+    from minfer.effects.models.weights import Weights
+
+
+def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
+    """Returns where a rank's part of the blocks of the keyed tier is: other engines, or a
+    folder, which is there; None: there is no such tier.
+    """
+    args, groups = setup.args, setup.config.groups
+    if (plan := args.kv_peers) is not None:
+        sizes, place = (plan.prefill_ranks, plan.decode_ranks), Place(rank, args.parallel)
+        slices = HeadSlices.of(place, setup.spec.cached_heads, sizes)
+        return Peers(plan, len(groups), slices, rank)
+    if args.kv_disk is None:
+        return None
+    whole = [number for number, group in enumerate(groups) if not group.window]
+    return BlockFolder(
+        Path(args.kv_disk),
+        disk_size(args),
+        setup.device.kind,
+        Signature(args.kv_disk_secret),
+        groups=len(groups),
+        probed=min(whole, default=0),
+    )
+
+
+def open_rank(
+    setup: Setup,
+    report: Report = ignore_progress,
+    store: KeyedStore | None = None,
+    ranks: Ranks = ALONE,
+    crew: "Crew | None" = None,
+) -> "TorchExecutor":
+    """Returns the model's own executor, on one of the `ranks`; rank 0 has the `crew` of
+    the others. Raises CheckpointError if the weights cannot be used, and
+    NotEnoughMemoryError, which names the purpose.
+    """
+    config, place = setup.config, ranks.place
+    report(StartProgress(WEIGHTS, 0, 1))
+    loaded = _load(setup, place)
+    report(StartProgress(WEIGHTS, 1, 1))
+    try:
+        from minfer.effects.execution.torch_executor import TorchExecutor
+
+        return TorchExecutor(
+            attrs.evolve(config, depth=config.depth * setup.args.pipeline_parallel_size),
+            setup.spec if place == WHOLE else setup.spec.for_rank(place),
+            loaded.weights,
+            setup.device.kind,
+            graphs=not setup.args.enforce_eager,
+            checked=setup.args.check_steps,
+            readiness=_readiness(setup, report),
+            draft=loaded.draft,
+            store=store,
+            ranks=ranks,
+            crew=crew,
+        )
+    except ExecutorError:
+        raise  # of another rank
+    except (MemoryError, RuntimeError) as error:
+        size = size_text(setup.memory.kv_cache)
+        raise NotEnoughMemoryError(
+            f"{config.num_blocks} KV blocks ({size}) cannot be had: "
+            f"{first_line(error)}; ask for a smaller KV cache"
+        ) from error
+
+
+@frozen(eq=False)
+class _Loaded:
+    """The weights of one rank."""
+
+    weights: "Weights | Model"
+    draft: "LoadedDraft | None"  # the draft model's
+
+
+def _load(setup: Setup, place: Place) -> _Loaded:
+    """Loads the weights of one rank. Raises CheckpointError and NotEnoughMemoryError."""
+    import torch
+
+    from minfer.effects.execution.running.draft_model import LoadedDraft
+
+    draft = None
+    try:
+        weights = _weights(setup, setup.folder, setup.spec, place)
+        if (of := setup.draft) is not None:
+            draft = LoadedDraft(of.spec, _weights(setup, of.folder, of.spec))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size = size_text(setup.memory.weights)
+        raise NotEnoughMemoryError(
+            f"weights of {size} do not fit beside what else is in memory: "
+            f"{first_line(error)}; choose a smaller model"
+        ) from error
+    return _Loaded(weights, draft)
+
+
+def _readiness(setup: Setup, report: Report) -> "Readiness":
+    """Returns what the executor has ready before the first request."""
+    from minfer.effects.execution.device.device_rows import Wants, is_filtered
+    from minfer.effects.execution.warming.warm_up import Readiness
+
+    advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
+    filtered = is_filtered(advised, setup.spec.vocab_size)
+    return Readiness(
+        report,
+        Wants(filtered, scored=False, shaped=is_shaped(advised)),
+        grammars=not setup.args.skip_tokenizer_init,
+        fewer_drafts=_may_have_fewer_drafts(setup),
+    )
+
+
+def _may_have_fewer_drafts(setup: Setup) -> bool:
+    """Returns whether rows may have fewer drafts than the most: if their number is
+    adaptive, or a proposer finds them.
+    """
+    speculative = setup.speculative
+    return speculative is not None and (
+        speculative.adaptive or speculative.proposer is not None
+    )
+
+
+def _weights(
+    setup: Setup, folder: Path, spec: ModelSpec, place: Place = WHOLE
+) -> "Weights | Model":
+    """Returns a model's weights, by the settings, on the device of the settings: those of
+    one rank.
+    """
+    from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
+
+    seed = setup.args.seed
+    device = setup.device.kind
+    dummy = setup.args.load_format == "dummy"
+    if spec.parameters:
+        from minfer.effects.execution.cpu.paged_attention import make_cache
+        from minfer.effects.models.fallback import load_fallback
+
+        raw = read_config(folder)
+        drawn = seed if dummy else None
+        return load_fallback(folder, raw, spec, make_cache, drawn, device)
+    if dummy:
+        return random_weights(spec, spec.dtype, seed, device, place)
+    return load_weights(folder, spec, spec.dtype, device, place)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text."""
+    return str(error).partition("\n")[0]
