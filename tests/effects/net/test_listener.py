@@ -151,7 +151,7 @@ def test_a_proof_is_worth_nothing_a_second_time(opened: Opened) -> None:
     seen = list[bytes]()
     for _ in range(2):
         with opened.dial() as sock:
-            challenge = read_message(sock, CHALLENGES)
+            challenge = read_message(sock, CHALLENGES, 100)
             if not seen:
                 nonce = bytes(16)
                 mac = TERMS.proof("dials", challenge.nonce, nonce)
@@ -167,7 +167,7 @@ def test_who_listens_without_the_secret_is_not_trusted() -> None:
 
     def listen() -> None:
         there.sendall(framed(Challenge(bytes(16))))
-        hello = read_message(there, msgspec.msgpack.Decoder(Hello))
+        hello = read_message(there, msgspec.msgpack.Decoder(Hello), 1000)
         there.sendall(framed(Proven(hello.mac)))  # the one proof that it has
 
     thread = threading.Thread(target=listen)
