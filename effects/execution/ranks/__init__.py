@@ -5,13 +5,14 @@
                    |                  sums, logits                          |
                    +--------------- torch.distributed ----------------------+
 
-items.py        what all ranks do next, decided by rank 0, and its form as bytes
-started_by.py   whether this process is another rank
-rank_folder.py  the folder in which ranks meet
-joining.py      how they join rank 0
-crew.py         rank 0's side: starts the others, tells them items, notices their ends
-../follow.py    the other side: does what it is told
-torch_ranks.py  sums and logits over ranks, by gloo or NCCL
-peer_ranks.py   on GPUs, small sums through memory that all ranks can read
+items.py          what all ranks do next, decided by rank 0, and its form as bytes
+rank_messages.py  what else rank 0 and another rank say to each other
+started_by.py     whether this process is another rank
+rank_folder.py    the folder in which ranks meet
+joining.py        how they join rank 0
+crew.py           rank 0's side: starts the others, tells them items, notices their ends
+../follow.py      the other side: does what it is told
+torch_ranks.py    sums and logits over ranks, by gloo or NCCL
+peer_ranks.py     on GPUs, small sums through memory that all ranks can read
 micro_batches.py  plans of an engine with pipeline stages, cut by rows
 """

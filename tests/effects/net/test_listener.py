@@ -121,6 +121,9 @@ class Late:
         assert self.closed.wait(5)
         return self.connection, None
 
+    def listen(self) -> None:
+        """It does already."""
+
     def shutdown(self, how: int) -> None:
         """It wakes nobody: the connection is there."""
 
@@ -139,6 +142,29 @@ def test_one_that_comes_when_the_listener_closes_is_not_let_in() -> None:
     with own, pytest.raises((PeerError, OSError)):
         introduce(own, TERMS, "a")
     assert not names
+
+
+def test_the_next_process_of_the_same_socket_lets_in_after_a_close() -> None:
+    """As an engine that breaks is restarted, whose parent keeps the socket."""
+    with listen_at(("127.0.0.1", 0)) as free:
+        at = free.getsockname()
+    with listen_at(at) as kept:
+        first = Listener(kept.dup(), TERMS, lambda *_: None, "x")
+        first.start()
+        first.close()
+        names = list[str]()
+
+        def enter(connection: Socket, name: str) -> None:
+            names.append(name)
+            connection.close()
+
+        second = Listener(kept, TERMS, enter, "x")
+        second.start()
+        with dial(at) as sock:
+            introduce(sock, TERMS, "a")
+            assert sock.recv(1) == b""
+        second.close()
+    assert names == ["a"]
 
 
 def test_who_has_no_secret_learns_no_version(opened: Opened) -> None:
