@@ -51,10 +51,13 @@ class BracketError(GrammarError):
 
 def check_brackets(pattern: str) -> None:
     """Raise BracketError for a bracket without its other one: a pattern that is put into
-    brackets would mean something else. Raises GrammarError for what cannot be enforced.
+    brackets would mean something else. Raises GrammarError for what cannot be enforced,
+    and for a set without characters: no text would go on there.
     """
     depth = 0
     for part in pattern_parts(pattern):
+        if isinstance(part, CharacterSet) and part.empty:
+            raise GrammarError(f"a pattern has a set of no characters: {part.text}")
         if isinstance(part, str):
             depth += _opens(part) - (part == ")")
         if depth < 0:

@@ -1,7 +1,7 @@
 r"""Patterns of JSON schemas and regular expressions, rewritten so that the compiler
 enforces their meaning.
 
-llguidance 1.9 accepts texts that a pattern forbids, for two reasons:
+llguidance 1.9 accepts texts that a pattern forbids, for three reasons:
 
 * Within JSON, a set of characters becomes a set of its escapes. Where it holds all of
   U+0000 to U+001F (U+000A aside), the escapes of `"` and of the backslash are added,
@@ -12,6 +12,9 @@ llguidance 1.9 accepts texts that a pattern forbids, for two reasons:
   than those of Python's `re`. So each set is written anew, with its characters by number.
   Where `re` and ECMA 262 differ, it holds what both allow; but in a name that decides
   what its value may be it is as `re` has it, so that no name is taken for another one.
+
+* Where a negated set holds U+D7FF and U+E000, which only surrogates are between, the
+  compiler allows these two. A range of both makes one range of all that it excludes.
 
 Groups, repetitions and anchors are passed on: the compiler refuses those that it cannot
 enforce.
@@ -35,6 +38,8 @@ _DROPPED: Final = r"\x{1}"
 # What JSON has no escape for but one by number.
 UNNAMED: Final = (_CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
 _SURROGATES: Final = range(0xD800, 0xE000)
+_BESIDE_SURROGATES: Final = (_SURROGATES.start - 1, _SURROGATES.stop)
+_ALL: Final = range(0x110000)
 _LONGEST: Final = 16  # characters that an error shows
 _CHARACTER: Final = r"""
     \\x[0-9A-Fa-f]{2} | \\u[0-9A-Fa-f]{4} | \\U[0-9A-Fa-f]{8}
@@ -105,6 +110,8 @@ class CharacterSet:
     ascii: frozenset[int]
     known: bool = True  # whether it holds no other ASCII characters
     beyond: bool = False  # whether it may hold characters beyond ASCII
+    ranges: tuple[range, ...] = ()  # of characters that it holds, as far as known
+    empty: bool = False  # it holds no character
 
     @property
     def suspect(self) -> bool:
@@ -222,16 +229,26 @@ def _set(pattern: str, at: int, *, decides: bool) -> tuple[CharacterSet, int]:
     negated = pattern.startswith("^", at)
     begin = at = at + negated
     members: list[CharacterSet] = []
+    tokens = set()
     while at == begin or not pattern.startswith("]", at):
+        tokens.add(pattern[at : at + 2])
         member, at = _member(pattern, at, negated=negated, decides=decides)
         members.append(member)
+    ranges = [span for one in members for span in one.ranges]
+    if any(
+        f"\\{letter}" in tokens and f"\\{letter.upper()}" in tokens for letter in "dsw"
+    ):
+        ranges.append(_ALL)
     text = "".join([one.text for one in members])
     if not text:  # surrogates alone, of which no text has any
-        text, negated = r"\x{0}-\x{10FFFF}", not negated
+        text, ranges, negated = r"\x{0}-\x{10FFFF}", [_ALL], not negated
     held = frozenset[int]().union(*(one.ascii for one in members))
     known = all(one.known for one in members)
     if negated:
-        return CharacterSet(f"[^{text}]", _ASCII - held, known, beyond=True), at + 1
+        if all(any(one in span for span in ranges) for one in _BESIDE_SURROGATES):
+            text += _range(*_BESIDE_SURROGATES)
+        left, empty = _ASCII - held, _holds_all(ranges)
+        return CharacterSet(f"[^{text}]", left, known, beyond=True, empty=empty), at + 1
     beyond = any(one.beyond for one in members)
     return CharacterSet(f"[{text}]", held, known, beyond), at + 1
 
@@ -249,8 +266,20 @@ def _member(
         high = _number(token, within=True)
     if low > high:
         raise refused_part(f"{chr(low)}-{chr(high)}", "range")
-    held = _ASCII.intersection(range(low, high + 1))
-    return CharacterSet(_range(low, high), held, beyond=high not in _ASCII), at
+    spanned = range(low, high + 1)
+    held, beyond = _ASCII.intersection(spanned), high not in _ASCII
+    return CharacterSet(_range(low, high), held, beyond=beyond, ranges=(spanned,)), at
+
+
+def _holds_all(ranges: list[range]) -> bool:
+    """Whether these ranges hold all characters."""
+    end = 0
+    for one in sorted(ranges, key=lambda one: one.start):
+        end = _SURROGATES.stop if end in _SURROGATES else end
+        if one.start > end:
+            return False
+        end = max(end, one.stop)
+    return end >= _ALL.stop
 
 
 def _read_token(pattern: str, at: int) -> tuple[str, int]:
@@ -282,8 +311,13 @@ def _property(token: str) -> CharacterSet:
     name = token[2:].strip("{}")
     if name not in _CATEGORIES:
         return CharacterSet(token, frozenset(), known=False, beyond=True)
-    held = frozenset(one for one in _ASCII if category(chr(one)).startswith(name))
-    return CharacterSet(token, held if token[1] == "p" else _ASCII - held, beyond=True)
+    held = [
+        one
+        for one in (*_ASCII, *_BESIDE_SURROGATES)
+        if category(chr(one)).startswith(name) == (token[1] == "p")
+    ]
+    ranges = tuple(range(one, one + 1) for one in _BESIDE_SURROGATES if one in held)
+    return CharacterSet(token, _ASCII.intersection(held), beyond=True, ranges=ranges)
 
 
 @cache
@@ -315,13 +349,11 @@ def _number(token: str, *, within: bool) -> int:
 
 def _range(low: int, high: int) -> str:
     """Characters from `low` to `high`, as members of a set: without surrogates."""
-    before = (low, min(high, _SURROGATES.start - 1))
-    behind = (max(low, _SURROGATES.stop), high)
-    return "".join([_span(*one) for one in (before, behind) if one[0] <= one[1]])
-
-
-def _span(low: int, high: int) -> str:
-    return character(low) if low == high else f"{character(low)}-{character(high)}"
+    low = _SURROGATES.stop if low in _SURROGATES else low
+    high = _SURROGATES.start - 1 if high in _SURROGATES else high
+    if low >= high:
+        return character(low) if low == high else ""
+    return f"{character(low)}-{character(high)}"
 
 
 def character(number: int) -> str:
