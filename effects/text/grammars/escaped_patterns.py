@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.patterns import (
+from minfer.effects.text.grammars.character_sets import (
     NO_LINE_END,
     CharacterSet,
     character,
-    pattern_parts,
-    rewrite_pattern,
 )
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.patterns import pattern_parts, rewrite_pattern
 
 _ESCAPED: Final = frozenset((*range(32), *map(ord, '"\\')))
 _ALL: Final = CharacterSet(r"[\x{0}-\x{10FFFF}]", frozenset(range(128)), beyond=True)

@@ -24,6 +24,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.character_sets import CharacterSet, character
 from minfer.effects.text.grammars.escaped_patterns import (
     escape_text,
     literal,
@@ -39,7 +40,7 @@ from minfer.effects.text.grammars.lark_definitions import (
     refused,
 )
 from minfer.effects.text.grammars.lark_ends import check_ends
-from minfer.effects.text.grammars.patterns import CharacterSet, character, pattern_parts
+from minfer.effects.text.grammars.patterns import pattern_parts
 from minfer.sampling.structured import MAX_CONSTRAINT
 
 # Lark's library, as far as its texts have characters that JSON escapes.

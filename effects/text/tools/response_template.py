@@ -70,7 +70,7 @@ class _Patterns:
 
         def parse(seconds: float) -> Any:
             check_time(text, region.content, region.content_args, seconds)
-            return process_field(text, region, captures)
+            return process_field(text, region, dict(captures))
 
         return self._timed(parse, f"the content of {region.name!r}")
 
