@@ -14,6 +14,7 @@ from minfer.effects.text.tools.table import HARMONY, ROWS
 from tests.effects.text.tools.cuts import Found, fed, parser, reported
 from tests.effects.text.tools.hand_written import HAND_WRITTEN, names
 
+BREAK = "\0"
 WORD = re.compile(r"[a-z]\d[a-z]")
 # What names a call for the model itself, and is not for the client.
 IDS = re.compile(
@@ -24,17 +25,17 @@ all_formats = pytest.mark.parametrize("form", HAND_WRITTEN)
 
 
 def emitted(deltas: list[Delta]) -> str:
-    """All that a client gets, in order."""
-    parts = []
+    """All that a client gets, in order. Arguments may break off within a word."""
+    text = ""
     for delta in deltas:
         match delta:
             case CallStart(name=name):
-                parts.append(f" {name} ")
-            case CallEnd():
-                parts.append(" ")
+                text += f" {name} "
+            case CallEnd(whole=whole):
+                text += " " if whole else BREAK
             case _:
-                parts.append(delta.text)
-    return "".join(parts)
+                text += delta.text
+    return re.sub(rf"{BREAK}\s*", "", text)
 
 
 def pieces(form: str, text: str) -> list[str]:
