@@ -168,6 +168,7 @@ REASONS: Final = {
             "kimi/k2i-vllm-noise-between-markers",
             "kimi/k2i-vllm-empty-tool-section",
             "gpt-oss/llamacpp-builtin-python-recipient",
+            "gpt-oss/harmony-truncated-in-header",
         ),
         KEPT,
     ),

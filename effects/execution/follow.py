@@ -5,11 +5,9 @@ Its executor is of the same kind as rank 0's. Results are waited for and dropped
 engine. So does the end of the connection: rank 0 has ended.
 """
 
-import json
 import os
 import threading
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,23 +21,29 @@ from minfer.effects.execution.ranks.items import (
     Collect,
     Discard,
     DummyStep,
+    Fetch,
     Item,
     Launch,
     Replay,
     Sample,
-    Transfer,
+    Store,
+    Swap,
     Want,
     item_from,
 )
-from minfer.effects.execution.ranks.joining import (
-    ALIVE,
-    ENDED,
-    FAILED,
-    JOINED,
-    READY,
-    find_rank_0,
+from minfer.effects.execution.ranks.joining import find_rank_0
+from minfer.effects.execution.ranks.rank_messages import (
+    LARGEST,
+    Alive,
+    Broken,
+    FromRank,
+    Prepared,
+    Ready,
+    TransferEnded,
+    read_settings,
 )
 from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.net.framing import PeerError, Socket, framed, read_frame
 from minfer.records.messages import Failed, Lost, Moved
 
 
@@ -47,35 +51,35 @@ from minfer.records.messages import Failed, Lost, Moved
 class Leader:
     """The connection to rank 0."""
 
-    link: Connection
+    link: Socket
     settings: Mapping[str, Any]  # of rank 0
     lock: threading.Lock = field(factory=threading.Lock)  # held while sending
 
     @classmethod
     def found(cls, folder: Path, rank: int) -> "Leader":
-        """Connect to the rank 0 that made the folder. Raises RankStartError, EOFError and
-        OSError.
+        """Connect to the rank 0 that made the folder. Raises RankStartError, PeerError
+        and OSError.
         """
         link = find_rank_0(folder, rank)
-        leader = cls(link, json.loads(link.recv_bytes()))
+        leader = cls(link, read_settings(link).values)
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
 
     def join(self, about: Mapping[str, str]) -> None:
         """Say which engine this rank has prepared. Raises OSError."""
-        self.say(JOINED, process=os.getpid(), about=dict(about))
+        self.say(Prepared(os.getpid(), dict(about)))
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def say(self, message: FromRank) -> None:
         """Send a message. Raises OSError."""
         with self.lock:
-            self.link.send_bytes(json.dumps({"kind": kind, **fields}).encode())
+            self.link.sendall(framed(message))
 
     def _beat(self) -> None:
         """Say that this process runs, until rank 0 has ended."""
         over = threading.Event()
         while not over.wait(BEAT):
             try:
-                self.say(ALIVE)
+                self.say(Alive())
             except OSError:
                 os._exit(1)
 
@@ -89,7 +93,7 @@ class Leader:
 class Items:
     """Items that rank 0 has sent."""
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, link: Socket) -> None:
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._link = link
         threading.Thread(target=self._read, name="minfer-items", daemon=True).start()
@@ -101,8 +105,8 @@ class Items:
     def _read(self) -> None:
         while True:
             try:
-                item = item_from(self._link.recv_bytes())
-            except (EOFError, OSError):
+                item = item_from(read_frame(self._link, LARGEST))
+            except (PeerError, OSError):
                 os._exit(1)  # rank 0 has ended
             self._queue.put(item)
             if isinstance(item, Close):
@@ -116,10 +120,10 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
 
     def report(end: Moved | Lost) -> None:
         why = end.error if isinstance(end, Lost) else None
-        leader.say(ENDED, number=end.number, lost=why)
+        leader.say(TransferEnded(end.number, why))
 
     items = leader.items()
-    leader.say(READY)
+    leader.say(Ready())
     failed: Failed | None = None
     while not isinstance(item := items.next(), Close):
         if failed is not None and not isinstance(item, Discard):
@@ -129,7 +133,7 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
             case Collect():
                 result = executor.collect()
                 failed = result if isinstance(result, Failed) else None
-            case Transfer(command):
+            case Swap(command) | Store(command) | Fetch(command):
                 executor.move(command, report)
             case Want(keys, engine):
                 executor.want(keys, engine)
@@ -163,4 +167,4 @@ def _follow_step(executor: TorchExecutor, item: DummyStep | Capture | Replay) ->
 
 def fail(leader: Leader, error: BaseException) -> None:
     """Tell rank 0 why this rank ends."""
-    leader.say(FAILED, why=str(error) or repr(error))
+    leader.say(Broken(str(error) or repr(error)))

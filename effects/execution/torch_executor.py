@@ -32,7 +32,7 @@ from minfer.effects.execution.ranks.items import (
     Item,
     Launch,
     Sample,
-    Transfer,
+    transfer_item,
 )
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks
@@ -169,7 +169,7 @@ class TorchExecutor:
         if self.crew is not None:
             report = self.crew.transfers.begin(command.number, report)
             with self.lock:
-                self._tell(Transfer(command))
+                self._tell(transfer_item(command))
         self.copiers.move(command, report)
 
     def collect(self) -> Executed | Failed:

@@ -97,7 +97,7 @@ def answer(sock: Socket, terms: Terms) -> str:
     end, nonce = time.monotonic() + GREETING, secrets.token_bytes(_NONCE)
     sock.settimeout(GREETING)
     sock.sendall(framed(Challenge(nonce)))
-    hello = read_message(sock, _hello, end=end, largest=_LARGEST)
+    hello = read_message(sock, _hello, _LARGEST, end=end)
     right = terms.proof(_DIALS, nonce, hello.nonce)
     if len(hello.nonce) != _NONCE or not hmac.compare_digest(hello.mac, right):
         _refuse(sock, "the secret is another one")
@@ -139,4 +139,4 @@ def _refuse(sock: Socket, why: str) -> NoReturn:
 
 
 def _read(sock: Socket, end: float) -> ToDialler:
-    return read_message(sock, _to_dialler, end=end, largest=_LARGEST)
+    return read_message(sock, _to_dialler, _LARGEST, end=end)

@@ -51,6 +51,7 @@ class Listener:
 
     def start(self) -> None:
         """Accept connections from now on."""
+        self.sock.listen()  # again, where an earlier process of the same socket closed it
         name = f"minfer-{self.terms.purpose}-listener"
         threading.Thread(target=self._accept, name=name, daemon=True).start()
 

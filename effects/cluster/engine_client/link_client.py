@@ -1,11 +1,11 @@
 """A front's end of its links, in its event loop: to engines of this machine over local
 sockets, and to those of other machines over TCP.
 
-Over TCP, a front dials, and both prove that they know the deployment's secret
-(`handshake`). The engine lets fronts in when it is ready, and only those with the same
-version of minfer and the same model; a front that is refused serves without it, and tries
-again. When the network between them fails, both ends notice within some ten seconds: the
-system probes the connection, and an engine sends its state all the time.
+A front dials, and both introduce themselves (`handshake`). Its own engines let it in from
+their start on. Those of another server do when they are ready, if it knows the secret and
+has the same model; a front that is refused serves without them, and tries again. When the
+network between two machines fails, both ends notice within some ten seconds: the system
+probes the connection, and an engine sends its state all the time.
 """
 
 import asyncio
@@ -16,20 +16,25 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, TypeVar, cast
+from math import inf
+from typing import Final, Never, TypeVar, cast
+
+from attrs import frozen
 
 from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
-from minfer.effects.net.addresses import CUT, Port, port_text
-from minfer.effects.net.frames import FrameReader, FrameWriter
-from minfer.effects.net.framing import PeerError, Socket
+from minfer.effects.net.addresses import CUT, Address, where
+from minfer.effects.net.framing import (
+    EndedError,
+    FrameReader,
+    PeerError,
+    Socket,
+    frame,
+)
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import connect
 
-RETRY: Final = 0.05  # seconds between two attempts to connect on this machine
-RETRY_ELSEWHERE: Final = 0.5  # and to another one
 # Seconds in which an engine that died should have a new address; without one, no machine
 # may have room for it.
 PLACED: Final = 10.0
@@ -38,6 +43,31 @@ _LOOK: Final = 0.5  # seconds between two looks for silence
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
 Result = TypeVar("Result")
+
+
+@frozen(kw_only=True)
+class Distance:
+    """How links to engines at a distance are kept."""
+
+    retry: float  # seconds between two attempts to connect
+    silence: float  # seconds without a message, after which the link is cut
+    logged: bool  # whether links and engines that are missing are logged
+
+
+# The system reports the end of a process at once, and the supervisor logs it.
+HERE: Final = Distance(retry=0.05, silence=inf, logged=False)
+ELSEWHERE: Final = Distance(retry=0.5, silence=CUT, logged=True)
+
+
+@frozen(kw_only=True)
+class LinkedEngine:
+    """An engine that a front is to be linked to."""
+
+    replica: int
+    find: Callable[[], Address | None]  # returns its address, if it has one by now
+    terms: Terms
+    name: str  # by which the front introduces itself
+    distance: Distance = ELSEWHERE
 
 
 class LinkClient(asyncio.Protocol):
@@ -49,8 +79,7 @@ class LinkClient(asyncio.Protocol):
         self.silent = False  # it was silent for too long, and its link is cut
         self._remote = remote
         self._replica = replica
-        self._frames = FrameReader()
-        self._numbers = FrameWriter()
+        self._frames = FrameReader(wire.LARGEST)
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -87,80 +116,65 @@ class LinkClient(asyncio.Protocol):
                 self.data_received(data)
 
     def _say(self, message: wire.ToEngine) -> None:
-        self._transport.write(self._numbers.frame(wire.encode(message)))
+        self._transport.write(frame(wire.encode(message)))
 
 
-async def keep_linked(remote: Remote, path: Path, replica: int = 0) -> None:
-    """Keep a link to the replica that listens at `path`, with a new one when it is over,
-    until the task is cancelled.
+async def keep_linked(remote: Remote, engine: LinkedEngine) -> Never:
+    """Keep a link to an engine, with a new one when it is over, until the task is
+    cancelled. If the engine has no address for `PLACED` seconds, nothing waits for it any
+    more.
     """
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            transport, client = await loop.create_unix_connection(
-                lambda: LinkClient(remote, replica), str(path)
-            )
-        except OSError:  # there is no engine yet
-            pass
-        else:
-            try:
-                await client.over
-            finally:
-                transport.abort()
-        await asyncio.sleep(RETRY)
-
-
-async def keep_linked_to(
-    remote: Remote,
-    find: Callable[[], Port | None],
-    replica: int,
-    terms: Terms,
-    name: str,
-) -> None:
-    """Keep a link to a replica on another machine, with a new one when it is over, until
-    the task is cancelled. `find` returns its address, if it has one now; if it has none
-    for `PLACED` seconds, nothing waits for it any more.
-    """
-    loop, said = asyncio.get_running_loop(), ""
+    said = ""
     last = time.monotonic()  # when it had an address
     while True:
-        if (address := find()) is None:
-            if time.monotonic() > last + PLACED:
-                remote.give_up(replica)
-                last = float("inf")
-            await asyncio.sleep(RETRY_ELSEWHERE)
-            continue
-        last, where = time.monotonic(), port_text(address)
-        try:
-            sock = await _in_thread(lambda: _dial(address, terms, name))
-        except (PeerError, OSError) as error:
-            if str(error) != said:  # the same one is logged once
-                said = str(error)
-                log.warning("the engine at %s cannot be used: %s", where, said)
-        else:
-            _start_log.info("linked to the engine at %s", where)
-            said = ""
-            transport, client = await loop.create_connection(
-                lambda: LinkClient(remote, replica), sock=sock
-            )
-            try:
-                await _until_over(client)
-            finally:
-                transport.abort()
-            log.warning("the link to the engine at %s is over", where)
-        await asyncio.sleep(RETRY_ELSEWHERE)
+        if (address := engine.find()) is not None:
+            last = time.monotonic()
+            said = await _link_once(remote, engine, address, said)
+        elif time.monotonic() > last + PLACED:
+            remote.give_up(engine.replica)
+            last = inf
+        await asyncio.sleep(engine.distance.retry)
 
 
-def _dial(address: Port, terms: Terms, name: str) -> Socket:
-    sock = connect(address, terms, name)
+async def _link_once(
+    remote: Remote, engine: LinkedEngine, address: Address, said: str
+) -> str:
+    """Link an engine, if it lets this front in, until the link is over; returns why it
+    does not. What was `said` already is not logged again.
+    """
+    logged = engine.distance.logged
+    try:
+        sock = await _in_thread(lambda: _dial(address, engine))
+    except (PeerError, OSError) as error:
+        missing = isinstance(error, OSError | EndedError)
+        if str(error) != said and (logged or not missing):
+            log.warning("the engine at %s cannot be used: %s", where(address), error)
+        return str(error)
+    if logged:
+        _start_log.info("linked to the engine at %s", where(address))
+    loop = asyncio.get_running_loop()
+    transport, client = await loop.create_connection(
+        lambda: LinkClient(remote, engine.replica), sock=sock
+    )
+    try:
+        await _until_over(client, engine.distance.silence)
+    finally:
+        transport.abort()
+    if logged:
+        log.warning("the link to the engine at %s is over", where(address))
+    return ""
+
+
+def _dial(address: Address, engine: LinkedEngine) -> Socket:
+    sock = connect(address, engine.terms, engine.name)
     sock.setblocking(False)
     return sock
 
 
-async def _until_over(client: LinkClient) -> None:
+async def _until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
         await asyncio.wait([client.over], timeout=_LOOK)
-        if time.monotonic() - client.heard > CUT:
+        if time.monotonic() - client.heard > silence:
             client.silent = True
             return
 

@@ -22,7 +22,7 @@ import attrs
 from attrs import field, frozen
 
 from minfer.effects.cluster.engine_server.host import Host
-from minfer.effects.cluster.engine_server.link_server import LinkServer, let_in
+from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
@@ -31,8 +31,9 @@ from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.served_model import ServedModel
+from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.child import STOP
-from minfer.effects.net.listener import Listener
+from minfer.effects.net.handshake import Terms
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup
 
@@ -84,8 +85,12 @@ def run_engine(
     of_others = outside is not None and not outside.own
     known = None if of_others else fronts
     host = Host(known, died, beat, block_size=args.block_size)
-    server = LinkServer(path, host)
+    server = LinkServer(host)
     server.start()
+    if outside is None:
+        server.let_in(listen_at(path), own_terms())
+    elif outside.own:
+        server.let_in(outside.sock, own_terms(outside.secret))
     host.report("loading the model")
     start_log.info("loading the model")
     args = _as_before(args, path)
@@ -93,11 +98,7 @@ def run_engine(
     def report(progress: StartProgress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
-    with contextlib.ExitStack() as stack:
-        if outside is not None and outside.own:
-            listener = let_in(server, outside.sock, own_terms(outside.secret))
-            stack.callback(listener.close)
-        model = stack.enter_context(contextlib.closing(ServedModel.opened(args, report)))
+    with contextlib.closing(ServedModel.opened(args, report)) as model:
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
         loaded.set()
@@ -109,7 +110,7 @@ def run_engine(
             model.worker.on_turn = host.note_turn
         host.open(model.client, _facts(model.setup), news)
         if outside is not None and not outside.own:
-            stack.callback(_let_in(outside, server, model.setup).close)
+            server.let_in(outside.sock, _terms(outside, model.setup))
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
@@ -180,10 +181,9 @@ def _obey(over: threading.Event, loaded: threading.Event) -> None:
         signal.signal(one, lambda *_: None)
 
 
-def _let_in(outside: Outside, server: LinkServer, setup: Setup) -> Listener:
+def _terms(outside: Outside, setup: Setup) -> Terms:
     size = setup.config.block_size
-    terms = link_terms(setup.fingerprint, setup.device.kind, size, outside.secret)
-    return let_in(server, outside.sock, terms)
+    return link_terms(setup.fingerprint, setup.device.kind, size, outside.secret)
 
 
 def _facts(setup: Setup) -> wire.EngineReady:

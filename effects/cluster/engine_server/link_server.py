@@ -6,8 +6,9 @@ ready. A front that takes nothing while `MOST_KEPT` bytes wait for it is disconn
 link with invalid messages is closed, and no other one. If the links' thread itself
 breaks, the engine counts as broken, as no front could reach it.
 
-A front of another machine proves that it knows the deployment's secret first
-(`let_in`). From there on, its link is as any other one.
+Fronts of this machine and of other ones come through a `Listener`, and both ends know
+then that they speak the same version and have the same secret (`let_in`). From there on,
+all links are alike.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from minfer.effects.cluster.engine_server.host import Host
@@ -26,15 +26,13 @@ from minfer.effects.cluster.engine_server.output_routing import Session
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.execution.warming.start_progress import START
 from minfer.effects.live.client import EngineDied
-from minfer.effects.net.frames import FrameReader, FrameWriter
-from minfer.effects.net.framing import PeerError, Socket
+from minfer.effects.net.framing import FrameReader, PeerError, Socket, frame
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener
 
 MOST_KEPT: Final = 2**27  # bytes that wait for a front
 TICK: Final = 0.1  # seconds between two reports of the engine's state
 _CHUNK: Final = 2**18  # bytes read at once
-_WHOM: Final = "a front of another machine"
 
 log = logging.getLogger("minfer.link")
 _start_log = logging.getLogger(START)  # what it says is shown
@@ -43,32 +41,44 @@ _start_log = logging.getLogger(START)  # what it says is shown
 class LinkServer:
     """Links of fronts to a host, in a thread of their own."""
 
-    def __init__(self, path: Path, host: Host) -> None:
-        """Listen at `path`, which must not exist yet."""
+    def __init__(self, host: Host) -> None:
         self._host = host
+        self._listeners = list[Listener]()
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._taken = deque[socket.socket]()  # connections that were made elsewhere
+        self._taken = deque[Socket]()  # connections that the thread does not serve yet
         self._closing = False
+        self._over = False  # the thread serves no more
         self._thread = threading.Thread(target=self._run, name="minfer-links")
         self._thread.daemon = True
 
     def start(self) -> None:
-        """Accept links from now on."""
+        """Serve links from now on."""
         self._thread.start()
 
-    def take(self, connection: socket.socket) -> None:
+    def let_in(self, sock: Socket, terms: Terms) -> None:
+        """Accept links of fronts at a socket that listens."""
+        here = sock.family == socket.AF_UNIX
+        whom = "a front" if here else "a front of another machine"
+
+        def enter(connection: Socket, name: str) -> None:
+            if not here:
+                _start_log.info("%s (%s) is linked", whom, name)
+            self.take(connection)
+
+        listener = Listener(sock, terms, enter, whom)
+        self._listeners.append(listener)
+        listener.start()
+
+    def take(self, connection: Socket) -> None:
         """Serve a front on a connection that is there, from any thread."""
         self._taken.append(connection)
         self.wake()
+        if self._over:
+            self._close_taken()
 
     def close(self) -> None:
         """Close all links."""
@@ -89,19 +99,26 @@ class LinkServer:
             log.exception("the thread of the links broke")
             self._host.hear(EngineDied((), f"the thread of the links broke: {error!r}"))
         finally:
+            for listener in self._listeners:
+                listener.close()
+            self._over = True
+            self._close_taken()
             for link in links:
                 self._drop(link)
             self._selector.close()
-            for one in (self._listener, self._woken, self._waker, *self._taken):
+            for one in (self._woken, self._waker):
                 one.close()
+
+    def _close_taken(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._taken.popleft().close()
 
     def _serve(self, links: "set[_Link]") -> None:
         ticked = 0.0
         while not self._closing:
             for key, mask in self._selector.select(TICK):
-                if key.fileobj is self._listener:
-                    self._accept(links)
-                elif key.fileobj is self._woken:
+                if key.fileobj is self._woken:
                     self._woken.recv(_CHUNK)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
@@ -118,16 +135,7 @@ class LinkServer:
                 self._host.tick()
                 ticked = now
 
-    def _accept(self, links: "set[_Link]") -> None:
-        try:
-            connection, _ = self._listener.accept()
-        # the front has disconnected, or there are no descriptors
-        except OSError as error:
-            log.warning("a front's link could not be taken: %s", error)
-            return
-        self._add(connection, links)
-
-    def _add(self, connection: socket.socket, links: "set[_Link]") -> None:
+    def _add(self, connection: Socket, links: "set[_Link]") -> None:
         connection.setblocking(False)
         link = _Link(connection, self._host, self.wake)
         self._selector.register(connection, link.watched, link)
@@ -150,16 +158,13 @@ class LinkServer:
 class _Link:
     """One front's link, at the engine's end."""
 
-    def __init__(
-        self, connection: socket.socket, host: Host, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, connection: Socket, host: Host, wake: Callable[[], None]) -> None:
         self.connection = connection
         self.session = Session(self.send)
         self.watched = selectors.EVENT_READ  # what the selector waits for
         self._host = host
         self._wake = wake
-        self._frames = FrameReader()
-        self._numbers = FrameWriter()
+        self._frames = FrameReader(wire.LARGEST)
         self._lock = threading.Lock()  # guards the attributes below
         self.kept = bytearray()  # bytes that the socket did not take yet
         self._over = False
@@ -169,7 +174,7 @@ class _Link:
         with self._lock:
             if self._over:
                 return
-            data = self._numbers.frame(message)
+            data = frame(message)
             if not self.kept:
                 data = data[self._sent(data) :]
             self.kept += data
@@ -214,15 +219,3 @@ class _Link:
         except OSError:
             self._over = True
             return 0
-
-
-def let_in(server: LinkServer, sock: Socket, terms: Terms) -> Listener:
-    """Accept links of fronts on other machines at a socket that listens."""
-
-    def enter(connection: Socket, name: str) -> None:
-        _start_log.info("%s (%s) is linked", _WHOM, name)
-        server.take(connection)
-
-    listener = Listener(sock, terms, enter, _WHOM)
-    listener.start()
-    return listener

@@ -16,7 +16,7 @@ from minfer.effects.cluster.link.crash_denylist import CrashingRequest
 from minfer.effects.cluster.link.crash_rule import CLEARING_TOKENS
 from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import Totals
-from minfer.effects.net.framing import PeerError
+from minfer.effects.net.framing import UNREADABLE, PeerError
 from minfer.records.messages import (
     Admitted,
     Finish,
@@ -29,6 +29,8 @@ from minfer.records.plan import Pooled
 from minfer.records.request import Request
 from minfer.records.sequence import Place, SampleIds
 from minfer.records.token_logprobs import Logprobs
+
+LARGEST: Final = 2**30  # bytes of a message
 
 # --- from a front to the engine ---------------------------------------------------------
 
@@ -275,10 +277,6 @@ class LinkError(PeerError):
     """A message on a link that violates the schema or protocol."""
 
 
-# Errors of msgspec for invalid bytes; the last two are not its own.
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
 def encode(message: ToEngine | ToFront) -> bytes:
     """Returns a message as bytes."""
     return _encoder.encode(message)
@@ -288,7 +286,7 @@ def read_to_engine(data: bytes) -> ToEngine:
     """Returns a front's message. Raises LinkError."""
     try:
         return _to_engine.decode(data)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise LinkError(f"a front says what it must not: {error}") from None
 
 
@@ -296,5 +294,5 @@ def read_to_front(data: bytes) -> ToFront:
     """Returns the engine's message. Raises LinkError."""
     try:
         return _to_front.decode(data)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise LinkError(f"the engine says what it must not: {error}") from None

@@ -15,8 +15,10 @@ def link_terms(model: bytes, device: str, block_size: int, secret: bytes) -> Ter
     return Terms(purpose="link", version=__version__, layout=layout, secret=secret)
 
 
-def own_terms(secret: bytes) -> Terms:
+def own_terms(secret: bytes = b"") -> Terms:
     """What an engine and the fronts of its own server have in common: a secret that
-    nobody else has. That they have read the same model is checked as on one machine.
+    nobody else has, or none on one machine, where the mode of the socket's folder and the
+    check of the peer's user protect it. That they have read the same model is checked
+    later, as a front does not know it at first.
     """
     return Terms(purpose="own link", version=__version__, layout=b"", secret=secret)

@@ -7,12 +7,13 @@
 
 How they start, in order, is in `minfer.effects.live.engine.ranks`.
 
-items.py        what all ranks do next, decided by rank 0, and its form as bytes
-rank_folder.py  who starts the ranks, and the folder in which they meet
-joining.py      how they join rank 0
-crew.py         rank 0's side: starts the others, tells them items, notices their ends
-../follow.py    the other side: does what it is told
-torch_ranks.py  sums and logits over ranks, by gloo or NCCL
-peer_ranks.py   on GPUs, small sums through memory that all ranks can read
+items.py          what all ranks do next, decided by rank 0, and its form as bytes
+rank_messages.py  what else rank 0 and another rank say to each other
+rank_folder.py    who starts the ranks, and the folder in which they meet
+joining.py        how they join rank 0
+crew.py           rank 0's side: starts the others, tells them items, notices their ends
+../follow.py      the other side: does what it is told
+torch_ranks.py    sums and logits over ranks, by gloo or NCCL
+peer_ranks.py     on GPUs, small sums through memory that all ranks can read
 micro_batches.py  plans of an engine with pipeline stages, cut by rows
 """

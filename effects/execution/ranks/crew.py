@@ -14,33 +14,36 @@ NCCL, for tensors, are at loopback addresses (torch_ranks.py).
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field
 
 from minfer.effects.execution.contract import ExecutorError
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
-    ENDED,
-    FAILED,
     LATE,
-    READY,
     SILENCE,
     Joined,
     RankListener,
 )
 from minfer.effects.execution.ranks.rank_folder import FOLLOWS, RankStartError
+from minfer.effects.execution.ranks.rank_messages import (
+    Broken,
+    FromRank,
+    Ready,
+    TransferEnded,
+    read_from_rank,
+)
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.net.child import Child, spawn_child
+from minfer.effects.net.framing import PeerError, Socket, frame
 from minfer.records.messages import Lost, Moved
 
 BEAT: Final = 1.0  # seconds between two words of a rank
@@ -59,15 +62,15 @@ class Follower:
     rank: int
     process: Child | None = None  # None: torchrun's
     number: int = 0  # torchrun's process id, once it has joined
-    link: Connection | None = None
+    link: Socket | None = None
     ready: threading.Event = field(factory=threading.Event)
     lock: threading.Lock = field(factory=threading.Lock)  # held while sending
 
     def tell(self, data: bytes) -> None:
-        """Send an item. Raises OSError."""
+        """Send a framed item. Raises OSError."""
         with self.lock:
             if self.link is not None:
-                self.link.send_bytes(data)
+                self.link.sendall(data)
 
     def kill(self) -> None:
         """End its process at once. torchrun, which sees no more than ends, starts all
@@ -165,18 +168,19 @@ class Crew:
 
     def _accept(self, joined: Joined) -> None:
         """Take a rank that has joined. Raises RankStartError for another engine's."""
-        rank, about = joined.rank, joined.message["about"]
+        rank, about = joined.rank, joined.said.about
         one = next((f for f in self.followers if f.rank == rank), None)
         if one is None or one.link is not None:
             joined.link.close()
             return
+        one.link = joined.link
         for name, value in self.about.items():
             if about.get(name) != value:
                 raise RankStartError(
                     f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
                     f"{value}; start all ranks with the same"
                 )
-        one.link, one.number = joined.link, int(joined.message["process"])
+        one.number = joined.said.process
 
     # --- running ------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class Crew:
     def tell(self, item: Item) -> None:
         """Have all ranks do something next. Raises RankError."""
         self.check()
-        data = item_to(item)
+        data = frame(item_to(item))
         for one in self.followers:
             try:
                 one.tell(data)
@@ -212,26 +216,26 @@ class Crew:
                 self._lose(one, f"its connection is closed ({error})")
                 self.check()
 
-    def _watch(self, one: Follower, link: Connection) -> None:
+    def _watch(self, one: Follower, link: Socket) -> None:
         """Read a rank's messages until it ends."""
         try:
-            while link.poll(SILENCE):
-                self._read(one, json.loads(link.recv_bytes()))
+            while True:
+                self._read(one, read_from_rank(link))
+        except BlockingIOError:  # each read has its time: see `RankListener`
             why = f"it has been silent for {SILENCE:.0f} s"
-        except (OSError, EOFError, ValueError):
+        except (PeerError, OSError):
             code = None if one.process is None else one.process.wait(1.0)
             why = "it has ended" + ("" if code is None else _how(code))
         self._lose(one, why)
 
-    def _read(self, one: Follower, message: Mapping[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == READY:
-            one.ready.set()
-        elif kind == ENDED:
-            why, number = message["lost"], message["number"]
-            self.transfers.note(Moved(number) if why is None else Lost(number, why))
-        elif kind == FAILED:
-            self._lose(one, message["why"])
+    def _read(self, one: Follower, message: FromRank) -> None:
+        match message:
+            case Ready():
+                one.ready.set()
+            case TransferEnded(number, why):
+                self.transfers.note(Moved(number) if why is None else Lost(number, why))
+            case Broken(why):
+                self._lose(one, why)
 
     def _lose(self, one: Follower, why: str) -> None:
         """End the engine, as one rank is lost."""

@@ -8,20 +8,22 @@ What may differ between ranks is whether a step runs by a graph: its sums are th
 A failed plan fails on all ranks alike (its logits are not finite, or it asks for what
 cannot be done). After one, `Discard` has all drop the plans launched after it.
 
-As bytes, an item is a byte for its kind, and then its fields: plans and masks as
-`minfer.runs.wire` writes them, shapes as JSON. Both ends are of one engine.
+As bytes, an item is a byte for its kind, and then a plan or masks as `minfer.runs.wire`
+writes them, or any other item in msgpack. Both ends are of one engine.
 """
 
-import json
-from typing import Any, Final
+from typing import Final, TypeAlias
 
-from attrs import asdict, frozen
+import msgspec
+from attrs import frozen
+from msgspec import Struct
 
 from minfer.blocks.keys import Keys
 from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.net.framing import UNREADABLE, PeerError
 from minfer.records.messages import FetchBlocks, Move, StoreBlocks, TransferCommand
 from minfer.records.plan import Plan, SampleDeferred
-from minfer.runs.wire import deferred_from, deferred_to, plan_from, plan_to
+from minfer.runs.wire import WireError, deferred_from, deferred_to, plan_from, plan_to
 
 
 @frozen
@@ -38,145 +40,100 @@ class Sample:
     command: SampleDeferred
 
 
-@frozen
-class Collect:
+class Collect(Struct, tag=True, frozen=True):
     """Wait for the earliest launched plan."""
 
 
-@frozen
-class Discard:
+class Discard(Struct, tag=True, frozen=True):
     """The plan that was collected last has failed: drop those after it."""
 
 
-@frozen
-class Transfer:
-    """Begin to move pages between the device and a tier; each rank has its own part."""
+class Swap(Struct, tag=True, frozen=True):
+    """Begin to copy pages between the device and the host; each rank has its own part."""
 
-    command: TransferCommand
+    command: Move
 
 
-@frozen
-class Want:
+class Store(Struct, tag=True, frozen=True):
+    """Begin to store blocks; each rank has its own part of them."""
+
+    command: StoreBlocks
+
+
+class Fetch(Struct, tag=True, frozen=True):
+    """Begin to fetch blocks; each rank has its own part of them."""
+
+    command: FetchBlocks
+
+
+class Want(Struct, tag=True, frozen=True):
     """Send the blocks of a prompt to another engine, once they are computed."""
 
     keys: Keys
     engine: str
 
 
-@frozen
-class DummyStep:
+class DummyStep(Struct, tag=True, frozen=True):
     """Run a dummy step of a shape."""
 
     shape: StepShape
 
 
-@frozen
-class Capture:
+class Capture(Struct, tag=True, frozen=True):
     """Capture the graph of a shape."""
 
     shape: StepShape
 
 
-@frozen
-class Replay:
+class Replay(Struct, tag=True, frozen=True):
     """Run the graph of a shape, with the inputs of a dummy step."""
 
     shape: StepShape
 
 
-@frozen
-class Close:
+class Close(Struct, tag=True, frozen=True):
     """End."""
 
 
-Item = (
-    Launch
-    | Sample
-    | Collect
-    | Discard
-    | Transfer
-    | Want
-    | DummyStep
-    | Capture
-    | Replay
-    | Close
+Transfer: TypeAlias = Swap | Store | Fetch
+Other: TypeAlias = (
+    Collect | Discard | Transfer | Want | DummyStep | Capture | Replay | Close
 )
-KINDS: Final[tuple[type[Item], ...]] = (
-    Launch,
-    Sample,
-    Collect,
-    Discard,
-    Transfer,
-    Want,
-    DummyStep,
-    Capture,
-    Replay,
-    Close,
-)
+Item: TypeAlias = Launch | Sample | Other
+_PLAN, _MASKS, _OTHER = b"\0", b"\1", b"\2"  # kinds
+_encode: Final = msgspec.msgpack.Encoder().encode
+_other: "Final[msgspec.msgpack.Decoder[Other]]" = msgspec.msgpack.Decoder(Other)
+
+
+def transfer_item(command: TransferCommand) -> Transfer:
+    """Returns the item for a transfer."""
+    match command:
+        case Move():
+            return Swap(command)
+        case StoreBlocks():
+            return Store(command)
+        case FetchBlocks():
+            return Fetch(command)
 
 
 def item_to(item: Item) -> bytes:
     """Returns an item as bytes."""
-    kind = bytes((KINDS.index(type(item)),))
     match item:
         case Launch(plan):
-            return kind + plan_to(plan)
+            return _PLAN + plan_to(plan)
         case Sample(command):
-            return kind + deferred_to(command)
-        case Transfer(command):
-            return kind + _transfer_to(command)
-        case Want(keys, engine):
-            return kind + json.dumps([_texts(keys), engine]).encode()
-        case DummyStep(shape) | Capture(shape) | Replay(shape):
-            return kind + json.dumps(asdict(shape)).encode()
-    return kind
+            return _MASKS + deferred_to(command)
+    return _OTHER + _encode(item)
 
 
-def item_from(data: bytes) -> Item:
-    """Returns the item of these bytes. Raises ValueError, IndexError for others."""
-    kind, rest = KINDS[data[0]], data[1:]
-    if kind is Launch:
-        return Launch(plan_from(rest))
-    if kind is Sample:
-        return Sample(deferred_from(rest))
-    if kind is Transfer:
-        return Transfer(_transfer_from(rest))
-    if kind is Want:
-        keys, engine = json.loads(rest)
-        return Want(_keys(keys), engine)
-    if kind is DummyStep or kind is Capture or kind is Replay:
-        return kind(StepShape(**_tuples(json.loads(rest))))
-    return kind()  # type: ignore[call-arg]  # those that are left have no fields
-
-
-def _transfer_to(command: TransferCommand) -> bytes:
-    fields = asdict(command)
-    if not isinstance(command, Move):
-        fields["keys"] = _texts(command.keys)
-    return json.dumps([type(command).__name__, fields]).encode()
-
-
-def _transfer_from(data: bytes) -> TransferCommand:
-    name, fields = json.loads(data)
-    if name == Move.__name__:
-        return Move(**_tuples(fields))
-    made = FetchBlocks if name == FetchBlocks.__name__ else StoreBlocks
-    keys, pages = _keys(fields["keys"]), _tuple(fields["pages"])
-    return made(number=fields["number"], keys=keys, pages=pages)
-
-
-def _texts(keys: Keys) -> list[str]:
-    return [key.hex() for key in keys]
-
-
-def _keys(texts: list[str]) -> Keys:
-    return tuple(map(bytes.fromhex, texts))
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields, their lists as the tuples that they were."""
-    return {name: _tuple(value) for name, value in fields.items()}
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+def item_from(data: bytes | bytearray) -> Item:
+    """Returns the item of these bytes. Raises PeerError for others."""
+    kind, rest = data[:1], bytes(memoryview(data)[1:])
+    try:
+        if kind == _PLAN:
+            return Launch(plan_from(rest))
+        if kind == _MASKS:
+            return Sample(deferred_from(rest))
+        return _other.decode(rest)
+    except (WireError, *UNREADABLE) as error:
+        raise PeerError(f"an item that cannot be read: {error}") from None

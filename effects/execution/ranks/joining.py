@@ -3,11 +3,10 @@ other one is a process of the same user, and rank 0 sends its settings. The rank
 the same engine, and says which version of minfer and which weights it has.
 """
 
-import json
 import struct
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import SO_RCVTIMEO, SOL_SOCKET
@@ -16,8 +15,15 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from minfer.effects.execution.ranks.rank_folder import SOCKET, RankStartError
+from minfer.effects.execution.ranks.rank_messages import (
+    Alive,
+    FromRank,
+    Prepared,
+    Settings,
+    read_from_rank,
+)
 from minfer.effects.net.addresses import listen_at
-from minfer.effects.net.framing import PeerError, Socket
+from minfer.effects.net.framing import PeerError, Socket, framed
 from minfer.effects.net.handshake import Terms
 from minfer.effects.net.listener import Listener, connect
 from minfer.effects.net.run_folder import check_private
@@ -25,11 +31,9 @@ from minfer.effects.net.run_folder import check_private
 LATE: Final = 120.0  # seconds in which all ranks must have joined
 SILENCE: Final = 10.0  # seconds without a word, after which a rank hangs
 POLL: Final = 0.05  # seconds
-# Kinds of messages of ranks, which are JSON.
-JOINED, READY, ALIVE, ENDED, FAILED = "joined", "ready", "alive", "ended", "failed"
 # There is no secret: the folder's mode and the check of the peer's user protect it.
 # Versions and weights are compared later, as rank 0 ends with an error if they differ.
-_TERMS: Final = Terms(purpose="rank", version="1", layout=b"", secret=b"")
+_TERMS: Final = Terms(purpose="rank", version="2", layout=b"", secret=b"")
 
 
 @frozen(eq=False)
@@ -37,8 +41,8 @@ class Joined:
     """A rank that is ready to load its part of the model."""
 
     rank: int
-    link: Connection
-    message: Mapping[str, Any]  # its message of the kind `JOINED`
+    link: Socket
+    said: Prepared
 
 
 @define(eq=False)
@@ -69,23 +73,25 @@ class RankListener:
         # a message.
         limit = struct.pack("ll", int(SILENCE), 0)
         sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
-        link = Connection(sock.detach())
-        try:
-            link.send_bytes(json.dumps(dict(self.settings)).encode())
-            message = {"kind": ALIVE}
-            while message["kind"] == ALIVE:  # it prepares the engine
-                message = json.loads(link.recv_bytes())
-        except (OSError, EOFError):
-            link.close()  # it has ended, or hangs
+        said: FromRank | None = None
+        with suppress(PeerError, OSError):  # it has ended, or hangs
+            sock.sendall(framed(Settings(dict(self.settings))))
+            while isinstance(said := read_from_rank(sock), Alive):
+                pass  # it prepares the engine
+        if isinstance(said, Prepared):
+            self._joined.put(Joined(int(name), sock, said))
         else:
-            self._joined.put(Joined(int(name), link, message))
+            sock.close()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and close those of ranks that nobody took."""
         self._listener.close()
+        with suppress(Empty):
+            while True:
+                self._joined.get_nowait().link.close()
 
 
-def find_rank_0(folder: Path, rank: int) -> Connection:
+def find_rank_0(folder: Path, rank: int) -> Socket:
     """Connect to rank 0; waits for one that starts later, as under torchrun. Its settings
     come first. Raises RankStartError.
     """
@@ -93,8 +99,7 @@ def find_rank_0(folder: Path, rank: int) -> Connection:
     while True:
         try:
             check_private(folder)
-            sock = connect(folder / SOCKET, _TERMS, str(rank))
-            return Connection(sock.detach())
+            return connect(folder / SOCKET, _TERMS, str(rank))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > end:
                 raise RankStartError(

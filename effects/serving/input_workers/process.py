@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from minfer.effects.net.child import spawn_child
-from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.framing import FrameReader, frame
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers.worker_messages import (
-    READ,
+    LARGEST,
     Refusal,
     WorkerReply,
     WorkerRequest,
@@ -20,6 +20,7 @@ from minfer.effects.serving.input_workers.worker_messages import (
     encode,
 )
 
+_READ: Final = 2**18  # bytes of a message to read at once
 MODULE: Final = "minfer.effects.serving.input_workers.worker_main"
 
 
@@ -39,7 +40,7 @@ class Process:
         own_end, child_end = socket.socketpair()
         own_end.setblocking(False)
         self._link = own_end
-        self._reader, self._writer = FrameReader(), FrameWriter()
+        self._reader = FrameReader(LARGEST)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with child_end:
             self._child = spawn_child(
@@ -70,7 +71,7 @@ class Process:
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
         request = encode(WorkerRequest(path=path, data=data, tenant=tenant))
-        reader_writer[1].write(self._writer.frame(request))
+        reader_writer[1].write(frame(request))
         reply = await self._reply()
         self.spent = reply.last
         result = reply.result
@@ -83,7 +84,7 @@ class Process:
         reader, writer = self._streams
         try:
             await writer.drain()
-            while data := await reader.read(READ):
+            while data := await reader.read(_READ):
                 if result := self._reader.feed(data):
                     return decode_reply(result[0])  # the only one, as one was requested
         except OSError:

@@ -25,16 +25,16 @@ from typing import Final, Protocol
 from attrs import evolve
 
 from minfer.effects.net.child import begin_as_child
-from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.framing import EndedError, frame, read_message
 from minfer.effects.serving.client_errors import INTERNAL, ApiError, to_api_error
 from minfer.effects.serving.input_workers.worker_limits import WorkerLimits
 from minfer.effects.serving.input_workers.worker_messages import (
-    READ,
+    LARGEST,
     Refusal,
     WorkerReply,
     WorkerRequest,
-    decode_request,
     encode,
+    request_decoder,
 )
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
@@ -92,21 +92,21 @@ def _lower_priority(limits: WorkerLimits) -> None:
 def serve(link: socket.socket, worker: Worker) -> None:
     """Work on bodies from the socket until it is closed."""
     max_bytes = _size(_RSS) + GROWTH
-    reader, writer = FrameReader(), FrameWriter()
-    link.sendall(writer.frame(encode(WorkerReply())))
-    while data := link.recv(READ):
-        result = reader.feed(data)
-        while result:
-            # Neither signal has a handler: it ends the process in any state.
-            signal.alarm(ALARM)
-            signal.setitimer(signal.ITIMER_PROF, worker.limits.cpu)
-            reply = worker.reply(decode_request(result.pop(0)))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.alarm(0)
-            last = reply.last or _size(_RSS) > max_bytes
-            link.sendall(writer.frame(encode(evolve(reply, last=last))))
-            if last:
-                return
+    link.sendall(frame(encode(WorkerReply())))
+    last = False
+    while not last:
+        try:
+            request = read_message(link, request_decoder, LARGEST)
+        except EndedError:
+            return
+        # Neither signal has a handler: it ends the process in any state.
+        signal.alarm(ALARM)
+        signal.setitimer(signal.ITIMER_PROF, worker.limits.cpu)
+        reply = worker.reply(request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
+        last = reply.last or _size(_RSS) > max_bytes
+        link.sendall(frame(encode(evolve(reply, last=last))))
 
 
 def run_worker(make: Callable[[bytes], Worker]) -> int:

@@ -1,8 +1,7 @@
 """Messages between a server and its workers, in msgpack.
 
 They have a schema (`WorkerRequest`, `WorkerReply`, both attrs records), so that no data
-from a socket can become any other object. Frames around them are those of the link to the
-engine (`minfer.effects.net.frames`).
+from a socket can become any other object. `minfer.effects.net.framing` frames them.
 """
 
 from typing import Final
@@ -12,7 +11,7 @@ from attrs import frozen
 
 from minfer.effects.serving.input_workers.task import Prepared, QueryAnswer
 
-READ: Final = 2**18  # bytes of a message to read at once
+LARGEST: Final = 2**30  # bytes of a message
 # What a worker makes of a body: a request, the answer to a question, or, in a
 # program of its own, a record that its reader decodes.
 WorkResult = Prepared | QueryAnswer | bytes
@@ -53,18 +52,13 @@ class WorkerReply:
         return self.prepared or self.answer or self.record
 
 
-_request_decoder: Final = msgspec.msgpack.Decoder(WorkerRequest)
+request_decoder: Final = msgspec.msgpack.Decoder(WorkerRequest)
 _reply_decoder: Final = msgspec.msgpack.Decoder(WorkerReply)
 
 
 def encode(message: WorkerRequest | WorkerReply) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)
-
-
-def decode_request(data: bytes) -> WorkerRequest:
-    """The `WorkerRequest` of a message. Raises msgspec.DecodeError."""
-    return _request_decoder.decode(data)
 
 
 def decode_reply(data: bytes) -> WorkerReply:

@@ -19,6 +19,7 @@ from minfer.effects.serving.openai.template_fields import (
     Effort,
     RequestTemplate,
     Verbosity,
+    check_prompt,
     render,
     template_kwargs,
 )
@@ -141,7 +142,10 @@ class ChatBody(GenerationBody):
                 self.chat_template_kwargs, self.reasoning_effort, self.verbosity
             ),
         )
-        return self.truncated(ids, llm)
+        truncated = self.truncated(ids, llm)
+        if self.chat_template is not None:
+            check_prompt(truncated, llm)
+        return truncated
 
 
 ENDPOINT: Final = Endpoint(

@@ -1,6 +1,6 @@
 """Fields of requests that are variables of the chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
@@ -9,6 +9,7 @@ from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import ModelInfo
 from minfer.effects.serving.request_parsing.bodies import wrong
 from minfer.effects.text.chat_templates import ChatTemplateError, Conversation
+from minfer.lifecycle.arrive import longest_prompt
 
 MAX_TEMPLATE_BYTES: Final = 2**16
 _FIELD: Final = "chat_template"
@@ -40,6 +41,16 @@ def _check_size(template: str) -> str:
     if size > MAX_TEMPLATE_BYTES:
         raise wrong(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
     return template
+
+
+def check_prompt(ids: Sequence[int], llm: ModelInfo) -> None:
+    """Raise ApiError for a prompt of the request's own template that cannot be served."""
+    if not ids:
+        raise ApiError(f"{_FIELD}: writes no text; write a prompt with it", _FIELD)
+    context = llm.setup.config.max_model_len
+    if len(ids) > longest_prompt(context, output=True):
+        why = f"{_FIELD}: This model's maximum context length is {context} tokens. It"
+        raise ApiError(f"{why} writes {len(ids)} of these messages; shorten one", _FIELD)
 
 
 RequestTemplate = Annotated[str, AfterValidator(_check_size)]

@@ -12,12 +12,16 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 from attrs import field, frozen
 
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
-from minfer.effects.cluster.engine_client.link_client import keep_linked, keep_linked_to
+from minfer.effects.cluster.engine_client.link_client import (
+    HERE,
+    LinkedEngine,
+    keep_linked,
+)
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.link.crash_rule import EngineEnd
@@ -52,7 +56,6 @@ from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
-AGAIN: Final = 1.0  # seconds after which a report is repeated though nothing has changed
 BEAT: Final = 0.1  # seconds from one heartbeat to the next
 COUNT: Final = 0.1  # seconds from one report of counts to the next
 _log = logging.getLogger("minfer.front")
@@ -135,14 +138,14 @@ async def _serve(
         if not plan.deployment.distributed:
             one.machine = socket.gethostname()
     gate = Gate(lambda: remote.unready)
-    tasks = [
-        asyncio.create_task(_keep_linked(plan, remote, path, replica))
-        for replica, path in enumerate(plan.paths)
+    tasks: list[asyncio.Task[None]] = [
+        asyncio.create_task(keep_linked(remote, _own_engine(plan, remote, replica)))
+        for replica in range(len(plan.paths))
     ]
     tasks.append(asyncio.create_task(_send_heartbeats(beat)))
     known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
     tasks += [
-        asyncio.create_task(_keep_linked_to(plan, remote, address, number, known))
+        asyncio.create_task(_link_elsewhere(plan, remote, address, number, known))
         for number, address in enumerate(plan.deployment.prefill_at, len(plan.paths))
     ]
     tasks.append(
@@ -181,11 +184,18 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
         await asyncio.sleep(BEAT)
 
 
-async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int) -> None:
-    """Link an engine of this server, wherever that runs."""
+def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
+    """An engine of this server, wherever that runs."""
+    path, name = plan.paths[replica], _name(plan)
     if not plan.deployment.distributed:
-        await keep_linked(remote, path, replica)
-    terms, link = own_terms(plan.deployment.secret), remote.replicas[replica]
+        return LinkedEngine(
+            replica=replica,
+            find=lambda: path,
+            terms=own_terms(),
+            name=name,
+            distance=HERE,
+        )
+    link = remote.replicas[replica]
 
     def find() -> Port | None:
         if (found := noted_address(path)) is None:
@@ -194,24 +204,28 @@ async def _keep_linked(plan: FrontPlan, remote: Remote, path: Path, replica: int
         link.listens, link.machine = found.kv, found.machine  # it may have moved
         return found.port
 
-    await keep_linked_to(remote, find, replica, terms, _name(plan))
+    terms = own_terms(plan.deployment.secret)
+    return LinkedEngine(replica=replica, find=find, terms=terms, name=name)
 
 
-async def _keep_linked_to(
+async def _link_elsewhere(
     plan: FrontPlan,
     remote: Remote,
     address: Port,
     replica: int,
     known: "asyncio.Future[Terms]",
-) -> None:
-    """Link an engine of another machine, once the model here is known."""
+) -> Never:
+    """Link an engine of another server, once the model here is known."""
     remote.replicas[replica].machine = port_text(address)
     terms = await asyncio.shield(known)
-    await keep_linked_to(remote, lambda: address, replica, terms, _name(plan))
+    engine = LinkedEngine(
+        replica=replica, find=lambda: address, terms=terms, name=_name(plan)
+    )
+    await keep_linked(remote, engine)
 
 
 def _name(plan: FrontPlan) -> str:
-    """How a front introduces itself to engines on other machines."""
+    """How a front introduces itself to engines."""
     return f"{socket.gethostname()}, {front_name(plan.number)}"
 
 
@@ -276,9 +290,7 @@ async def _open_application(
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
         totals = metrics.front_totals()
-        # A new engine has no earlier reports. And a link that lost something shows it
-        # only when something follows.
-        report = (totals, remote.links, remote.clock() // AGAIN)
+        report = (totals, remote.links)  # a new engine has no earlier reports
         if report != last_report:
             remote.count(totals)
             last_report = report

@@ -321,9 +321,10 @@ def _arguments_constraint(
     enforced. Raises ApiError for a strict schema that cannot be.
     """
     if offer.text is not None:
-        param, text = f"{offer.param}.definition", offer.text.grammar
-        kind = "grammar" if text.syntax == "lark" else "regex"
-        return PartConstraint(param, Constraint({kind: text.definition}, param).build())
+        param = f"{offer.param}.definition"
+        form = offer.text.escaped(0, '"', '"')
+        text = "\n".join([f"start: {form.body}", *form.rules])
+        return PartConstraint(param, Constraint({"grammar": text}, param).build())
     schema = OBJECT
     if offer.strict:
         try:

@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.patterns import (
+from minfer.effects.text.grammars.character_sets import (
     NO_LINE_END,
     CharacterSet,
     character,
-    pattern_parts,
-    rewrite_pattern,
 )
+from minfer.effects.text.grammars.grammar_library import GrammarError
+from minfer.effects.text.grammars.patterns import pattern_parts, rewrite_pattern
 
 _ESCAPED: Final = frozenset((*range(32), *map(ord, '"\\')))
 _ALL: Final = CharacterSet(r"[\x{0}-\x{10FFFF}]", frozenset(range(128)), beyond=True)
@@ -51,10 +50,13 @@ class BracketError(GrammarError):
 
 def check_brackets(pattern: str) -> None:
     """Raise BracketError for a bracket without its other one: a pattern that is put into
-    brackets would mean something else. Raises GrammarError for what cannot be enforced.
+    brackets would mean something else. Raises GrammarError for what cannot be enforced,
+    and for a set without characters: no text would go on there.
     """
     depth = 0
     for part in pattern_parts(pattern):
+        if isinstance(part, CharacterSet) and part.empty:
+            raise GrammarError(f"a pattern has a set of no characters: {part.text}")
         if isinstance(part, str):
             depth += _opens(part) - (part == ")")
         if depth < 0:

@@ -24,6 +24,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.character_sets import CharacterSet, character
 from minfer.effects.text.grammars.escaped_patterns import (
     escape_text,
     literal,
@@ -38,7 +39,8 @@ from minfer.effects.text.grammars.lark_definitions import (
     read_lark,
     refused,
 )
-from minfer.effects.text.grammars.patterns import CharacterSet, character, pattern_parts
+from minfer.effects.text.grammars.lark_ends import check_ends
+from minfer.effects.text.grammars.patterns import pattern_parts
 from minfer.sampling.structured import MAX_CONSTRAINT
 
 # Lark's library, as far as its texts have characters that JSON escapes.
@@ -133,7 +135,10 @@ class TextGrammar:
         if self.syntax != "lark":
             return ""
         grammar = _checked(self.definition)
-        return _nested(grammar) if _recursive_name(grammar) else ""
+        if not _recursive_name(grammar):
+            return ""
+        check_ends(grammar)
+        return _nested(grammar)
 
     def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
         """The text as terminals, the first of which is the whole. Raises GrammarError."""

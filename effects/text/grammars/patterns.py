@@ -1,7 +1,7 @@
 r"""Patterns of JSON schemas and regular expressions, rewritten so that the compiler
 enforces their meaning.
 
-llguidance 1.9 accepts texts that a pattern forbids, for two reasons:
+llguidance 1.9 accepts texts that a pattern forbids, for three reasons:
 
 * Within JSON, a set of characters becomes a set of its escapes. Where it holds all of
   U+0000 to U+001F (U+000A aside), the escapes of `"` and of the backslash are added,
@@ -13,6 +13,9 @@ llguidance 1.9 accepts texts that a pattern forbids, for two reasons:
   Where `re` and ECMA 262 differ, it holds what both allow; but in a name that decides
   what its value may be it is as `re` has it, so that no name is taken for another one.
 
+* Where a negated set holds U+D7FF and U+E000, which only surrogates are between, the
+  compiler allows these two. A range of both makes one range of all that it excludes.
+
 Groups, repetitions and anchors are passed on: the compiler refuses those that it cannot
 enforce.
 """
@@ -23,18 +26,24 @@ from functools import cache
 from typing import Final
 from unicodedata import category
 
-from attrs import evolve, frozen
+from attrs import evolve
 
+from minfer.effects.text.grammars.character_sets import (
+    ALL_CHARACTERS,
+    ASCII,
+    BESIDE_SURROGATES,
+    CONTROLS,
+    NO_LINE_END,
+    NO_LINE_FEED,
+    UNNAMED,
+    CharacterSet,
+    character,
+    holds_all,
+    range_text,
+)
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
-_ASCII: Final = frozenset(range(128))
-_CONTROLS: Final = frozenset(range(32))
-_WITHOUT_LINE_FEED: Final = _CONTROLS - {ord("\n")}
-_ESCAPED: Final = frozenset(map(ord, '"\\'))
-_DROPPED: Final = r"\x{1}"
-# What JSON has no escape for but one by number.
-UNNAMED: Final = (_CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
-_SURROGATES: Final = range(0xD800, 0xE000)
+_WITHOUT_LINE_FEED: Final = CONTROLS - {ord("\n")}
 _LONGEST: Final = 16  # characters that an error shows
 _CHARACTER: Final = r"""
     \\x[0-9A-Fa-f]{2} | \\u[0-9A-Fa-f]{4} | \\U[0-9A-Fa-f]{8}
@@ -97,50 +106,6 @@ _AS_RE: Final = {
 }
 
 
-@frozen
-class CharacterSet:
-    """A set of characters as Rust writes it, and which of them are ASCII."""
-
-    text: str
-    ascii: frozenset[int]
-    known: bool = True  # whether it holds no other ASCII characters
-    beyond: bool = False  # whether it may hold characters beyond ASCII
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it might get escapes of characters that it lacks."""
-        return not self.known or not self.ascii >= _ESCAPED
-
-    @property
-    def controls(self) -> frozenset[int]:
-        """The control characters that it may hold."""
-        return self.ascii & _CONTROLS if self.known else _CONTROLS
-
-    def without_dropped(self) -> str:
-        """The set without U+0001, if that has to go. Raises GrammarError if nothing is
-        left then.
-        """
-        if not self.suspect or 1 not in self.controls:
-            return self.text
-        if self.text == f"[{_DROPPED}]":
-            why = "a pattern cannot have U+0001 and sets of all other control characters"
-            raise GrammarError(f"{why}; leave U+0001 out")
-        return f"[{self.text}--{_DROPPED}]"
-
-    def check_named(self, *, dropping: bool) -> None:
-        """Raise GrammarError if no escape but one by number stands for what it holds."""
-        left = self.ascii - {1} if dropping else self.ascii
-        if self.known and not self.beyond and left and left <= UNNAMED:
-            raise unnamed(min(left))
-
-
-# What `.` matches for `re`, and for ECMA 262, too.
-_NO_LINE_FEED: Final = CharacterSet(r"[^\x{A}]", _ASCII - {10}, beyond=True)
-NO_LINE_END: Final = CharacterSet(
-    r"[^\x{A}\x{D}\x{2028}\x{2029}]", _ASCII - {10, 13}, beyond=True
-)
-
-
 def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True) -> str:
     """A pattern as the compiler is to read it. It `decides` if names that it does not
     match may come, too, and texts have no escapes by number then. What it matches has
@@ -153,14 +118,6 @@ def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True
     for one in sets if decides else ():
         one.check_named(dropping=dropping)
     return "".join([_written(one, dropping=dropping) for one in parts])
-
-
-def unnamed(number: int) -> GrammarError:
-    """The error about a control character in a schema whose texts have no escapes by
-    number.
-    """
-    why = "cannot be written beside patternProperties with additionalProperties"
-    return GrammarError(f"U+{number:04X} {why}; leave one of them out")
 
 
 def _written(part: str | CharacterSet, *, dropping: bool) -> str:
@@ -198,7 +155,7 @@ def pattern_parts(pattern: str, *, decides: bool = False) -> Iterator[str | Char
         if kind == "character":
             yield _single_token(match[0], decides=decides)
         elif match[0] == "." and not dotall:
-            yield _NO_LINE_FEED if decides else NO_LINE_END
+            yield NO_LINE_FEED if decides else NO_LINE_END
         elif decides and match[0] == "$":  # `re` finds a last line break behind it
             yield from (_single_token("\n", decides=True), "?$")
         else:
@@ -210,7 +167,7 @@ def _single_token(token: str, *, decides: bool) -> str | CharacterSet:
     if (several := _repetition(token, negated=False, decides=decides)) is not None:
         return CharacterSet(f"[{several.text}]", several.ascii, several.known)
     number = _number(token, within=False)
-    if number not in UNNAMED | _CONTROLS:
+    if number not in UNNAMED | CONTROLS:
         return character(number)
     return CharacterSet(f"[{character(number)}]", frozenset({number}))
 
@@ -222,16 +179,26 @@ def _set(pattern: str, at: int, *, decides: bool) -> tuple[CharacterSet, int]:
     negated = pattern.startswith("^", at)
     begin = at = at + negated
     members: list[CharacterSet] = []
+    tokens = set()
     while at == begin or not pattern.startswith("]", at):
+        tokens.add(pattern[at : at + 2])
         member, at = _member(pattern, at, negated=negated, decides=decides)
         members.append(member)
+    ranges = [span for one in members for span in one.ranges]
+    if any(
+        f"\\{letter}" in tokens and f"\\{letter.upper()}" in tokens for letter in "dsw"
+    ):
+        ranges.append(ALL_CHARACTERS)
     text = "".join([one.text for one in members])
     if not text:  # surrogates alone, of which no text has any
-        text, negated = r"\x{0}-\x{10FFFF}", not negated
+        text, ranges, negated = r"\x{0}-\x{10FFFF}", [ALL_CHARACTERS], not negated
     held = frozenset[int]().union(*(one.ascii for one in members))
     known = all(one.known for one in members)
     if negated:
-        return CharacterSet(f"[^{text}]", _ASCII - held, known, beyond=True), at + 1
+        if all(any(one in span for span in ranges) for one in BESIDE_SURROGATES):
+            text += range_text(*BESIDE_SURROGATES)
+        left, empty = ASCII - held, holds_all(ranges)
+        return CharacterSet(f"[^{text}]", left, known, beyond=True, empty=empty), at + 1
     beyond = any(one.beyond for one in members)
     return CharacterSet(f"[{text}]", held, known, beyond), at + 1
 
@@ -249,8 +216,9 @@ def _member(
         high = _number(token, within=True)
     if low > high:
         raise refused_part(f"{chr(low)}-{chr(high)}", "range")
-    held = _ASCII.intersection(range(low, high + 1))
-    return CharacterSet(_range(low, high), held, beyond=high not in _ASCII), at
+    spanned = range(low, high + 1)
+    held, beyond = ASCII.intersection(spanned), high not in ASCII
+    return CharacterSet(range_text(low, high), held, beyond=beyond, ranges=(spanned,)), at
 
 
 def _read_token(pattern: str, at: int) -> tuple[str, int]:
@@ -282,15 +250,20 @@ def _property(token: str) -> CharacterSet:
     name = token[2:].strip("{}")
     if name not in _CATEGORIES:
         return CharacterSet(token, frozenset(), known=False, beyond=True)
-    held = frozenset(one for one in _ASCII if category(chr(one)).startswith(name))
-    return CharacterSet(token, held if token[1] == "p" else _ASCII - held, beyond=True)
+    held = [
+        one
+        for one in (*ASCII, *BESIDE_SURROGATES)
+        if category(chr(one)).startswith(name) == (token[1] == "p")
+    ]
+    ranges = tuple(range(one, one + 1) for one in BESIDE_SURROGATES if one in held)
+    return CharacterSet(token, ASCII.intersection(held), beyond=True, ranges=ranges)
 
 
 @cache
 def _ascii_of(escape: str, flags: re.RegexFlag) -> frozenset[int]:
     """The ASCII characters that one of the escapes in `_BOTH` stands for."""
     matches = re.compile(escape, flags).match
-    return frozenset(number for number in _ASCII if matches(chr(number)))
+    return frozenset(number for number in ASCII if matches(chr(number)))
 
 
 def _number(token: str, *, within: bool) -> int:
@@ -311,23 +284,6 @@ def _number(token: str, *, within: bool) -> int:
     elif letter and not letter.isalnum():
         return ord(letter)
     raise refused_part(token, "escape")
-
-
-def _range(low: int, high: int) -> str:
-    """Characters from `low` to `high`, as members of a set: without surrogates."""
-    before = (low, min(high, _SURROGATES.start - 1))
-    behind = (max(low, _SURROGATES.stop), high)
-    return "".join([_span(*one) for one in (before, behind) if one[0] <= one[1]])
-
-
-def _span(low: int, high: int) -> str:
-    return character(low) if low == high else f"{character(low)}-{character(high)}"
-
-
-def character(number: int) -> str:
-    """A character as Rust writes it, within sets and outside."""
-    text = chr(number)
-    return text if text.isascii() and text.isalnum() else f"\\x{{{number:X}}}"
 
 
 def refused_part(text: str, kind: str) -> GrammarError:

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from minfer.effects.text.grammars.character_sets import UNNAMED, unnamed
 from minfer.effects.text.grammars.endless_schemas import find_endless
 from minfer.effects.text.grammars.grammar_library import GrammarError, KeywordError
 from minfer.effects.text.grammars.joint_patterns import JointPatterns
 from minfer.effects.text.grammars.keyword_values import COMMENTS, require, steps_of
-from minfer.effects.text.grammars.patterns import UNNAMED, rewrite_pattern, unnamed
+from minfer.effects.text.grammars.patterns import rewrite_pattern
 from minfer.effects.text.grammars.rewriting import Rewriting, every_part
 from minfer.effects.text.grammars.schema_numbers import (
     Multiples,

@@ -5,7 +5,7 @@ import json
 from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_text import json_rule
-from minfer.effects.text.tools.argument_rules import ArgumentRules
+from minfer.effects.text.tools.argument_rules import ArgumentRules, ArgumentSchema
 from minfer.effects.text.tools.format import Format
 from minfer.effects.text.tools.gemma import GemmaCalls
 from minfer.effects.text.tools.gemma_forms import gemma_form
@@ -35,16 +35,21 @@ def argument_form(
     """
     if callee.text is not None:
         return _text_form(form, marks, callee.text, number)
-    where, schema, lenient = callee.name, callee.schema, callee.lenient
+    arguments = ArgumentSchema(
+        tool=callee.name,
+        number=number,
+        root=json.loads(callee.schema),
+        marks=marks,
+        lenient=callee.lenient,
+    )
     match form.dialect:
         case Tags():
-            around = _tags_around(form)
-            return tag_form(where, number, schema, marks, around, lenient=lenient)
+            return tag_form(arguments, _tags_around(form))
         case PythonCalls():
-            return python_form(where, number, schema, lenient=lenient)
+            return python_form(arguments)
         case GemmaCalls(quote=quote):
-            return gemma_form(where, number, schema, marks, quote, lenient=lenient)
-    return ArgumentRules(json_rule(schema))
+            return gemma_form(arguments, quote)
+    return ArgumentRules(json_rule(callee.schema))
 
 
 def _text_form(

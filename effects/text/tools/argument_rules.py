@@ -8,6 +8,7 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule
+from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.offered import resolve
 
 DEFINITIONS: Final = ("$defs", "definitions")
@@ -22,6 +23,18 @@ class ArgumentRules:
     body: str  # of a rule
     rules: tuple[str, ...] = ()  # that it needs
     shared: tuple[str, ...] = ()  # likewise, and other tools do, too
+
+
+@frozen(kw_only=True)
+class ArgumentSchema:
+    """The schema of a tool's arguments, whose grammar is wanted."""
+
+    tool: str  # its name
+    number: int  # among the tools
+    root: Mapping[str, Any]
+    marks: MarkerRules
+    # Parts that cannot be enforced are left free; else they raise GrammarError.
+    lenient: bool = False
 
 
 @frozen

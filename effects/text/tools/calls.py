@@ -34,6 +34,8 @@ _ARGUMENTS: Final = ("arguments", "parameters")
 _KEYS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id"})
 _STRAY: Final = re.compile(r"[\s}\]]*")
 _NONE: Final = "{}"  # arguments of a call without any
+# The pattern of a name that no quotes or tag are around: punctuation is within it only.
+NAME: Final = r"[\w-]+?(?:[.:/][\w-]+?)*?"
 Accept = Callable[[str], bool]  # whether a name can be that of a call
 Emit = Callable[[str], None]
 
@@ -41,6 +43,11 @@ Emit = Callable[[str], None]
 def any_name(name: str) -> bool:
     """Whether a name could be a tool's: it need not be one of the request's tools."""
     return name.isprintable() and not set(name) & set(" <>{}[]|")
+
+
+def bare_name(name: str) -> bool:
+    """Whether a name could be a tool's, where neither quotes nor a tag are around it."""
+    return re.fullmatch(NAME, name) is not None
 
 
 def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
@@ -86,8 +93,7 @@ def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[boo
 def start(source: Source, out: DeltaWriter, name: str) -> None:
     """Begin a call. The source forgets the text it comes from, as `emit` does."""
     out.start(name)
-    if out.streaming:
-        source.keep()
+    _settle(source, out)
 
 
 def emit(source: Source, out: DeltaWriter, text: str) -> None:
@@ -95,6 +101,11 @@ def emit(source: Source, out: DeltaWriter, text: str) -> None:
     for good.
     """
     out.arguments(text)
+    _settle(source, out)
+
+
+def _settle(source: Source, out: DeltaWriter) -> None:
+    source.settle()
     if out.streaming:
         source.keep()
 
@@ -121,12 +132,19 @@ class _CallReader:
             return False
         source.take(1)
         yield from space(source)
-        if key in _NAMES and self.name is None:
+        if key in _NAMES:
+            if self.name is not None:
+                return False
             self.name = yield from string(source)
             return bool(self.name) and self.accept(str(self.name)) and self._emit()
-        if key in _ARGUMENTS and not self.emitted and self.arguments is None:
-            return (yield from self._arguments())
-        return (yield from value(source, lambda _: None))
+        if key in _ARGUMENTS:
+            given = self.emitted or self.arguments is not None
+            return False if given else (yield from self._arguments())
+        whole = yield from value(source, lambda _: None)
+        if whole and key not in _KEYS:  # after the call
+            self.out.content(source.kept().lstrip(f",{SPACE}"))
+            source.keep()
+        return whole
 
     def _arguments(self) -> Reading[bool]:
         first = yield from char(self.source)

@@ -11,7 +11,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.calls import (
-    any_name,
+    bare_name,
     emit,
     skip_stray,
     start,
@@ -67,7 +67,7 @@ class GemmaCalls:
             return False
         source.take(len(_CALL))
         name = yield from run(source, _NAME)
-        if not name or not any_name(name) or (yield from char(source)) != "{":
+        if not name or not bare_name(name) or (yield from char(source)) != "{":
             return False
         source.take(1)
         start(source, out, name)
@@ -131,9 +131,10 @@ class GemmaCalls:
         """Take the name of a value, bare or in quotes."""
         if (yield from ahead(source, [self.quote])):
             source.take(len(self.quote))
-            parts: list[str] = []
-            end = yield from until(source, [self.quote], parts.append)
-            return "".join(parts) if end else None
+            key = yield from run(source, _KEY)
+            whole = yield from ahead(source, [self.quote])
+            source.take(len(whole))
+            return key if whole else None
         quote = '"' if (yield from char(source)) == '"' else ""
         source.take(len(quote))
         key = yield from run(source, _KEY)

@@ -5,7 +5,6 @@ Properties come in the schema's order. A text is any, or one of an enumeration; 
 keywords for texts, lists and nested objects cannot be enforced here.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from minfer.effects.text.grammars.grammar_text import quote
 from minfer.effects.text.tools.argument_rules import (
     SAID,
     ArgumentRules,
+    ArgumentSchema,
     branches,
     is_free_text,
     json_value,
@@ -34,21 +34,13 @@ _TEXT: Final = "gemma_text"
 _LIST: Final = SAID | {"type", "items"}
 
 
-def gemma_form(
-    name: str,
-    number: int,
-    schema: str,
-    marks: MarkerRules,
-    quote_mark: str,
-    *,
-    lenient: bool = False,
-) -> ArgumentRules:
-    """The arguments of the tool of this number. Raises GrammarError for a schema that
-    cannot be enforced; with `lenient`, that part is left free.
-    """
-    root = json.loads(schema)
-    builder = _Builder(f"gemma_{number}", root, marks.rule(quote_mark), lenient)
-    body = builder.object(root, name, 0)
+def gemma_form(arguments: ArgumentSchema, quote_mark: str) -> ArgumentRules:
+    """The rules of a tool's arguments. Raises GrammarError."""
+    root, marks = arguments.root, arguments.marks
+    builder = _Builder(
+        f"gemma_{arguments.number}", root, marks.rule(quote_mark), arguments.lenient
+    )
+    body = builder.object(root, arguments.tool, 0)
     return ArgumentRules(body, tuple(builder.rules), _shared(marks, quote_mark))
 
 

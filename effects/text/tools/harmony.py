@@ -8,7 +8,9 @@
 The template has written the first `<|start|>assistant`. Analysis is reasoning, a message
 to a function is a call, and all else is content. JSON, of a call or of an answer, is
 parsed as JSON: its strings may contain texts that are end marks elsewhere. Messages
-without an end mark, and text outside of messages, are parsed as far as possible.
+without an end mark, and text outside of messages, are parsed as far as possible. Words of
+a header that are not the format's own are text: before that of the message, or after
+the call.
 """
 
 import re
@@ -16,7 +18,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import stream_arguments, value
+from minfer.effects.text.tools.calls import NAME, stream_arguments, value
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import (
@@ -40,7 +42,11 @@ TO: Final = " to="  # a recipient
 _HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # beginnings of an answer
 _LONGEST: Final = 256  # characters of a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-_FUNCTION: Final = re.compile(r"\bto=functions\.([^\s<]+)")
+_FUNCTION: Final = re.compile(rf"\bto=functions\.({NAME})(?=[\s<]|\Z)")
+# What a header has beside the name of a function: roles, channels and types of content.
+_WORDS: Final = ("assistant", "analysis", "commentary", "final", "json", "code", "text")
+_OWN: Final = re.compile(rf"{'|'.join(map(re.escape, MARKERS))}|\b({'|'.join(_WORDS)})\b")
+_BEGINNINGS: Final = (*MARKERS, *_WORDS, f"{TO.strip()}functions.")  # that may be cut off
 _NOT_IN_HEADERS: Final = ("{", "\n")
 _JSON: Final = ("{", "[")  # beginnings of an answer that may have to match a schema
 _NONE: Final = "{}"  # arguments of a call without any
@@ -70,6 +76,20 @@ class _MessageHeader:
     def is_analysis(self) -> bool:
         """Whether the message is reasoning."""
         return self.channel == "analysis" and not self.function
+
+    @property
+    def foreign(self) -> str:
+        """The words that are not the format's own, nor the name of the function."""
+        return " ".join(_OWN.sub(" ", _FUNCTION.sub(" ", self.text, 1)).split())
+
+    @property
+    def is_own_beginning(self) -> bool:
+        """Whether the text ended within a header that has nothing to show yet."""
+        if not self.cut or self.function:
+            return False
+        foreign = self.foreign
+        begins = any(own.startswith(foreign) for own in _BEGINNINGS)
+        return not foreign or (begins and self.text.endswith(foreign))
 
 
 def is_analysis(header: str) -> bool:
@@ -106,23 +126,27 @@ def _read(source: Source, out: DeltaWriter) -> Reading[None]:
 def _message(source: Source, out: DeltaWriter, begun: str) -> Reading[str]:
     """Take a message whose header has `begun`; returns the marker after it."""
     header = yield from _header(source, begun)
-    if header.cut:
+    if header.is_own_beginning:
         return ""  # no text yet
     if not header.whole:
         out.content(header.text)
         return (yield from until(source, STOPS, out.content))
     yield from repeats(source, MESSAGE)
     out.mark()
+    emit = out.reasoning if header.is_analysis else out.content
     if header.function:
         yield from _call(source, out, header)
-    elif header.channel == "final":
+        return (yield from until(source, STOPS, emit))
+    if header.foreign:
+        emit(f"{header.foreign} ")
+    if header.channel == "final":
         yield from _answer(source, out)
-    emit = out.reasoning if header.is_analysis else out.content
     return (yield from until(source, STOPS, emit))
 
 
 def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[None]:
     """Take the arguments of a call; other text is content."""
+    calls = out.calls
     source.keep(header.text)
     yield from space(source)
     first = yield from char(source)
@@ -135,6 +159,9 @@ def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[N
             out.arguments(_NONE)
             out.end(whole=True)
     left = source.kept()
+    if out.calls > calls and header.foreign:
+        out.content(header.foreign)
+        out.mark()
     if not whole:
         out.content(left)
 

@@ -30,7 +30,8 @@ def deepseek(call: str, *signs: tuple[str, ...], between: str) -> Format:
 
 
 _DEEPSEEK_HEADS: Final = (
-    *("{id}|{name}\n```json\n", "{id}|{name}\n```\n", "{id}|{name}", "{name}|"),
+    *("function|{name}\n```json\n", "function|{name}\n```\n"),
+    *("function|{name}", "{name}|"),
 )
 _DEEPSEEK_CALL: Final = ("call▁begin", "sep", "call▁end")
 SEP: Final = "<｜tool▁sep｜>"

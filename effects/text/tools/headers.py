@@ -16,7 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.text.tools.calls import (
-    any_name,
+    NAME,
     calls,
     skip_stray,
     stream_arguments,
@@ -39,7 +39,7 @@ _FENCE: Final = re.compile("`")
 _FENCES: Final = re.compile("`*")
 _LISTS: Final = ("[", "{")  # beginnings of calls as objects
 _FIELDS: Final = {
-    "{name}": r"(?P<name>[\w.:/-]+?)",
+    "{name}": rf"(?P<name>{NAME})",
     "{id}": r"[\w.:/-]*?",
     "{index}": r"[0-9]+",
 }
@@ -118,8 +118,7 @@ class Headers:
             whole = yield from calls(source, out)
         else:
             name = yield from self._name(source)
-            known = name in tools.names if self.offered else any_name(name)
-            if not name or not known:
+            if not name or (self.offered and name not in tools.names):
                 return False
             whole = yield from stream_arguments(source, out, name)
         if not whole:

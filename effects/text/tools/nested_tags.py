@@ -114,6 +114,8 @@ class NestedTags:
             if begun == "{" and key == _ITEM and path[1]:
                 begun = "["
             listed = begun == "[" or closes == "]"
+            if listed and key != _ITEM:
+                return False
             emit(source, out, begun if listed else f"{begun}{quoted(key)}: ")
             begun, closes = ", ", "]" if listed else "}"
             if not (yield from self._value(source, out, tools, path, key, levels)):

@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import Accept, any_name, emit, start
+from minfer.effects.text.tools.calls import Accept, bare_name, emit, start
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.objects import rest
 from minfer.effects.text.tools.offered import Offered
@@ -48,14 +48,14 @@ class PythonCalls:
         if self.bare:
             source.keep()
             yield from _calls(source, out, tools.names.__contains__)
-            out.content(source.kept())
+            out.content(source.settled() + source.kept())
         if not self.opens:
             yield from rest(source, out)
             return
 
         def body(marker: str) -> Reading[bool]:
             yield from repeats(source, marker)
-            if not (yield from _calls(source, out, any_name)):
+            if not (yield from _calls(source, out, bare_name)):
                 return False
             yield from space(source)
             if self.closes:
@@ -84,13 +84,7 @@ def _calls(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
             source.take(1)
             source.keep()
             return True
-        elif (
-            listed
-            or not _NAME.match(after)
-            or listed
-            or not after
-            or not _NAME.fullmatch(after)
-        ):
+        elif listed or not after or not _NAME.fullmatch(after):
             return not listed
 
 
@@ -102,7 +96,7 @@ def _call(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     source.take(1)
     yield from space(source)
     key = "" if (yield from char(source)) == ")" else (yield from _key(source))
-    if not key and (yield from char(source)) != ")":
+    if key is None:
         return False
     start(source, out, name)
     whole = yield from _arguments(source, out, key)
@@ -111,8 +105,10 @@ def _call(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     return whole
 
 
-def _arguments(source: Source, out: DeltaWriter, key: str) -> Reading[bool]:
-    """Take arguments, the first of which is `key`; returns whether they are complete."""
+def _arguments(source: Source, out: DeltaWriter, key: str | None) -> Reading[bool]:
+    """Take arguments, the first of which is `key`, up to the closing parenthesis; returns
+    whether they are complete.
+    """
     begun = "{"
     while key:
         emit(source, out, f"{begun}{quoted(key)}: ")
@@ -128,19 +124,19 @@ def _arguments(source: Source, out: DeltaWriter, key: str) -> Reading[bool]:
             source.take(1)
             yield from space(source)
         key = "" if (yield from char(source)) == ")" else (yield from _key(source))
-    if (yield from char(source)) != ")":
+    if key is None:
         return False
     source.take(1)
     emit(source, out, "{}" if begun == "{" else "}")
     return True
 
 
-def _key(source: Source) -> Reading[str]:
-    """Take the name of an argument and `=`; returns the name, or an empty string."""
+def _key(source: Source) -> Reading[str | None]:
+    """Take the name of an argument and `=`; returns the name, or None."""
     key = yield from run(source, _KEY)
     yield from space(source)
-    if (yield from char(source)) != "=":
-        return ""
+    if not key or (yield from char(source)) != "=":
+        return None
     source.take(1)
     return key
 

@@ -5,7 +5,6 @@ They come in the schema's order. True, False and None are Python's words; other 
 JSON, which Python reads, too.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import json_rule, quote
 from minfer.effects.text.tools.argument_rules import (
     ArgumentRules,
+    ArgumentSchema,
     json_value,
     properties_of,
     separated,
@@ -25,19 +25,17 @@ _ANY: Final = "python_any"
 _WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
-def python_form(
-    name: str, number: int, schema: str, *, lenient: bool = False
-) -> ArgumentRules:
-    """The arguments of the tool of this number. Raises GrammarError for a schema that
-    cannot be enforced; with `lenient`, that part is left free.
-    """
+def python_form(arguments: ArgumentSchema) -> ArgumentRules:
+    """The rules of a tool's arguments. Raises GrammarError."""
     item = f"/[A-Za-z_][A-Za-z0-9_]*/ {quote('=')} {json_rule('{}')}"
     shared = (f'{_ANY}: (python_item (", " python_item)*)?', f"python_item: {item}")
-    root = json.loads(schema)
+    root, number = arguments.root, arguments.number
     try:
-        properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
+        properties = properties_of(
+            arguments.tool, root, _NOT_IN_KEYS, lenient=arguments.lenient
+        )
     except GrammarError:
-        if not lenient:
+        if not arguments.lenient:
             raise
         properties = None
     if properties is None:

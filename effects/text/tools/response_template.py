@@ -19,6 +19,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.content_patterns import check_time
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.source import Reading, Source
@@ -58,24 +59,42 @@ class _Patterns:
 
     def search(self, pattern: Any, text: str, at: int, *, partial: bool) -> Any:
         """The first match from `at` on, or None."""
+        return self._timed(
+            lambda seconds: pattern.search(text, at, partial=partial, timeout=seconds),
+            f"the pattern {pattern.pattern[:_MAX_SHOWN]!r}",
+        )
+
+    def parse(self, region: Any, text: str, captures: Mapping[str, Any]) -> Any:
+        """The value of a region's text, or None. Raises what transformers raises."""
+        from transformers.utils.chat_parsing.content_parsers import process_field
+
+        def parse(seconds: float) -> Any:
+            check_time(text, region.content, region.content_args, seconds)
+            return process_field(text, region, dict(captures))
+
+        return self._timed(parse, f"the content of {region.name!r}")
+
+    def _timed(self, work: Callable[[float], Any], what: str) -> Any:
+        """What `work` makes of the seconds that are left, or None."""
         if self.seconds <= 0:
             return None
         start = time.thread_time()
+        found = None
         try:
-            found = pattern.search(text, at, partial=partial, timeout=self.seconds)
+            found = work(self.seconds)
         except TimeoutError:
-            found, self.seconds = None, 0.0
-        self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
-        self.seconds = min(self.seconds, _MAX_SECONDS)
-        if self.seconds <= 0:
-            pattern_text = pattern.pattern[:_MAX_SHOWN]
-            _log.warning(
-                "the checkpoint's response_template: the pattern %r takes too long; the "
-                "rest of this answer stays text",
-                pattern_text,
-            )
-            return None
-        return found
+            self.seconds = 0.0
+        finally:
+            self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
+            self.seconds = min(self.seconds, _MAX_SECONDS)
+        if self.seconds > 0:
+            return found
+        _log.warning(
+            "the checkpoint's response_template: %s takes too long; the rest of this "
+            "answer stays text",
+            what,
+        )
+        return None
 
 
 @lru_cache(maxsize=16)
@@ -194,7 +213,7 @@ def _read_calls(
         captures = opening.match.groupdict()
         if found is not None:
             captures |= found.match.groupdict()
-        calls = _calls_of(region, "".join(parts), captures)
+        calls = _calls_of(region, "".join(parts), captures, patterns)
         if calls:
             for name, arguments in calls:
                 out.start(name)
@@ -209,14 +228,12 @@ def _read_calls(
 
 
 def _calls_of(
-    region: Any, text: str, captures: Mapping[str, Any]
+    region: Any, text: str, captures: Mapping[str, Any], patterns: _Patterns
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The names and arguments of the calls in a region; empty if it cannot be parsed."""
-    from transformers.utils.chat_parsing.content_parsers import process_field
-
     known = {name: value for name, value in captures.items() if value is not None}
     try:
-        value = process_field(text, region, known)
+        value = patterns.parse(region, text, known)
         return [*map(_call, value if isinstance(value, list) else [value])]
     except Exception:  # a checkpoint's own template: transformers does not check all
         return []

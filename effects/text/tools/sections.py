@@ -41,14 +41,21 @@ def sections(
         source.keep(marker)
         before = out.calls
         whole = yield from body(marker)
-        left = source.kept()
+        # Without streaming, a call that goes wrong is text up to there.
+        wrong, left = source.settled(), source.kept()
         marker = ""
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]
-        if called and not whole and read_again < _MAX_READ_AGAIN:
-            read_again += len(left)
+        if whole:
+            continue
+        out.content(wrong)
+        if not (called or wrong) or read_again > _MAX_READ_AGAIN:
+            out.content(left)
+            continue
+        read_again += len(left)
+        if called:
             marker = yield from behind(
                 source, out, left, [*opens, *closes], strays=strays
             )
-        elif not whole:
-            out.content(left)
+        else:
+            source.put_back(left)

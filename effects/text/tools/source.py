@@ -24,6 +24,7 @@ class Source:
         self.at = 0  # the text before it was taken
         self.ended = False
         self._kept: list[str] | None = None
+        self._settled: list[str] = []
 
     def push(self, text: str, *, final: bool = False) -> None:
         """Add text; with `final`, there is no more."""
@@ -47,9 +48,21 @@ class Source:
     def keep(self, begun: str = "") -> None:
         """Keep a copy of the text taken from here on, after what has `begun`."""
         self._kept = [begun]
+        self._settled = []
+
+    def settle(self) -> None:
+        """Note that the kept text is a call's, as far as it was read."""
+        self._settled += self._kept or ()
+        self._kept = []
+
+    def settled(self) -> str:
+        """The text up to the last `settle` since `keep`; the copy is dropped."""
+        text = "".join(self._settled)
+        self._settled = []
+        return text
 
     def kept(self) -> str:
-        """The text taken since `keep`; the copy is dropped."""
+        """The text taken since `keep` or `settle`; the copy is dropped."""
         text = "".join(self._kept or ())
         self._kept = None
         return text

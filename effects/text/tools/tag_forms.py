@@ -10,7 +10,6 @@ enumeration; other values are JSON. Other keywords for a text cannot be enforced
 neither can those for an object as a whole.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import quote
 from minfer.effects.text.tools.argument_rules import (
     ArgumentRules,
+    ArgumentSchema,
     branches,
     is_free_text,
     json_value,
@@ -61,41 +61,33 @@ class _Tags:
         return head.replace("{kind}", "true" if text else "false")
 
 
-def tag_form(
-    name: str,
-    number: int,
-    schema: str,
-    marks: MarkerRules,
-    around: str,
-    *,
-    lenient: bool = False,
-) -> ArgumentRules:
-    """The arguments of the tool of this number. Raises GrammarError for a schema that
-    cannot be enforced; with `lenient`, that part is left free.
+def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
+    """The rules of a tool's arguments in tags, which are `around` each value. Raises
+    GrammarError.
     """
+    marks = arguments.marks
     tags = _Tags(marks, around)
     shared = (
         *marks.ending(_TEXT, tags.behind),
         f"{_ANY}: ({tags.before_any()} {_TEXT})*",
     )
     try:
-        body, rules = _body(name, number, json.loads(schema), tags, lenient=lenient)
+        body, rules = _body(arguments, tags)
     except GrammarError:
-        if not lenient:
+        if not arguments.lenient:
             raise
         body, rules = _ANY, []
     return ArgumentRules(body, tuple(rules), shared)
 
 
-def _body(
-    name: str, number: int, root: Mapping[str, Any], tags: _Tags, *, lenient: bool
-) -> tuple[str, list[str]]:
+def _body(arguments: ArgumentSchema, tags: _Tags) -> tuple[str, list[str]]:
+    name, root, lenient = arguments.tool, arguments.root, arguments.lenient
     properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
     if properties is None:
         return _ANY, []
     parts, rules = [], []
     for at, one in enumerate(properties):
-        rule = f"tagged_{number}_{at}"
+        rule = f"tagged_{arguments.number}_{at}"
         where = f"{name}.{one.key}"
         head = tags.before(one.key, text=may_be_text(one.schema, root))
         value = _value(one.schema, root, where, tags, lenient=lenient)

@@ -1,6 +1,7 @@
 """Values of parameters in tags, as JSON."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,39 @@ _NULL: Final = "null"
 Emit = Callable[[str], None]
 
 
+_LONGEST_HEAD: Final = 256  # characters of the first tags of a call within a value
+
+
+@frozen(kw_only=True)
+class NestedCall:
+    """A whole call within a value is part of it, with all its tags."""
+
+    begins: str
+    head: re.Pattern[str]  # what else makes this a call
+    ends: str
+
+    def follows(self, source: Source) -> Reading[bool]:
+        """Whether the rest of a call's head comes next; nothing is taken."""
+        while True:
+            text = source.text[source.at : source.at + _LONGEST_HEAD]
+            if self.head.match(text):
+                return True
+            if source.ended or len(text) == _LONGEST_HEAD:
+                return False
+            yield
+
+    def read(self, source: Source, emit: Emit) -> Reading[None]:
+        """Take a call, if its head comes next, up to its end; emit it as text."""
+        depth = int((yield from self.follows(source)))
+        while depth:
+            marker = yield from until(source, [self.begins, self.ends], emit)
+            emit(marker)
+            if marker != self.begins:
+                depth = depth - 1 if marker else 0
+            elif (yield from self.follows(source)):
+                depth += 1
+
+
 @frozen(kw_only=True)
 class ValueEnds:
     """What may come after a value."""
@@ -32,11 +66,17 @@ class ValueEnds:
     # they are part of the value.
     unsure: tuple[str, ...]
     follow: tuple[str, ...]
+    nested: NestedCall
 
     def read(self, source: Source, emit: Emit) -> Reading[str]:
         """Take a value and emit it; returns the tag after it."""
+        markers = (*self.sure, *self.unsure, self.nested.begins)
         while True:
-            marker = yield from until(source, [*self.sure, *self.unsure], emit)
+            marker = yield from until(source, markers, emit)
+            if marker == self.nested.begins:
+                emit(marker)
+                yield from self.nested.read(source, emit)
+                continue
             if marker not in self.unsure:
                 return marker
             gap = yield from space(source)

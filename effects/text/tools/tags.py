@@ -23,7 +23,7 @@ from typing import Final
 
 from attrs import define
 
-from minfer.effects.text.tools.calls import any_name, skip_stray
+from minfer.effects.text.tools.calls import bare_name, skip_stray
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.sections import sections
@@ -37,6 +37,7 @@ from minfer.effects.text.tools.source import (
     until,
 )
 from minfer.effects.text.tools.tag_values import (
+    NestedCall,
     TakeValue,
     ValueEnds,
     nullable_value,
@@ -50,8 +51,8 @@ _NAME: Final = re.compile(r"[^<>{}\[\]|\s\"]*")
 _FIELDS: Final = {
     "{name}": "",
     "{key}": r"(?P<key>.*?)",
-    "{string}": r"(?P<string>\w*)",
-    "{type}": r"(?P<type>\w*)",
+    "{string}": "(?P<string>true|false)",
+    "{type}": "(?P<type>string|number|integer|boolean|object|array|null)",
     "{index}": "[0-9]*",
 }
 _FIELD: Final = re.compile("|".join(map(re.escape, _FIELDS)))
@@ -98,8 +99,9 @@ class Tags:
 
     @property
     def value_ends(self) -> tuple[str, ...]:
-        """The texts that may end a value."""
-        return (*self._value_ends.sure, *self._value_ends.unsure)
+        """The texts that may end a value, or begin a call within it."""
+        ends = self._value_ends
+        return (*ends.sure, *ends.unsure, ends.nested.begins)
 
     @cached_property
     def _function(self) -> tuple[str, str]:
@@ -143,6 +145,18 @@ class Tags:
                 *(() if self.function_ends else self.group_ends),
             ),
             follow=(self._begins_value, *self._closing, *self.opens),
+            nested=self._nested,
+        )
+
+    @property
+    def _nested(self) -> NestedCall:
+        """A call within a value: its tags with a first parameter, or with its end."""
+        before, after = self._function
+        ends = self.function_ends or self.group_ends[0]
+        next_tag = "|".join(map(re.escape, (self._begins_value, ends)))
+        head = rf"{_NAME.pattern}{_as_pattern(after)}\s*({next_tag})"
+        return NestedCall(
+            begins=before or self.group[0], head=re.compile(head), ends=ends
         )
 
     def _calls(
@@ -161,7 +175,7 @@ class Tags:
             empty = yield from self._is_empty(source, after)
             if not empty and not (yield from self._tag_ends(source, after)):
                 return False
-            if not (name in tools.names or (grouped and any_name(name))) or not name:
+            if not (name in tools.names or (grouped and bare_name(name))) or not name:
                 return False
             out.start(name)
             if empty:
@@ -262,11 +276,14 @@ def _value_of(
 def _rest_of_tag(text: str) -> tuple[str, re.Pattern[str]]:
     """The last part of a tag whose beginning was read, and the pattern before that."""
     last = text[text.rindex("}") + 1 :].split()[-1]
-    text = text.removesuffix(last)
-    literals = map(_joined, _FIELD.split(text))
-    fields = [_FIELDS[name] for name in _FIELD.findall(text)]
-    pattern = "".join(a + b for a, b in zip(literals, [*fields, ""], strict=True))
-    return last, re.compile(pattern, re.DOTALL)
+    return last, re.compile(_as_pattern(text.removesuffix(last)), re.DOTALL)
+
+
+def _as_pattern(tag: str) -> str:
+    """A part of a tag as a pattern."""
+    literals = map(_joined, _FIELD.split(tag))
+    fields = [_FIELDS[name] for name in _FIELD.findall(tag)]
+    return "".join(a + b for a, b in zip(literals, [*fields, ""], strict=True))
 
 
 def _joined(text: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from attrs import define, field
 
 from minfer.effects.cluster.link import link_messages as wire
-from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.cluster.link.link_terms import own_terms
+from minfer.effects.net.framing import FrameReader, frame
+from minfer.effects.net.listener import connect
 
 
 @define(eq=False)
@@ -16,12 +18,11 @@ class Plain:
     """A front that does only what it is told to."""
 
     socket: socket.socket
-    writer: FrameWriter = field(factory=FrameWriter)
-    reader: FrameReader = field(factory=FrameReader)
+    reader: FrameReader = field(factory=lambda: FrameReader(wire.LARGEST))
 
     def say(self, *messages: wire.ToEngine) -> None:
         for message in messages:
-            self.socket.sendall(self.writer.frame(wire.encode(message)))
+            self.socket.sendall(frame(wire.encode(message)))
 
     def hear(self) -> list[wire.ToFront]:
         data = self.socket.recv(2**16)
@@ -47,8 +48,8 @@ class Plain:
 
 @contextlib.contextmanager
 def plain(path: Path, *messages: wire.ToEngine) -> Iterator[Plain]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.connect(str(path))
+    """A front at the engine of a path, once that has let it in."""
+    with connect(path, own_terms(), "plain") as link:
         made = Plain(link)
         made.say(*messages)
         yield made

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
-from minfer.effects.cluster.engine_client import link_client
 from minfer.effects.cluster.engine_client.link_client import (
+    HERE,
     LinkClient,
+    LinkedEngine,
     keep_linked,
 )
 from minfer.effects.cluster.engine_client.remote import Remote
@@ -27,8 +28,11 @@ from minfer.effects.cluster.engine_server import link_server
 from minfer.effects.cluster.engine_server.host import PATIENCE, Host
 from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.link_terms import own_terms
 from minfer.effects.live.client import TurnOutputs
-from minfer.effects.net.frames import FrameWriter
+from minfer.effects.net.addresses import listen_at
+from minfer.effects.net.framing import frame
+from minfer.effects.net.handshake import Terms, answer
 from tests.effects.cluster.ends import READY, MadeUp, request
 from tests.effects.cluster.plain import plain
 
@@ -54,8 +58,9 @@ class Served:
 
     def __attrs_post_init__(self) -> None:
         self.host = Host(2, self.why.append)
-        self.server = LinkServer(self.path, self.host)
+        self.server = LinkServer(self.host)
         self.server.start()
+        self.server.let_in(listen_at(self.path), own_terms())
         self.host.open(self.engine, READY)
         self.engine.now = 2 * PATIENCE  # no front is waited for
 
@@ -76,6 +81,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made.server.close()
 
 
+OWN = own_terms()
 HELLO = wire.Hello(0, 1, 0, ())
 OTHER = wire.Hello(1, 1, 0, ())
 
@@ -129,22 +135,19 @@ def test_a_front_that_takes_nothing_any_more_is_cut(
     served.batch("a", 3)  # it is not received, and nothing is kept
 
 
-NOISE = struct.pack("<IQ", 5, 0) + b"noise"
+NOISE = frame(b"noise")
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        struct.pack("<IQ", 2**32 - 1, 0),
+        struct.pack("<I", wire.LARGEST + 1),
         NOISE,
-        FrameWriter().frame(wire.encode(HELLO)) * 2,  # doubled
-        FrameWriter().frame(
-            wire.encode(wire.SubmitRequests((request("z"),)))
-        ),  # no hello
-        FrameWriter().frame(b"\x82\xa4type\xa5reset\xa1x" + b"\x91" * 200_000),
+        frame(wire.encode(HELLO)) * 2,  # doubled
+        frame(wire.encode(wire.SubmitRequests((request("z"),)))),  # no hello
+        frame(b"\x82\xa4type\xa5reset\xa1x" + b"\x91" * 200_000),
     ],
-    ids=["http", "length", "noise", "doubled", "no hello", "deep"],
+    ids=["length", "noise", "doubled", "no hello", "deep"],
 )
 def test_only_a_front_with_wrong_messages_is_cut(
     served: Served, data: bytes, caplog: pytest.LogCaptureFixture
@@ -160,6 +163,16 @@ def test_only_a_front_with_wrong_messages_is_cut(
         good.say(wire.SubmitRequests((request("c"),)))
         until(lambda: "c" in served.engine.served)
     assert not served.why
+
+
+def test_a_front_that_goes_in_the_middle_of_a_message_is_gone(served: Served) -> None:
+    message = frame(wire.encode(wire.SubmitRequests((request("b"),))))
+    with plain(served.path, HELLO, wire.SubmitRequests((request("a"),))) as front:
+        front.socket.sendall(message[:-1])
+        until(lambda: "a" in served.engine.served)
+    until(lambda: served.links() == 0)
+    assert served.engine.cancelled == ["a"]
+    assert "b" not in served.engine.served
 
 
 def test_a_fault_of_ours_in_one_link_ends_only_it(
@@ -213,12 +226,15 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
 # --- a front's end ----------------------------------------------------------------------
 
 
-def front(path: Path, test: Callable[[Remote], Any], number: int = 0) -> Any:
+def front(path: Path, test: Callable[[Remote], Any], terms: Terms = OWN) -> Any:
     """Run a test in an event loop, with a remote that is kept linked."""
+    engine = LinkedEngine(
+        replica=0, find=lambda: path, terms=terms, name="a", distance=HERE
+    )
 
     async def run() -> Any:
-        remote = Remote(number)
-        task = asyncio.create_task(keep_linked(remote, path))
+        remote = Remote(0)
+        task = asyncio.create_task(keep_linked(remote, engine))
         try:
             return await test(remote)
         finally:
@@ -252,7 +268,6 @@ def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -
         first.batch(name, 2)
         await soon(lambda: len(heard) == 2)
         await asyncio.to_thread(first.server.close)
-        path.unlink()
         await soon(lambda: remote.unready == "waiting for the engine")
         second = Served(path)
         await soon(lambda: bool(second.engine.served))
@@ -269,23 +284,22 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "engine"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen()
+    with listen_at(path) as listener:
         came: list[float] = []
 
-        def answer() -> None:
+        def babble() -> None:
             for _ in range(4):
                 link, _ = listener.accept()
                 with link:
                     came.append(time.monotonic())
+                    answer(link, OWN)
                     link.sendall(NOISE)
                     link.settimeout(5)
                     with contextlib.suppress(OSError):
                         while link.recv(2**16):
                             pass
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=babble)
         thread.start()
 
         async def test(remote: Remote) -> None:
@@ -295,9 +309,27 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
         front(path, test)
         thread.join()
     gaps = [later - sooner for sooner, later in pairwise(came)]
-    assert min(gaps) > link_client.RETRY / 2, "an engine that cuts must not be pestered"
+    assert min(gaps) > HERE.retry / 2, "an engine that cuts must not be pestered"
     assert caplog.text.count("the link to the engine is cut") >= 3
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(remote: Remote) -> None:
+        await asyncio.sleep(4 * HERE.retry)
+        assert not remote.links
+
+    front(served.path, test, evolve(OWN, version="0"))
+    said = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    why = f"version {OWN.version} is spoken, not 0"
+    assert said == [
+        f"a front is refused: {why}",
+        f"the engine at engine cannot be used: it refuses: {why!r}",
+    ]
+    with plain(served.path, HELLO):
+        until(lambda: served.links() == 1)
 
 
 def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
@@ -325,7 +357,7 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
             )
             engine, _ = listener.accept()
             # From here on, the event loop does not run until the front has written.
-            engine.sendall(FrameWriter().frame(wire.encode(wire.ProbingRequest("a"))))
+            engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
             engine.close()
             client._say(wire.ResetCache())
             await client.over

@@ -14,11 +14,16 @@ from attrs import define, evolve, field
 
 from minfer.effects.cluster.engine_client import link_client
 from minfer.effects.cluster.engine_client.front_router import FrontRouter
-from minfer.effects.cluster.engine_client.link_client import keep_linked_to
+from minfer.effects.cluster.engine_client.link_client import (
+    ELSEWHERE,
+    Distance,
+    LinkedEngine,
+    keep_linked,
+)
 from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.remote import Remote
 from minfer.effects.cluster.engine_server.host import PATIENCE, Host
-from minfer.effects.cluster.engine_server.link_server import LinkServer, let_in
+from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms
 from minfer.effects.live.client import TurnOutputs
@@ -32,6 +37,7 @@ from tests.effects.cluster.test_sockets import soon
 from tests.effects.network import Network
 
 TERMS = link_terms(b"model", "cpu", 4, secret_key("s"))
+NEAR = evolve(ELSEWHERE, retry=0.01)
 
 
 @define(eq=False)
@@ -48,13 +54,13 @@ class Outside:
 
     def __attrs_post_init__(self) -> None:
         self.host = Host(None, print)
-        self.server = LinkServer(self.folder / "engine", self.host)
+        self.server = LinkServer(self.host)
         self.server.start()
         self._all.callback(self.server.close)
         self.host.open(self.engine, READY)
         self.engine.now = 2 * PATIENCE
         self.sock = listen_at(("127.0.0.1", 0))
-        self._all.callback(let_in(self.server, self.sock, TERMS).close)
+        self.server.let_in(self.sock, TERMS)
         self.network = Network(self.sock.getsockname())
         self._all.callback(self.network.close)
 
@@ -80,17 +86,25 @@ def remote() -> Remote:
     return Remote(0, router=FrontRouter(config), prefill=prefill, elsewhere=1)
 
 
+def engine(
+    find: Callable[[], Port | None], distance: Distance = NEAR, terms: Any = TERMS
+) -> LinkedEngine:
+    return LinkedEngine(replica=1, find=find, terms=terms, name="f", distance=distance)
+
+
 def run(
-    outside: Outside, test: Callable[..., Any], terms: Any = TERMS, count: int = 1
+    outside: Outside,
+    test: Callable[..., Any],
+    distance: Distance = ELSEWHERE,
+    terms: Any = TERMS,
+    count: int = 1,
 ) -> None:
     """Run a test in an event loop, with a front that is linked over the network."""
 
     async def go() -> None:
         fronts = [remote() for _ in range(count)]
-        tasks = [
-            asyncio.create_task(keep_linked_to(one, lambda: outside.port, 1, terms, "f"))
-            for one in fronts
-        ]
+        found = engine(lambda: outside.port, distance, terms)
+        tasks = [asyncio.create_task(keep_linked(one, found)) for one in fronts]
         try:
             await test(*fronts)
         finally:
@@ -131,14 +145,13 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_client, "PLACED", 0.1)
-    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.01)
     front, given_up = remote(), list[int]()
     monkeypatch.setattr(front, "give_up", given_up.append)
     at: Port | None = None
 
     async def go() -> None:
         nonlocal at
-        task = asyncio.create_task(keep_linked_to(front, lambda: at, 1, TERMS, "f"))
+        task = asyncio.create_task(keep_linked(front, engine(lambda: at)))
         await soon(lambda: given_up == [1])
         at = outside.port
         await soon(linked(front))
@@ -156,23 +169,21 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
 
 
 def test_who_is_refused_says_so_once_and_others_go_on(
-    outside: Outside, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.01)
-
     async def test(front: Remote) -> None:
         async def stranger(_: Remote) -> None:
             await asyncio.sleep(0.2)
 
         await soon(linked(front))
         other = evolve(TERMS, secret=secret_key("t"))
-        await asyncio.to_thread(run, outside, stranger, other)
+        await asyncio.to_thread(run, outside, stranger, NEAR, other)
         assert len(outside.host._sessions) == 1
         front.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
 
     with caplog.at_level(logging.WARNING):
-        run(outside, test)
+        run(outside, test, NEAR)
     said = [one.message for one in caplog.records if "secret" in one.message]
     assert len(said) == 2  # one here, and one there
     assert all("the secret is another one" in one for one in said)
@@ -182,9 +193,7 @@ def test_who_is_refused_says_so_once_and_others_go_on(
 def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
     outside: Outside, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(link_client, "CUT", 0.3)
     monkeypatch.setattr(link_client, "_LOOK", 0.05)
-    monkeypatch.setattr(link_client, "RETRY_ELSEWHERE", 0.05)
 
     async def test(front: Remote) -> None:
         await soon(linked(front))
@@ -208,21 +217,21 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
         await soon(linked(front))
         await soon(lambda: kept.replica == 1)
 
-    run(outside, test)
+    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=0.3))
 
 
 CABLE = """
 import asyncio, logging, subprocess, sys, tempfile, time
 from pathlib import Path
+from attrs import evolve
 from minfer.effects.net import addresses
-from minfer.effects.cluster.engine_client import link_client
+from minfer.effects.cluster.engine_client.link_client import ELSEWHERE
 
 def ip(*said):
     subprocess.run(["ip", *said], check=True)
 
 ip("link", "set", "lo", "up")
 addresses.CUT, addresses._IDLE, addresses._PROBES = 2, 1, 1
-link_client.CUT = 60  # the system has to notice it
 from tests.effects.cluster.test_tcp_links import Outside, linked, run, soon
 
 outside = Outside(Path(tempfile.mkdtemp()))
@@ -239,7 +248,7 @@ async def test(front):
     await soon(linked(front))
     print("back", flush=True)
 
-run(outside, test)
+run(outside, test, evolve(ELSEWHERE, silence=60))  # the system has to notice it
 outside.close()
 """
 

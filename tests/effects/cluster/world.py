@@ -1,11 +1,15 @@
-"""Fronts, an engine that dies, and links that lose things: in one thread, by a seed.
+"""Fronts, an engine that dies, and links that fail: in one thread, by a seed.
+
+Links have the faults of ordered sockets: they carry bytes, in pieces that are cut
+anywhere; they stall; they end, and what is on its way comes up to some byte; and an end
+can say what is no message.
 
 A world is hostile for some moves, then it heals, and then everything must end. What each
 request got is compared with what it gets where nothing ever happens.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 from random import Random
@@ -27,8 +31,7 @@ from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.request_names import request_of
 from minfer.effects.live.totals import NO_TOTALS
-from minfer.effects.net.frames import FrameReader, FrameWriter
-from minfer.effects.net.framing import PeerError
+from minfer.effects.net.framing import FrameReader, PeerError, frame
 from minfer.effects.text.grammars.grammar_library import Grammar, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.records.config import EngineConfig
@@ -57,6 +60,15 @@ READY = wire.EngineReady("cpu", CONFIG.num_blocks, b"print")
 BOUND = 0.2  # of requests: they have a constraint
 CUT = 0.5  # of links to other machines that are over: the network failed
 STEP = 0.01  # seconds on the world's clock that a move takes
+SPLIT = 0.2  # of pieces: a part of the next one comes with it
+GARBAGE = 0.3  # of spoilt links: an end says what is no message
+NOISE = (  # a length that no end sends, no message, and one of no kind
+    (wire.LARGEST + 1).to_bytes(4, "little"),
+    frame(b"noise"),
+    frame(b"\x81\xa4type\xa1x"),
+    frame(b""),
+)
+STALL = 1.0  # seconds at most in which an end of a link gets nothing
 MOST_MOVES = 60_000
 
 
@@ -166,14 +178,44 @@ def solo(request: Request) -> dict[int, tuple[int, ...]]:
 
 
 @define(eq=False)
+class Way:
+    """One direction of a link: bytes on their way, and who reads them."""
+
+    pieces: deque[bytes] = field(factory=deque)
+    reader: FrameReader = field(factory=lambda: FrameReader(wire.LARGEST))
+    stalled: float = 0.0  # nothing arrives before this time
+
+    def __len__(self) -> int:
+        """How many pieces are on their way."""
+        return len(self.pieces)
+
+    def say(self, message: bytes) -> None:
+        """Send a message."""
+        self.pieces.append(frame(message))
+
+    def arrive(self, rng: Random) -> list[bytes]:
+        """Returns the messages that come next: a piece, and perhaps a part of another."""
+        piece = self.pieces.popleft()
+        if self.pieces and rng.random() < SPLIT:
+            other = self.pieces.popleft()
+            at = rng.randint(0, len(other))
+            self.pieces.appendleft(other[at:])
+            piece += other[:at]
+        return self.reader.feed(piece)
+
+    def cut(self, rng: Random) -> None:
+        """What is on its way comes up to some byte only, perhaps in a message."""
+        data = b"".join(self.pieces)
+        self.pieces = deque([data[: rng.randint(0, len(data))]])
+
+
+@define(eq=False)
 class Link:
-    """One link between a front and an engine: frames on their way, both ways."""
+    """One link between a front and an engine."""
 
     session: Session
-    up: deque[bytes] = field(factory=deque)
-    down: deque[bytes] = field(factory=deque)
-    read_up: FrameReader = field(factory=FrameReader)
-    read_down: FrameReader = field(factory=FrameReader)
+    down: Way  # to the front
+    up: Way = field(factory=Way)
 
 
 @define(eq=False)
@@ -326,23 +368,20 @@ class World:
             self.beside += any(request_of(name) != self.poison for name in served)
             self.outages += not any(one.engine for one in self.replicas)
         for front in self.fronts:
-            while number in front.links and front.links[number].down:
-                self._down(front, replica)
+            while (link := front.links.get(number)) and link.down:
+                self._read_down(front, replica, link)
             self._cut(front, replica, reported=False)
 
     def link(self, front: Front, replica: Replica) -> None:
         """A front makes a link, if there is an engine at the other end."""
         if replica.number in front.links or replica.host is None:
             return
-        writer = FrameWriter()
-        down: deque[bytes] = deque()
-        link = Link(Session(lambda data: down.append(writer.frame(data))), down=down)
+        down = Way()
+        link = Link(Session(down.say), down)
         front.links[replica.number] = link
-        numbers = FrameWriter()
         replica.host.join(link.session)
         front.remote.connect(
-            lambda message: link.up.append(numbers.frame(wire.encode(message))),
-            replica.number,
+            lambda message: link.up.say(wire.encode(message)), replica.number
         )
 
     def ask(self, front: Front, request: Request) -> None:
@@ -392,6 +431,7 @@ class World:
             lambda: self.kill(replica.number),
             lambda: self._cut(front, replica),
             lambda: self._spoil(front, replica),
+            lambda: self._stall(front, replica),
             lambda: self._cancel(front),
             lambda: self._finish(front),
             lambda: self._move(front, replica),
@@ -401,7 +441,7 @@ class World:
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
             moves = 10 if len(self.replicas) > 1 else 0
-            weights += [3, 2, 3, 5, 5, moves, 3 * self.apart, 20]
+            weights += [3, 2, 3, 3, 5, 5, moves, 3 * self.apart, 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -486,43 +526,35 @@ class World:
         front.remote.disconnect(replica.number, cut=network)
 
     def _up(self, front: Front, replica: Replica) -> None:
-        self._carry(front, replica, lambda link: link.up, self._to_engine)
+        link = front.links.get(replica.number)
+        if link is not None and self.now >= link.up.stalled:
+            self._read_up(front, replica, link)
 
     def _down(self, front: Front, replica: Replica) -> None:
-        self._carry(front, replica, lambda link: link.down, self._to_front)
-
-    def _carry(
-        self,
-        front: Front,
-        replica: Replica,
-        side: Callable[[Link], deque[bytes]],
-        deliver: Callable[[Front, Replica, Link, bytes], Iterable[object]],
-    ) -> None:
-        """One frame arrives; what is no frame that was waited for ends the link."""
         link = front.links.get(replica.number)
-        if link is None or not side(link):
+        if link is not None and self.now >= link.down.stalled:
+            self._read_down(front, replica, link)
+
+    def _read_up(self, front: Front, replica: Replica, link: Link) -> None:
+        """Something arrives at the engine; what is no message ends the link."""
+        if not link.up:
             return
         try:
-            for _ in deliver(front, replica, link, side(link).popleft()):
-                pass
+            for message in link.up.arrive(self.rng):
+                assert replica.host is not None
+                replica.host.receive(link.session, wire.read_to_engine(message))
         except PeerError:
             self._cut(front, replica)
 
-    def _to_engine(
-        self, front: Front, replica: Replica, link: Link, data: bytes
-    ) -> Iterable[object]:
-        del front
-        for message in link.read_up.feed(data):
-            assert replica.host is not None
-            replica.host.receive(link.session, wire.read_to_engine(message))
-            yield message
-
-    def _to_front(
-        self, front: Front, replica: Replica, link: Link, data: bytes
-    ) -> Iterable[object]:
-        for message in link.read_down.feed(data):
-            front.remote.receive(wire.read_to_front(message), replica.number)
-            yield message
+    def _read_down(self, front: Front, replica: Replica, link: Link) -> None:
+        """Something arrives at the front; what is no message ends the link."""
+        if not link.down:
+            return
+        try:
+            for message in link.down.arrive(self.rng):
+                front.remote.receive(wire.read_to_front(message), replica.number)
+        except PeerError:
+            self._cut(front, replica)
 
     def _turn(self, replica: Replica) -> None:
         if replica.engine is not None:
@@ -544,22 +576,27 @@ class World:
             replica.host.tick()
 
     def _spoil(self, front: Front, replica: Replica) -> None:
-        """Frames are lost, doubled, or overtake each other."""
+        """The link is cut at some byte of what is on its way, each way at another; or an
+        end says what is no message.
+        """
         link = front.links.get(replica.number)
         if link is None:
             return
-        frames = self.rng.choice((link.up, link.down))
-        if not frames:
+        if self.rng.random() < GARBAGE:
+            noise = self.rng.choice(NOISE)
+            self.rng.choice((link.up, link.down)).pieces.append(noise)
             return
-        at = self.rng.randrange(len(frames))
-        match self.rng.randrange(3):
-            case 0:
-                del frames[at]
-            case 1:
-                frames.insert(at, frames[at])
-            case _:
-                frames.append(frames[at])
-                del frames[at]
+        for way, read in ((link.up, self._read_up), (link.down, self._read_down)):
+            way.cut(self.rng)
+            while way and front.links.get(replica.number) is link:
+                read(front, replica, link)
+        self._cut(front, replica)
+
+    def _stall(self, front: Front, replica: Replica) -> None:
+        """Nothing arrives at one end of a link for a while."""
+        if (link := front.links.get(replica.number)) is not None:
+            way = self.rng.choice((link.up, link.down))
+            way.stalled = self.now + self.rng.random() * STALL
 
     def _move(self, front: Front, replica: Replica) -> None:
         """A request is moved, if it is served."""

@@ -300,7 +300,7 @@ def raw(address: Address) -> tuple[socket.socket, Challenge]:
     else:
         sock = socket.create_connection(address)
     sock.settimeout(5)
-    return sock, read_message(sock, msgspec.msgpack.Decoder(Challenge))
+    return sock, read_message(sock, msgspec.msgpack.Decoder(Challenge), 100)
 
 
 def greeted(said: Challenge, **changes: Any) -> bytes:

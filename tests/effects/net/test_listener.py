@@ -121,6 +121,9 @@ class Late:
         assert self.closed.wait(5)
         return self.connection, None
 
+    def listen(self) -> None:
+        """It does already."""
+
     def shutdown(self, how: int) -> None:
         """It wakes nobody: the connection is there."""
 
@@ -141,6 +144,29 @@ def test_one_that_comes_when_the_listener_closes_is_not_let_in() -> None:
     assert not names
 
 
+def test_the_next_process_of_the_same_socket_lets_in_after_a_close() -> None:
+    """As an engine that breaks is restarted, whose parent keeps the socket."""
+    with listen_at(("127.0.0.1", 0)) as free:
+        at = free.getsockname()
+    with listen_at(at) as kept:
+        first = Listener(kept.dup(), TERMS, lambda *_: None, "x")
+        first.start()
+        first.close()
+        names = list[str]()
+
+        def enter(connection: Socket, name: str) -> None:
+            names.append(name)
+            connection.close()
+
+        second = Listener(kept, TERMS, enter, "x")
+        second.start()
+        with dial(at) as sock:
+            introduce(sock, TERMS, "a")
+            assert sock.recv(1) == b""
+        second.close()
+    assert names == ["a"]
+
+
 def test_who_has_no_secret_learns_no_version(opened: Opened) -> None:
     stranger = evolve(TERMS, secret=b"", version="2", layout=b"")
     with pytest.raises(PeerError, match="the secret is another one"):
@@ -151,7 +177,7 @@ def test_a_proof_is_worth_nothing_a_second_time(opened: Opened) -> None:
     seen = list[bytes]()
     for _ in range(2):
         with opened.dial() as sock:
-            challenge = read_message(sock, CHALLENGES)
+            challenge = read_message(sock, CHALLENGES, 100)
             if not seen:
                 nonce = bytes(16)
                 mac = TERMS.proof("dials", challenge.nonce, nonce)
@@ -167,7 +193,7 @@ def test_who_listens_without_the_secret_is_not_trusted() -> None:
 
     def listen() -> None:
         there.sendall(framed(Challenge(bytes(16))))
-        hello = read_message(there, msgspec.msgpack.Decoder(Hello))
+        hello = read_message(there, msgspec.msgpack.Decoder(Hello), 1000)
         there.sendall(framed(Proven(hello.mac)))  # the one proof that it has
 
     thread = threading.Thread(target=listen)

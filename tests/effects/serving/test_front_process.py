@@ -18,7 +18,9 @@ from pathlib import Path
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.engine_server.host import Host
-from minfer.effects.cluster.engine_client.link_client import LinkServer
+from minfer.effects.cluster.engine_server.link_server import LinkServer
+from minfer.effects.cluster.link.link_terms import own_terms
+from minfer.effects.net.addresses import listen_at as listen_on
 from minfer.effects.serving.processes import front_process
 from minfer.effects.serving.processes.server import HttpOptions, listen_at
 from minfer.effects.setup.prepare import prepare
@@ -29,8 +31,9 @@ args = EngineArgs(executor="dry", num_gpu_blocks_override=64)
 (listener,) = listen_at("127.0.0.1", 0)
 host = Host(1)
 path = Path({path!r})
-server = LinkServer(path, host)
+server = LinkServer(host)
 server.start()
+server.let_in(listen_on(path), own_terms())
 fingerprint = prepare(args).fingerprint
 
 def open(fingerprint):

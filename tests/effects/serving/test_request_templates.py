@@ -156,6 +156,14 @@ def test_what_is_no_template_or_too_long(trusting: Serving) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "chat_template"
     assert "at most 65536 bytes" in chat(trusting, "x" * 65_537).text
+    for template, why in (
+        *(("", "no text"), ("{# x #}", "no text"), ("{{ '' }}", "no text")),
+        ("{{ 'x' * 2**15 }}", "context length is 16384"),
+    ):
+        error = chat(trusting, template).json()["error"]
+        assert error["param"] == "chat_template"
+        assert why in error["message"]
+    assert text_of(trusting, messages=CHAT, chat_template="") == ""
     deep = '{"messages": [], "chat_template": ' + "[" * 10_000 + "]" * 10_000 + "}"
     url = f"{trusting.url}/v1/chat/completions"
     headers = {"content-type": "application/json"}

@@ -22,6 +22,8 @@ from msgspec import Struct
 from minfer.effects.net.framing import Socket, read_message
 from minfer.effects.net.handshake import Terms
 
+LARGEST: Final = 2**20  # bytes of a message
+
 
 class Remote(Struct, frozen=True):
     """How the receiver's memory is written to through NIXL."""
@@ -84,9 +86,9 @@ def read_to_sender(sock: Socket, first: bytes = b"") -> ToSender:
     """Read a message of the receiver, whose first bytes were read before. Raises
     PeerError and OSError.
     """
-    return read_message(sock, _to_sender, first=first)
+    return read_message(sock, _to_sender, LARGEST, first=first)
 
 
 def read_to_receiver(sock: Socket) -> ToReceiver:
     """Read a message of the sender. Raises PeerError and OSError."""
-    return read_message(sock, _to_receiver)
+    return read_message(sock, _to_receiver, LARGEST)

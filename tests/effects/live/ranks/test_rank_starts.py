@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import SHUT_WR
 from typing import Any
 
 import pytest
@@ -26,9 +26,16 @@ from minfer.effects.execution.ranks.rank_folder import (
     new_rank_folder,
     rank_folder_path,
 )
+from minfer.effects.execution.ranks.rank_messages import (
+    Alive,
+    Prepared,
+    Ready,
+    read_settings,
+)
 from minfer.effects.live.engine import ranks
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.net.addresses import dial, listen_at
+from minfer.effects.net.framing import Socket, framed
 from minfer.effects.setup import device
 from minfer.effects.setup.device import DeviceError
 from minfer.effects.setup.engine_args import EngineArgs
@@ -114,7 +121,7 @@ def test_ranks_that_cannot_start_are_named_and_none_is_left(
 
 @pytest.mark.long
 def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "SILENCE", 2.0)
+    monkeypatch.setattr(joining, "SILENCE", 2.0)
     endless = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     for how in (signal.SIGKILL, signal.SIGSTOP):
         llm = engine(tensor_parallel_size=2)
@@ -134,11 +141,10 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
         assert not children()
 
 
-def prepared(link: Connection, about: str = "{}") -> None:
+def prepared(link: Socket) -> None:
     """Get the settings, and send what a rank sends."""
-    assert link.recv_bytes() == b'{"model": "m"}'
-    link.send_bytes(b'{"kind": "alive"}')
-    link.send_bytes(b'{"kind": "joined", "about": %s}' % about.encode())
+    assert read_settings(link).values == {"model": "m"}
+    link.sendall(framed(Alive()) + framed(Prepared(7, {"version": "v"})))
 
 
 def next_joined(listener: RankListener) -> Joined:
@@ -158,8 +164,22 @@ def test_a_rank_gets_the_settings_and_joins(tmp_path: Path) -> None:
         with closing(find_rank_0(tmp_path, 1)) as link:
             prepared(link)
             joined = next_joined(listener)
-            assert (joined.rank, joined.message["about"]) == (1, {})
+            assert (joined.rank, joined.said) == (1, Prepared(7, {"version": "v"}))
             joined.link.close()
+
+
+@pytest.mark.parametrize(
+    "data", [framed(Ready()), b"\xff\xff\xff\xff", framed(Alive())[:-1], b""]
+)
+def test_one_that_says_anything_else_is_no_rank(tmp_path: Path, data: bytes) -> None:
+    tmp_path.chmod(0o700)
+    with closing(RankListener(tmp_path, {"model": "m"})) as listener:
+        with closing(find_rank_0(tmp_path, 1)) as link:
+            read_settings(link)
+            link.sendall(data)
+            link.shutdown(SHUT_WR)
+            assert link.recv(1) == b"", "it is closed"
+        assert not listener.joined()
 
 
 def test_a_rank_waits_for_a_rank_0_that_starts_later(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.net.frames import FrameReader, FrameWriter
+from minfer.effects.net.framing import FrameReader, frame
 from minfer.effects.serving.input_workers import worker_loop
 from minfer.effects.serving.input_workers import worker_main as module
 from minfer.effects.serving.input_workers.task import ModelFacts
 from minfer.effects.serving.input_workers.worker_loop import serve
 from minfer.effects.serving.input_workers.worker_main import InputWorker
 from minfer.effects.serving.input_workers.worker_messages import (
+    LARGEST,
     WorkerReply,
     WorkerRequest,
     decode_reply,
@@ -109,13 +110,13 @@ def test_it_ends_when_it_has_grown(
     with ours, theirs:
         thread = threading.Thread(target=serve, args=(theirs, worker))
         thread.start()
-        reader, writer = FrameReader(), FrameWriter()
+        reader = FrameReader(LARGEST)
         (ready,) = reader.feed(ours.recv(1000))
         assert decode_reply(ready) == WorkerReply()
         for growth, last in ((2**40, False), (-(2**50), True)):
             monkeypatch.setattr(worker_loop, "_size", lambda _, more=growth: -more)
             ask = encode(WorkerRequest(path=PATH, data=b'{"prompt": [5]}'))
-            ours.sendall(writer.frame(ask))
+            ours.sendall(frame(ask))
             (data,) = reader.feed(ours.recv(10_000))
             assert decode_reply(data).last is last
         thread.join(10)

@@ -13,8 +13,8 @@ from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
     WorkerRequest,
     decode_reply,
-    decode_request,
     encode,
+    request_decoder,
 )
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.effects.text.tools.formats import Parsing
@@ -45,10 +45,10 @@ def test_a_request_is_the_same_on_the_other_side() -> None:
     )
     assert decode_reply(encode(refused)) == refused
     ask = WorkerRequest(path="/v1/x", data=bytes(range(256)))
-    assert decode_request(encode(ask)) == ask
+    assert request_decoder.decode(encode(ask)) == ask
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"{}", msgspec.msgpack.encode({"a": 1})])
 def test_nothing_else_is_read(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        decode_request(data)
+        request_decoder.decode(data)

@@ -237,6 +237,7 @@ def custom(definition: str, syntax: str = "lark") -> dict[str, Any]:
 RECURSIVE = 'start: "(" (start | /[^)]/)? ")"'
 NAMED = {"type": "custom", "name": "patch"}
 NAMELESS = {"type": "function", "name": 5}
+TWICE = [f"r{i}: r{i + 1} r{i + 1}" for i in range(60)]
 DOUBLED = [f"A{i}: A{i + 1} A{i + 1}" for i in range(30)]
 WRITTEN = (  # a format, an input that it allows, and how one begins that it does not
     (custom("ab+", "regex"), "abbb", "xab"),
@@ -346,11 +347,23 @@ def test_a_grammar_that_cannot_be_enforced(
         custom("\n".join(["start: A0", *DOUBLED, 'A30: "a" | "b"'])),
         custom('start: "a"' + "\n// note" * 9000),
         custom("a" * 70_000, "regex"),
+        custom("start: start"),
+        custom('start: "a" start'),
+        custom("\n".join(["start: r0", *TWICE, 'r60: "a"'])),
+        custom(r"[^\x00-\U0010ffff]", "regex"),
+        custom(r"start: /a[^\x00-\ud7ff\ue000-\U0010ffff]/"),
     ],
-    ids=["lark", "long lark", "long regex"],
+    ids=["lark", "long lark", "long regex", "loop", "endless", "twice", "none", "no end"],
 )
-def test_a_grammar_that_is_too_large(server: Serving, tool: dict[str, Any]) -> None:
-    fields: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [tool]}
+def test_a_grammar_that_is_too_large_or_allows_no_text(
+    server: Serving, tool: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "input": "hi",
+        "tools": [tool],
+        "max_output_tokens": 400,
+    }
     found = server.post("responses", **fields, tool_choice="required")
     assert found.status_code == 400
     assert found.json()["error"]["param"] == "tools[0].format.definition"

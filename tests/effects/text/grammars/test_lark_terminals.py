@@ -256,3 +256,22 @@ def test_the_work_is_bounded_by_a_grammars_size() -> None:
 def test_brackets_have_to_fit(pattern: str, escaped: bool) -> None:
     with pytest.raises(GrammarError, match="escape it"):
         TextGrammar("regex", pattern).terminals("T_", escaped=escaped)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[^\x00-\U0010ffff]",
+        r"[^\x00-\ud7ff\ue000-\U0010ffff]",
+        r"a|b[^\s\S]",
+        r"[\ud800]",
+        r"[^\W\x00-\U0010ffff]",
+    ],
+)
+def test_a_set_of_no_characters_is_refused(pattern: str) -> None:
+    for grammar in (
+        TextGrammar("regex", pattern),
+        TextGrammar("lark", f"start: /{pattern}/"),
+    ):
+        with pytest.raises(GrammarError, match="no characters"):
+            grammar.check()

@@ -93,8 +93,7 @@ NESTED: Final = _rows(
             f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{_QWEN}\n"
             "</parameter>\n</function>\n</tool_call>"
         ),
-        # A line that begins a parameter ends the one before: closing tags may be missing.
-        (("get_weather", {"city": "<tool_call>\n<function=add>", "a": "1"}),),
+        (("get_weather", {"city": _QWEN}),),
     ),
     ("glm45", f"<tool_call>w0w {_GLM}", (ADD,)),
     ("kimi_k2", f"<|tool_call_begin|>w0w{_KIMI}<|tool_call_end|>", (ADD,)),
@@ -250,6 +249,21 @@ WRONG_NAMES: Final = _rows(
 )
 WRONG_ARGUMENTS: Final = _rows(
     "arguments of a wrong type",
+    ("lfm2", "<|tool_call_start|>[now(w0w), add(a=1)]<|tool_call_end|>"),
+    (
+        "gemma4",
+        '<|tool_call>call:add{<|"|>w0w}<tool_call|><|tool_call>call:now{}',
+        (NOW,),
+    ),
+    ("minimax_m3", f'{_M3}<tool_call>{_M3}<invoke name="add">w0w{_CALL3}', (ADD,)),
+    (
+        "minimax_m3",
+        (
+            f'{_M3}<tool_call>{_M3}<invoke name="x">{_M3}<a>{_M3}<item>1{_M3}</item>'
+            f"{_M3}<w0w>"
+        ),
+    ),
+    ("kimi_k2", "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}w0w"),
     ("hermes", '<tool_call>{"name": "add", "arguments": [1, "w0w"]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>w0w'),
     ("hermes", '<tool_call>{"name": "add", "arguments": "w0w {"}</tool_call>'),

@@ -18,7 +18,6 @@ def call(inside: str) -> tuple[str, list[tuple[str, str]]]:
         '"name": "add", "parameters": {"a": 1}',
         '"arguments": {"a": 1}, "name": "add"',
         '"type": "function", "name": "add", "arguments": {"a": 1}, "id": "7"',
-        '"name": "add", "arguments": {"a": 1}, "why": [true, {"b": "}"}]',
         '"name": "add", "arguments": "{\\"a\\": 1}"',
         '"name":"add","arguments":" {\\"a\\": 1} "',
         '"name": "\\u0061dd", "arguments": {"a": 1}',
@@ -26,6 +25,23 @@ def call(inside: str) -> tuple[str, list[tuple[str, str]]]:
 )
 def test_one_call_in_many_spellings(inside: str) -> None:
     assert call(inside) == ("", [("add", '{"a": 1}')])
+
+
+def test_a_field_after_the_arguments_is_text() -> None:
+    odd = '"why": [true, {"b": "}"}]'
+    inside = f'"name": "add", "arguments": {{"a": 1}}, {odd}'
+    assert call(inside) == (odd, [("add", '{"a": 1}')])
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        '"name": "add", "name": "now", "arguments": {}',
+        '"arguments": {}, "parameters": {"a": 1}, "name": "add"',
+    ],
+)
+def test_two_names_or_arguments_make_no_call(inside: str) -> None:
+    assert call(inside) == (f"<tool_call>{{{inside}}}</tool_call>", [])
 
 
 @pytest.mark.parametrize("inside", ['"name": "now"', '"name": "now", "arguments": null'])

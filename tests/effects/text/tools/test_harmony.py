@@ -65,9 +65,47 @@ def test_an_answer_that_breaks_off() -> None:
     tokens = re.split(r"(<\|\w+\|>| )", THOUGHT + CALL + FINAL)
     for count in range(len(tokens)):
         one = reported(fed(parser("openai"), tokens[:count]))
-        assert "It rains.".startswith(one.content)
+        header = "<|start|>assistant<|channel|>commentary to=functions.get_weather"
+        named = "".join(tokens[:count]).rpartition("<|end|>")[2].startswith(header)
+        cut = named and "<|message|>" not in "".join(tokens[:count]).rpartition(header)[2]
+        assert one.content.startswith(header) if cut else one.content in "It rains."
     one = found(THOUGHT + CALL[:-12], "openai")
     assert (one.whole, one.content) == ([False], "")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("<|channel|>commentary to=functiocall|>w2w", None, ""),
+        ("<|channel|>commentary to=functions.add <|constr", None, ""),
+        ("<|channel|>anal", "", ""),
+        ("<|start|>assistant<|channel|>commentary to=func", "", ""),
+        ("<|channel|>w0w", None, ""),
+        ("<|channel|>w0w<|message|>w1w", "w0w w1w", ""),
+        ("<|channel|>analysis to=python code<|message|>1", "", "to=python 1"),
+        ("<|start|>w0w<|channel|>final w1w<|message|>x", "w0w w1w x", ""),
+        (
+            "<|channel|>commentary to=functions..add<|message|>{}",
+            "to=functions..add {}",
+            "",
+        ),
+    ],
+)
+def test_words_of_a_header_that_are_not_its_own_are_text(
+    text: str, content: str | None, reasoning: str
+) -> None:
+    one = found(text, "openai")
+    assert one.content == (text if content is None else content)
+    assert (one.calls, one.reasoning) == ([], reasoning)
+
+
+@pytest.mark.parametrize("arguments", ["{}", "oops"])
+def test_words_beside_a_recipient_come_once(arguments: str) -> None:
+    text = "<|channel|>commentary w0w to=functions.add w1w<|message|>" + arguments
+    for one in (found(text, "openai"), in_one_piece(text, "openai")):
+        whole = arguments == "{}"
+        assert one.content == ("w0w w1w" if whole else text)
+        assert one.calls == ([("add", "{}")] if whole else [])
 
 
 def test_a_call_that_goes_wrong_stays_text_where_nothing_is_streamed() -> None:

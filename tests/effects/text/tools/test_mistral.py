@@ -48,6 +48,8 @@ def test_text_before_calls() -> None:
         "[TOOL_CALLS]add[ARGS]5",
         "[TOOL_CALLS]add of it",
         "[TOOL_CALLS][ARGS]{}",
+        "[TOOL_CALLS]add[ARGS][ARGS]{}",  # as for mistral-common, which raises an error
+        "[TOOL_CALLS]:[ARGS]{}",
         '[TOOL_CALLS] [{"name": "add", "arguments": 5}]',
     ],
 )

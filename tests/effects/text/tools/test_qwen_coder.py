@@ -160,6 +160,24 @@ def test_what_should_not_be_behind_a_call_is_no_content(odd: str) -> None:
     assert (one.parsed, one.content) == ([("add", {"a": 1})], "Done.")
 
 
+@pytest.mark.parametrize(
+    "within",
+    [
+        call("add", ("a", "1"), ("c", "x")),
+        call("now"),
+        call("get_weather", ("city", call("add", ("a", "1")))),
+        f"{call('now')}\n{call('add', ('a', '1'))}",
+        "<function=add> and <function=",
+        "<function=add>\n<parameter=a>1</parameter></function>",
+    ],
+)
+def test_a_call_within_a_value_is_its_text(within: str) -> None:
+    values = (("city", within), ("note", "x"))
+    one = found(call("get_weather", *values), FORM)
+    assert one.parsed == [("get_weather", dict(values))]
+    assert one.content == ""
+
+
 def test_reasoning_comes_first() -> None:
     text = f"<think>\nHm: <tool_call>\n</think>\n\n{call('now')}"
     one = found(text, FORM, "think")

@@ -241,10 +241,28 @@ def test_what_a_template_cannot_parse_stays_text(members: dict[str, Any]) -> Non
     assert (got.content, got.calls) == (f"w1{CALL}w2", [])
 
 
+SLOW_TAG: Final = "(?P<key>x)(?P<value>(y|y)*)[zw]"
+SLOW_WITHIN: Final = {
+    "tag_pattern": "(?P<key>x)(?P<value>y*)",
+    "value_parser": {"name": "xml-inline", "args": {"tag_pattern": "(y|y)*[zw]"}},
+}
+LINES: Final = {"value_parser": {"name": "xml-inline", "args": {"tag_pattern": SLOW_TAG}}}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("template", "text"),
     [
+        *(
+            (hermes(content=content, content_args=args), f"<tool_call>{text}</tool_call>")
+            for content, args, text in (
+                ("xml-inline", {"tag_pattern": SLOW_TAG}, f"x{'y' * 40}"),
+                ("xml-inline", SLOW_WITHIN, f"x{'y' * 40}"),
+                ("kv-lines", LINES, f"k:x{'y' * 40}"),
+                ("json", {"string_delims": [["<<", ">>"]]}, "<<" * 100_000),
+                ("json", {"unquoted_keys": True}, '"' + '\\"' * 50_000),
+            )
+        ),
         (hermes(close=None, close_pattern="(x|x)*y"), f"<tool_call>{'x' * 40}z"),
         (hermes(open_pattern="(x|x)*y"), "x" * 40),
         (content(close_pattern="(x|x)*y"), "x" * 40),

@@ -7,7 +7,7 @@ import pytest
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.tools.argument_forms import Callee
-from minfer.effects.text.tools.argument_rules import ArgumentRules
+from minfer.effects.text.tools.argument_rules import ArgumentRules, ArgumentSchema
 from minfer.effects.text.tools.forms import Calling
 from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.table import TOOLS
@@ -41,9 +41,10 @@ def form(name: str, schema: dict[str, Any], *, lenient: bool = False) -> Argumen
     written = TOOLS["qwen3_coder"].written
     assert written is not None
     marks = MarkerRules.of((), lambda _: None)
-    return tag_form(
-        name, 0, json.dumps(schema), marks, written.parameter, lenient=lenient
+    arguments = ArgumentSchema(
+        tool=name, number=0, root=schema, marks=marks, lenient=lenient
     )
+    return tag_form(arguments, written.parameter)
 
 
 @pytest.mark.parametrize(
