@@ -236,6 +236,8 @@ def test_who_is_handed_over_keeps_time_order_and_output(seed: int, every: int) -
     for at in range(0, len(turns), every):
         came = [e.request.id for e in turns[at].events if isinstance(e, Submit)][:1]
         made = fork(journal, at, Change(settings={"num_blocks": 60}, without=came), COST)
+        handed = [one.id for _, one in made.handed]
+        assert sorted(handed) == sorted(turns[at].before.requests)
         since = [when for when, _ in made.handed]
         assert since == sorted(since)
         assert not [one for _, one in made.handed if one.output and one.n > 1]
