@@ -63,22 +63,24 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
     assert compared > 20 * runs
 
 
-def test_a_conversation_has_the_keys_of_a_replay() -> None:
-    """Of prompts, and of what was published of an answer: the second request hits it."""
+def test_a_conversation_is_that_of_a_replay() -> None:
+    """The first answer fills blocks, which the second prompt hits."""
     config = EngineConfig(num_blocks=40, block_size=4, vocab_size=50, depth=1)
-    prompt, answer = (1, 2, 3, 4, 5), (7, 8, 9, 11)
+    prompt, answer = (1, 2, 3, 4, 5), tuple(range(7, 20))
     again = (*prompt, *answer, 6)
     turns = run(
         config,
         (Submit(Request(id="1", prompt=prompt, max_tokens=len(answer))),),
-        *((Executed(step, ((token,),)),) for step, token in enumerate(answer)),
+        *((Executed(number, ((token,),)),) for number, token in enumerate(answer)),
         (Submit(Request(id="2", prompt=again, max_tokens=2)),),
     )
-    replayed = list(opened(blind(config, turns)).turns())
+    replayed, chunks = list(opened(blind(config, turns)).turns()), 0
     for mine, theirs in zip(turns, replayed, strict=True):
         state = redacted_state(config, mine.transition.state, SECRET)
         assert comparable(state) == comparable(theirs.transition.state)
+        chunks += sum(len(chain.chunks) for chain in state.running.chains)
     assert any(seq.keys for seq in state.running.seqs)
+    assert chunks > 0
 
 
 @pytest.mark.long
