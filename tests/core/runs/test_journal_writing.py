@@ -24,6 +24,16 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
 
 
+@pytest.mark.parametrize("number", [0, MOST, MOST + 1, MOST + 9, -1, 0.5])
+def test_what_is_no_number_of_a_step_comes_back_as_another_such(number: Any) -> None:
+    config = EngineConfig(num_blocks=8)
+    turns = run(config, (Tick(1.0), Failed(number)))
+    [turn] = opened(encode_journal(config, turns)).turns()
+    event = turn.events[-1]
+    assert isinstance(event, Failed)
+    assert event.step == (number if number in (0, MOST) else MOST + 1)
+
+
 @pytest.mark.long
 @seeds(3, 40)
 def test_replay_gives_every_turn_back(seeds: range) -> None:

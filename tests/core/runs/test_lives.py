@@ -112,6 +112,8 @@ def test_a_first_token_before_the_run_has_no_time(cut: int) -> None:
     assert run.life("a").first == 2.0
     assert (life.early, life.first) == ((False, 2.0) if cut < 2 else (True, None))
     assert life.last == run.life("a").last
+    first = max(1, cut)  # the turn of its arrival has no part
+    assert sum(one.turns for one in life.parts.values()) == life.turn + 1 - first
 
 
 def test_who_was_preempted_before_the_run_has_had_tokens() -> None:
