@@ -216,9 +216,8 @@ def test_another_configuration_serves_the_same_requests(settings: dict[str, Any]
                 assert request.n == 1
 
 
-@pytest.mark.long
 def test_there_must_be_such_a_turn() -> None:
-    journal, turns = recorded(3)
+    journal, turns = recorded(0)
     with pytest.raises(JournalError, match=f"turns 0 to {len(turns) - 1}"):
         fork(journal, len(turns), Change(), COST)
 

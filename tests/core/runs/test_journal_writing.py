@@ -170,8 +170,11 @@ def test_an_empty_run_is_a_journal() -> None:
 
 
 def test_a_steady_turn_costs_its_tokens() -> None:
-    config = EngineConfig(num_blocks=1000, max_num_seqs=256, vocab_size=150_000)
-    every = [Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(256)]
+    rows = 300
+    config = EngineConfig(num_blocks=1000, max_num_seqs=rows, vocab_size=150_000)
+    every = [
+        Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(rows)
+    ]
     turns = run(config, (Tick(0.0), *every))
     for number in range(6):
         plan = turns[-1].transition.state.inflight[0]
@@ -183,7 +186,7 @@ def test_a_steady_turn_costs_its_tokens() -> None:
         turns.append(Turn(len(turns), state, events, step(config, state, events)))
     record = facts(turns[-1].before, turns[-1].transition)
     assert record == {}
-    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256
+    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * rows
 
 
 def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:
