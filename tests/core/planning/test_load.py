@@ -30,13 +30,20 @@ def test_a_tier_is_asked_for_what_follows_the_blocks_of_the_device() -> None:
 
 @pytest.mark.parametrize(
     ("have", "page", "keyed"),
-    [(0, 2.4, True), (0, 2.6, False), (1, 2.9, True), (1, 3.1, False)],
+    [
+        (0, 2.4, True),
+        (0, 2.5, True),
+        (0, 2.6, False),
+        (1, 2.9, True),
+        (1, 3.0, True),
+        (1, 3.1, False),
+    ],
 )
 def test_what_a_tier_lacks_is_computed_at_the_same_cost(
     have: int, page: float, keyed: bool
 ) -> None:
     """A block is computed in 4 s. Host memory has 2 of 4, at 1 s each: 10 s in all, or 9
-    if the device has the first one.
+    if the device has the first one. Of equal ones, the tier with more is taken.
     """
     bench = two_of_four(have, {"choice": BY_COST, "token_seconds": 1.0}, page)
     bench.serve(AGAIN)

@@ -29,7 +29,8 @@ SCORE = TokenLogprobs(7, -0.5, 1)
 def test_log_probabilities_are_none_or_one_for_each_token_of_a_row() -> None:
     assert flaw_beside(((SCORE, SCORE), (), ()), (), SIZES) == ""
     short, rows, listed = ((SCORE,), (), ()), ((SCORE, SCORE), ()), ([SCORE] * 2, (), ())
-    several: tuple[Any, ...] = (None, [], short, rows, listed)
+    more = ((SCORE, SCORE), (), (), ())
+    several: tuple[Any, ...] = (None, [], short, rows, more, listed)
     for wrong in several:
         assert flaw_beside(wrong, (), SIZES).startswith("log-probabilities must be")
 

@@ -14,7 +14,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Execute, Submit
 from minfer.records.state import Turn
 from minfer.runs.decisions import Facts, facts
-from minfer.runs.divergence import Divergence, diverged
+from minfer.runs.divergence import LEVELS, Divergence, diverged
 from minfer.runs.replay import DivergenceError
 from tests.circles import seeds
 from tests.core.changed import CHANGES
@@ -110,6 +110,17 @@ def test_facts_that_no_engine_has_written_are_reported_without_words() -> None:
         ):
             assert isinstance(one, Divergence)
             assert str(one)
+
+
+@pytest.mark.parametrize(("levels", "kept"), [(LEVELS, True), (LEVELS + 1, False)])
+def test_facts_with_too_many_levels_count_as_none(levels: int, kept: bool) -> None:
+    state, now = a_run()
+    deep: list[Any] = []
+    for _ in range(levels - 2):  # the innermost list and the facts are levels, too
+        deep = [deep]
+    where = diverged(1, state, 1.0, now | {"reasons": deep}, now)
+    assert where.field == "reasons"
+    assert where.expected == (deep if kept else None)
 
 
 @pytest.mark.parametrize("length", [1, 297, 298, 299, 5000])

@@ -64,6 +64,18 @@ def test_a_step_that_failed_has_judged_nothing() -> None:
     assert of(run.turns[-1]) == ()
 
 
+def test_results_of_a_step_that_is_not_in_flight_have_judged_nothing() -> None:
+    run = Run(drafting())
+    run.turn(Submit(request("a", 5, 24)))
+    run.turn()
+    (plan,) = run.state.inflight
+    yields = ((7,) * plan.most[0],)
+    unknown, known = Executed(plan.step + 1, yields), Executed(plan.step, yields)
+    for events, steps in (((unknown,), []), ((unknown, known), [plan.step])):
+        found = judged(run.state, events, step(run.config, run.state, events))
+        assert [one.step for one in found] == steps
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_results_of_two_steps_in_one_turn(fails: bool) -> None:
     """The second's drafts follow the first's tokens; if that failed, there are none."""

@@ -17,11 +17,13 @@ from minfer.records.request import Request
 from minfer.records.state import Turn
 from minfer.runs.cost import CostModel
 from minfer.runs.explain import Explanation, UnknownRequestError, explain
+from minfer.runs.journal_writing import encode_journal
 from minfer.runs.lives import Life
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from tests.circles import examples
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, config, request
+from tests.core.runs.made import opened
 
 FEW = examples(5)
 SEEDS = st.integers(0, 10**6)
@@ -230,6 +232,16 @@ def test_rejections_duplicates_and_unknown_ids() -> None:
         UnknownRequestError, match="none of 0 requests is 'a'; near: none"
     ):
         explain(run.config, [], "a")
+
+
+def test_a_request_of_a_journal_is_the_recorded_one() -> None:
+    run = Run(config())
+    run.turn(Submit(request("chat-1", 5)), Submit(request("chat-2", 5)))
+    run.drain()
+    journal = opened(encode_journal(run.config, run.turns))
+    found = explain(run.config, journal.turns(), "chat-1")
+    assert found == explain(run.config, run.turns, "chat-1")
+    assert [life.id for life in found.lives] == [("chat-1", 0)]
 
 
 def test_cancelled_in_the_turn_of_its_arrival() -> None:

@@ -361,8 +361,11 @@ def test_a_snapshot_of_the_same_records_replays_in_either_format(form: int) -> N
     assert journal.by_decisions_alone == (form == 2)
 
 
-def test_a_snapshot_is_not_read_unless_requested() -> None:
-    assert read_head(later(renamed), "run", with_state=False).turn == LATER
+def test_a_snapshot_is_read_unless_a_caller_needs_none() -> None:
+    data = later(renamed)
+    assert read_head(data, "run", with_state=False).turn == LATER
+    with pytest.raises(JournalError, match="of records that are not those"):
+        read_head(data, "run")
 
 
 def headed(text: bytes) -> bytes:

@@ -24,6 +24,16 @@ from tests.core.recorded import recorded
 from tests.core.runs.made import opened, run
 
 
+@pytest.mark.parametrize("number", [0, MOST, MOST + 1, MOST + 9, -1, 0.5])
+def test_what_is_no_number_of_a_step_comes_back_as_another_such(number: Any) -> None:
+    config = EngineConfig(num_blocks=8)
+    turns = run(config, (Tick(1.0), Failed(number)))
+    [turn] = opened(encode_journal(config, turns)).turns()
+    event = turn.events[-1]
+    assert isinstance(event, Failed)
+    assert event.step == (number if number in (0, MOST) else MOST + 1)
+
+
 @pytest.mark.long
 @seeds(3, 40)
 def test_replay_gives_every_turn_back(seeds: range) -> None:
@@ -160,8 +170,11 @@ def test_an_empty_run_is_a_journal() -> None:
 
 
 def test_a_steady_turn_costs_its_tokens() -> None:
-    config = EngineConfig(num_blocks=1000, max_num_seqs=256, vocab_size=150_000)
-    every = [Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(256)]
+    rows = 300
+    config = EngineConfig(num_blocks=1000, max_num_seqs=rows, vocab_size=150_000)
+    every = [
+        Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(rows)
+    ]
     turns = run(config, (Tick(0.0), *every))
     for number in range(6):
         plan = turns[-1].transition.state.inflight[0]
@@ -173,7 +186,7 @@ def test_a_steady_turn_costs_its_tokens() -> None:
         turns.append(Turn(len(turns), state, events, step(config, state, events)))
     record = facts(turns[-1].before, turns[-1].transition)
     assert record == {}
-    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256
+    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * rows
 
 
 def test_rows_of_beams_are_those_whose_requests_are_of_a_search() -> None:

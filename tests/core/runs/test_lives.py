@@ -4,7 +4,16 @@ import attrs
 import pytest
 
 from minfer.policies.builtin import Priority
-from minfer.records.messages import Admitted, Cancel, Discarded, Preempted, Submit
+from minfer.records.messages import (
+    Admitted,
+    Cancel,
+    Discarded,
+    Ended,
+    Event,
+    Finish,
+    Preempted,
+    Submit,
+)
 from minfer.runs.drafts import tally_of
 from minfer.runs.explain import explain
 from minfer.runs.lives import Life, Moment, Spent, Where, place
@@ -112,6 +121,8 @@ def test_a_first_token_before_the_run_has_no_time(cut: int) -> None:
     assert run.life("a").first == 2.0
     assert (life.early, life.first) == ((False, 2.0) if cut < 2 else (True, None))
     assert life.last == run.life("a").last
+    first = max(1, cut)  # the turn of its arrival has no part
+    assert sum(one.turns for one in life.parts.values()) == life.turn + 1 - first
 
 
 def test_who_was_preempted_before_the_run_has_had_tokens() -> None:
@@ -186,3 +197,15 @@ def test_who_is_held_back_waits_for_its_share_and_not_behind_who_passes() -> Non
     state = attrs.evolve(run.state, deferred_clients=frozenset("a"))
     life = Life(("a", 0), 0.0, 0, 0.0)
     assert place(run.config, state, life).where == Where("line", "share")
+
+
+@pytest.mark.parametrize("end", [Cancel("a"), Finish("a", 0, 2)])
+def test_who_ends_has_no_reasons_of_the_next_one_of_its_id(end: Event) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 5, tokens=9)))
+    run.turn()
+    run.turn(end, Submit(request("a", 5)))
+    run.drain()
+    number, last = run.life("a").reasons[-1]
+    assert isinstance(last, Ended)
+    assert number == run.life("a").turn == 2

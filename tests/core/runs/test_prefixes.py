@@ -171,6 +171,17 @@ def test_why_a_prefix_missed() -> None:
     assert (solo.hit, solo.earlier, solo.shared, solo.shared_with) == (0, 0, 0, None)
 
 
+def test_the_longest_shared_prefix_counts_though_others_came_later() -> None:
+    run = Run(config())
+    prompts = {"long": range(9), "short": (0, 1, 40), "late": range(9)}
+    for name, prompt in prompts.items():
+        run.turn(Submit(request(name, prompt, tokens=1)))
+        run.drain()
+    prefix = explain(run.config, run.turns, "late").prefix
+    assert prefix is not None
+    assert (prefix.shared, prefix.shared_with, prefix.earlier) == (9, ("long", 0), 2)
+
+
 def test_who_comes_at_once_with_the_same_prompt_finds_nothing_computed() -> None:
     run = Run(config())
     run.turn(Submit(request("a", 12)), Submit(request("b", 12)))

@@ -10,7 +10,7 @@ from minfer.records.acceptance import Acceptance
 from minfer.records.config import CacheGroup
 from minfer.records.drafting import Drafting, Proposed, SampleAcceptance
 from minfer.records.messages import Submit
-from minfer.records.state import BlockedHead, EngineState, LiveRequest
+from minfer.records.state import BlockedHead, EngineState, LiveRequest, initial
 from minfer.runs.projection import projected, state_digest
 from minfer.values.log import Log
 from minfer.values.pmap import Map
@@ -62,6 +62,16 @@ def test_a_state_digest_sees_the_tables_of_all_groups() -> None:
         attrs.evolve(state, blocks=attrs.evolve(state.blocks, prefix=other)),
     ]
     assert len({state_digest(one) for one in states}) == len(states)
+
+
+def test_journals_agree_on_what_is_known_before_a_step_had_drafts() -> None:
+    """Digests are compared with those that earlier engines wrote."""
+    proposed = Drafting(proposals=Map({("x", 0): Proposed(7, (1, 2))}))
+    assert projected(attrs.evolve(initial(CONFIG), drafting=proposed))["drafting"] == {
+        "proposed": [["x", 0, 7, 2]],
+        "learnt": [],
+        "overall": [-1, "0.0", "0.0"],
+    }
 
 
 def with_first(column: Any, cell: Any) -> Any:

@@ -7,8 +7,10 @@ import pytest
 
 from minfer.engine import step
 from minfer.policies.fair_queue import Account, Accounts
-from minfer.records.messages import Submit
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Submit
 from minfer.records.plan import Plan
+from minfer.records.request import Request
 from minfer.records.state import EngineState
 from minfer.runs.codec import dump, load
 from minfer.runs.projection import projected
@@ -18,6 +20,7 @@ from minfer.runs.replay import Journal, open_segments
 from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.recorded import recorded
+from tests.core.runs.made import opened, run
 from tests.core.runs.test_redact import SECRET, blind
 from tests.core.world import VOCAB
 
@@ -58,6 +61,26 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
             compared += len(state.running) > 0
     assert runs > len(seeds) / 16
     assert compared > 20 * runs
+
+
+def test_a_conversation_is_that_of_a_replay() -> None:
+    """The first answer fills blocks, which the second prompt hits."""
+    config = EngineConfig(num_blocks=40, block_size=4, vocab_size=50, depth=1)
+    prompt, answer = (1, 2, 3, 4, 5), tuple(range(7, 20))
+    again = (*prompt, *answer, 6)
+    turns = run(
+        config,
+        (Submit(Request(id="1", prompt=prompt, max_tokens=len(answer))),),
+        *((Executed(number, ((token,),)),) for number, token in enumerate(answer)),
+        (Submit(Request(id="2", prompt=again, max_tokens=2)),),
+    )
+    replayed, chunks = list(opened(blind(config, turns)).turns()), 0
+    for mine, theirs in zip(turns, replayed, strict=True):
+        state = redacted_state(config, mine.transition.state, SECRET)
+        assert comparable(state) == comparable(theirs.transition.state)
+        chunks += sum(len(chain.chunks) for chain in state.running.chains)
+    assert any(seq.keys for seq in state.running.seqs)
+    assert chunks > 0
 
 
 @pytest.mark.long

@@ -66,9 +66,16 @@ def story(rng: Random) -> Any:
 
 def recorded(policy: Any, seed: int = 1, turns: int = 80) -> tuple[bytes, RouterState]:
     """A journal of a random run, and the state at its end."""
-    rng, config = Random(seed), RouterConfig(policy, SIZE)
-    writer, state = RoutingWriter(config, {"what": "test"}), initial_router(config)
-    lines = [writer.head()]
+    writer = RoutingWriter(RouterConfig(policy, SIZE), {"what": "test"})
+    return written(writer, seed, turns)
+
+
+def written(
+    writer: RoutingWriter, seed: int, turns: int = 80
+) -> tuple[bytes, RouterState]:
+    """All that a writer makes of a random run but its end, and the state at the end."""
+    rng, config = Random(seed), writer.config
+    lines, state = [writer.head()], initial_router(config)
     for number in range(turns):
         taken: Any = story(rng)
         if number == 0:
@@ -140,9 +147,8 @@ def test_a_last_line_that_is_cut_off_is_left_out() -> None:
 
 
 def test_the_end_of_a_router_that_was_closed_is_the_last_line() -> None:
-    data, state = recorded(Prefix())
     writer = RoutingWriter(RouterConfig(Prefix(), SIZE))
-    writer.count = 80
+    data, state = written(writer, seed=1)
     end = writer.end()
     for whole, closed in ((data, False), (data + end, True), (data + end[:-1], False)):
         journal = RoutingJournal(whole)

@@ -31,7 +31,7 @@ from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load, Policy
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
-from minfer.records.speculation import DEVICE, DRAFTERS, Speculation
+from minfer.records.speculation import DEVICE, DRAFTERS, MOST_DRAFTS, Speculation
 from minfer.records.state import EngineState, Turn
 from minfer.records.tiers import LOAD, HostTier, KeyedTier
 from minfer.runs.cost import CostModel, StepWork, work
@@ -298,6 +298,15 @@ def test_drafts_that_stand_save_steps(rate: float, steps: int) -> None:
     turns = [*Simulation(config, executor, EVEN, come).turns()]
     assert len(plans(turns)) == steps
     assert ends(turns)["a", 0].length == 13
+
+
+def test_a_step_yields_as_many_tokens_as_may_be_drafted_and_one() -> None:
+    for drafts in (MOST_DRAFTS - 1, MOST_DRAFTS):
+        executor = Simulated(guesses=Guesses(1.0))
+        come: list[Arrival] = [(0.0, requested("a", most=1 + 2 * (drafts + 1)))]
+        config = with_drafts(DEVICE, drafts, depth=1, max_model_len=256, num_blocks=99)
+        turns = [*Simulation(config, executor, EVEN, come).turns()]
+        assert [plan.most for plan in plans(turns)] == [(1,), *[(drafts + 1,)] * 2]
 
 
 def test_an_end_within_drafts_that_stand_is_where_it_is_planned() -> None:

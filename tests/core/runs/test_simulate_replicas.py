@@ -170,6 +170,8 @@ def test_deferred_requests_are_routed_in_order_when_others_have_started() -> Non
     assert placed[:3] == [(0.0, "0"), (0.2, "other"), (1.0, "1")]
     assert [name for _, name in placed if name.isdigit()] == ["0", "1", "3", "4"]
     assert [name for _, name in placed if not name.isdigit()] == ["other", "another"]
+    before = [name for time, name, _ in found if time < 1]
+    assert before == [*"01234", "other", "another"], "once, while none has started"
     again = [name for time, name, _ in found if time >= 1]
     assert again[:3] == ["1", "3", "another"], "one of each tenant that stays deferred"
     assert again.index("4") > len(again) - 1 - again[::-1].index("3")

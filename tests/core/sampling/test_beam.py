@@ -106,7 +106,8 @@ def test_a_search_ends_by_the_best_that_a_beam_can_come_to(
 ) -> None:
     done = (Hypothesis((1,), -0.1, -0.1, "stop"), Hypothesis((2,), -0.3, worst, "stop"))
     search = Search((-0.9, -2.0), offers({1: -0.1, 2: -3.0}, {1: -1.0, 2: -3.0}), done)
-    how = BeamSearch(length_penalty=penalty, early_stopping=early)
+    stopping = {"early_stopping": early} if early else {}  # False is the default
+    how = BeamSearch(length_penalty=penalty, **stopping)
     choice = choose(search, this_round(how, 4, 8, [(), ()]))
     assert bool(choice.children) is not over
 

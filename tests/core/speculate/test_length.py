@@ -187,8 +187,9 @@ def test_what_a_row_leaves_empty_costs_as_much() -> None:
 def test_many_drafts_are_tried_by_doublings(most: int) -> None:
     (found,) = lengths([DraftRow(0.99, most)], Costs(((99, 1.0),))).drafts
     assert found == most
-    (fewer,) = lengths([DraftRow(0.99, most)], Costs(((9, 1.0), (99, 50.0)))).drafts
-    assert fewer == 8
+    for depth in (8, 16, 32):
+        some = Costs(((depth + 1, 1.0), (99, 50.0)))
+        assert lengths([DraftRow(0.99, most)], some).drafts == (min(most, depth),)
 
 
 # --- learning ---------------------------------------------------------------------------
