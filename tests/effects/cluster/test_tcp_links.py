@@ -220,6 +220,23 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
     run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=0.3))
 
 
+def test_a_link_is_kept_while_the_engine_is_silent_for_less_than_the_limit(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_client, "_LOOK", 0.02)
+
+    async def test(front: Remote) -> None:
+        await soon(linked(front))
+        outside.network.stalled = True
+        await asyncio.sleep(0.2)
+        assert linked(front)()
+        outside.network.heal()
+        await asyncio.sleep(0.1)
+        assert linked(front)()
+
+    run(outside, test, evolve(ELSEWHERE, retry=0.05, silence=10.0))
+
+
 CABLE = """
 import asyncio, logging, subprocess, sys, tempfile, time
 from pathlib import Path

@@ -230,3 +230,13 @@ def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() ->
     assert 0.05 <= asyncio.run(seconds(0.05)) < 60
     assert asyncio.run(seconds(60, signals=2)) < 60
     assert reported == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "fronts"), [(None, 1), (1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)]
+)
+def test_four_cores_get_a_front_up_to_four(
+    cores: int | None, fronts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert server.fronts_by_cores() == fronts

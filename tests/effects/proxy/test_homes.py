@@ -1,0 +1,24 @@
+"""The backends of the last answers are known, by ids in heads and bodies."""
+
+import pytest
+
+from minfer.effects.proxy import homes
+from minfer.effects.proxy.homes import Homes
+
+
+def test_an_answer_is_found_by_its_header_and_by_the_first_id_of_its_body() -> None:
+    known = Homes()
+    known.note("a", [(b"x-request-id", b"r")], b'{"id": "chatcmpl-1", "x": {"id": "y"}}')
+    found = [known.find(key) for key in ("r", "chatcmpl-1", "y")]
+    assert found == ["a", "a", None]
+
+
+def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "REMEMBERED", 3)
+    known = Homes()
+    for number in range(4):
+        known.note(f"backend {number}", [(b"x-request-id", b"%d" % number)], b"")
+    known.note("backend 1", [(b"x-request-id", b"1")], b"")  # it is the newest now
+    known.note("backend 4", [(b"x-request-id", b"4")], b"")
+    found = [known.find(str(number)) for number in range(5)]
+    assert found == [None, "backend 1", None, "backend 3", "backend 4"]
