@@ -513,8 +513,15 @@ class World:
         front.remote.listen(front.hear)
         return front
 
-    def _cut(self, front: Front, replica: Replica, *, reported: bool = True) -> None:
-        """A link is over; `told`: the engine learns of it."""
+    def _cut(
+        self,
+        front: Front,
+        replica: Replica,
+        *,
+        reported: bool = True,
+        by_front: bool = False,
+    ) -> None:
+        """A link is over; `reported`: the engine learns of it."""
         link = front.links.pop(replica.number, None)
         if link is None:
             return
@@ -523,7 +530,7 @@ class World:
             probing = front.remote.replicas[replica.number].probing
             self.solo[probing.split("#")[0]] += 1
         network = self.is_elsewhere(replica) and self.rng.random() < CUT
-        front.remote.disconnect(replica.number, cut=network)
+        front.remote.disconnect(replica.number, cut=network or by_front)
 
     def _up(self, front: Front, replica: Replica) -> None:
         link = front.links.get(replica.number)
@@ -554,7 +561,7 @@ class World:
             for message in link.down.arrive(self.rng):
                 front.remote.receive(wire.read_to_front(message), replica.number)
         except PeerError:
-            self._cut(front, replica)
+            self._cut(front, replica, by_front=True)
 
     def _turn(self, replica: Replica) -> None:
         if replica.engine is not None:
