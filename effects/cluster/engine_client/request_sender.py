@@ -98,10 +98,11 @@ class RequestSender:
         self, kept: FrontRequest, part: Request, sample: int | None, replica: int
     ) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
+        taken = kept.sent  # else an engine may still refuse it, as any new one
         self._go(kept, name, sample, replica)
         histories = kept.histories if sample is None else [kept.histories[sample]]
         return wire.Resumed(
-            request=evolve(_for_engine(kept, part), id=name, taken=True),
+            request=evolve(_for_engine(kept, part), id=name, taken=taken),
             deaths=max(history.deaths for history in histories),
             to_clear=max(history.to_clear for history in histories),
             isolated=kept.isolated,
