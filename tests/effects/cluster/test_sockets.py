@@ -176,11 +176,15 @@ def test_a_front_that_goes_in_the_middle_of_a_message_is_gone(served: Served) ->
     assert "b" not in served.engine.served
 
 
+@pytest.mark.parametrize("error", [KeyError, OSError, BlockingIOError])
 def test_a_fault_of_ours_in_one_link_ends_only_it(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[Exception],
 ) -> None:
     def broken(*_: object) -> None:
-        raise KeyError("a fault")
+        raise error("a fault")
 
     with plain(served.path, HELLO) as bad, plain(served.path, OTHER) as good:
         until(lambda: not served.host._missing)
