@@ -175,13 +175,6 @@ class Remote:
             self._send(number, wire.EndSamples(tuple(named_ends)))
         self._end(self._requests.pending_ends())
 
-    def move(self, name: str, replica: int) -> bool:
-        """Move a request to another replica: see `Placement.move`."""
-        requests = self._requests
-        return self._placement.move(
-            name, replica, lambda: self._end(requests.pending_ends())
-        )
-
     def bound_lengths(self, most: int) -> None:
         """Note how many tokens a sequence may have."""
         if self._placement.prefill is not None:

@@ -29,10 +29,9 @@ from minfer.records.request import Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
-MOVED: Final = "moved"
 SEARCH: Final = "search"  # a later round of a beam search
 HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
-_WITHOUT_DECISION: Final = frozenset({MOVED, SEARCH, HANDED_OVER})
+_WITHOUT_DECISION: Final = frozenset({SEARCH, HANDED_OVER})
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 # Searches of which the replica is known; the next round of another one is routed anew.
 _SEARCHES: Final = 4096

@@ -434,14 +434,12 @@ class World:
             lambda: self._stall(front, replica),
             lambda: self._cancel(front),
             lambda: self._finish(front),
-            lambda: self._move(front, replica),
             self._lose,
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
-            moves = 10 if len(self.replicas) > 1 else 0
-            weights += [3, 2, 3, 3, 5, 5, moves, 3 * self.apart, 20]
+            weights += [3, 2, 3, 3, 5, 5, 3 * self.apart, 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -604,11 +602,6 @@ class World:
         if (link := front.links.get(replica.number)) is not None:
             way = self.rng.choice((link.up, link.down))
             way.stalled = self.now + self.rng.random() * STALL
-
-    def _move(self, front: Front, replica: Replica) -> None:
-        """A request is moved, if it is served."""
-        if front.requested:
-            front.remote.move(self.rng.choice(list(front.requested)), replica.number)
 
     def _lose(self) -> None:
         """A block that was sent is lost."""
