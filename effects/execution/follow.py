@@ -126,6 +126,9 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
     leader.say(Ready())
     failed: Failed | None = None
     while not isinstance(item := items.next(), Close):
+        if isinstance(item, Want):  # told by another thread, so between any two others
+            executor.want(item.keys, item.engine)
+            continue
         if failed is not None and not isinstance(item, Discard):
             raise RuntimeError(f"step {failed.step} failed on this rank: {failed.error}")
         failed = None
@@ -135,8 +138,6 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
                 failed = result if isinstance(result, Failed) else None
             case Swap(command) | Store(command) | Fetch(command):
                 executor.move(command, report)
-            case Want(keys, engine):
-                executor.want(keys, engine)
             case Launch() | Sample() | Discard():
                 _follow_plan(executor, item)
             case DummyStep() | Capture() | Replay():

@@ -14,9 +14,11 @@ In this process `hear` runs in the engine's thread: it passes outputs to a sink,
 caller takes them from there in its own thread.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Final
 
@@ -31,6 +33,7 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Preempted
 
+_log = logging.getLogger("minfer.front")
 POLL: Final = 0.02  # seconds between two checks while waiting for an end
 
 
@@ -39,7 +42,8 @@ class Front:
 
     `on_end` is called with each request that the engine has ended, after its sink, and
     `after` is called when all outputs of a message are delivered: both in the thread in
-    which messages come. The engine breaks if they raise.
+    which messages come. What they raise is logged, and a request whose outputs cannot be
+    processed fails with that error: the outputs of the others follow all the same.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -122,7 +126,7 @@ class Front:
                 case EngineDied():
                     self._fail_requests(translated)
         for notify in self.after:
-            notify()
+            _call(notify)
 
     def _process_outputs(self, outputs: TurnOutputs) -> None:
         self._note_times(outputs)
@@ -147,11 +151,27 @@ class Front:
                 processor.finish(done)
                 ready[done.id] = processor
         for processor in ready.values():
+            self._flush(processor)
+
+    def _flush(self, processor: OutputProcessor) -> None:
+        """Have a request's new outputs delivered."""
+        try:
             if found := processor.flush(self._release):
                 self.client.finish(found)
-            if processor.finished:
-                for ended in self.on_end:
-                    ended(processor)
+        except Exception as error:  # of any kind: outputs of others follow
+            self._fail(processor, error)
+            return
+        if processor.finished:
+            for ended in self.on_end:
+                _call(partial(ended, processor))
+
+    def _fail(self, processor: OutputProcessor, error: Exception) -> None:
+        """End a request whose outputs cannot be processed."""
+        name = processor.request.id
+        _log.error("the outputs of request %r cannot be processed", name, exc_info=error)
+        self.cancel([name])
+        self._release(name)
+        processor.fail(error)
 
     def _release(self, name: str) -> None:
         """Note that the outputs of a request are not read any more."""
@@ -184,3 +204,11 @@ class Front:
                 # Its traceback shows the place: in a policy, for example.
                 broke.__cause__ = self.client.dead
                 processor.fail(broke)
+
+
+def _call(notify: Callable[[], None]) -> None:
+    """Call what must not harm the outputs of requests."""
+    try:
+        notify()
+    except Exception:  # of any kind, as what is called may do anything
+        _log.exception("what was to hear of outputs failed")

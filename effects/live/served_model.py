@@ -299,10 +299,16 @@ class ServedModel(Renders):
     def reset_prefix_cache(self) -> None:
         """Make all blocks in the prefix cache unusable for new requests.
 
-        Running requests are not disturbed. Raises EngineDeadError, and OSError if that
-        cannot be noted in the folder of blocks on disk.
+        Running requests are not disturbed. Raises EngineDeadError, and OSError as
+        `note_reset`.
         """
         self.client.reset_cache()
+        self.note_reset()
+
+    def note_reset(self) -> None:
+        """Have blocks on disk not be found any more, in any thread. Raises OSError if
+        that cannot be noted in their folder.
+        """
         if self.epochs is not None:
             self.epochs.raise_all()
 

@@ -3,10 +3,10 @@ token ids.
 
 They are compared with the blocks that servers report (`kv_events`), so ids have to be
 those that the servers make: bodies are read, and conversations rendered, as `minfer
-serve` does. A body that minfer would refuse is routed without keys.
+serve` does. A body that minfer would refuse is routed without keys, and so is one with
+encrypted reasoning: a router has no secret to read that.
 """
 
-import os
 from typing import Final
 
 import msgspec
@@ -15,7 +15,6 @@ from attrs import evolve
 from minfer.blocks.keys import Key, block_keys, root_key
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.proxy.prompt_keys import TOKEN_BYTES, PromptKeys
-from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.endpoints import ENDPOINTS
 from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
 from minfer.effects.setup.folders import model_folder
@@ -58,7 +57,6 @@ class TokenKeys:
             default_params={},
             names=(),
             template_settings=templates,
-            reasoning_key=reasoning_key(os.environ.get("MINFER_CACHE_SECRET", "")),
         )
         model_info = WorkerModel(facts)
         tokenizer = model_info.tokenizer

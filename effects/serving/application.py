@@ -6,6 +6,7 @@ from functools import partial
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -218,16 +219,17 @@ class Application:
             raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
         return JSONResponse(failure)
 
-    # Not async, as below: an engine may be far away.
-    def _reset(self, request: Request) -> Response:
+    async def _reset(self, request: Request) -> Response:
         if foreign(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         key = caller_of(request.scope).key
         if key is not None and not key.admin:
-            self._reset_tenant(key)
+            await run_in_threadpool(self._reset_tenant, key)
             return JSONResponse({"success": True})
+        llm = self.state.llm
         try:
-            self.state.llm.reset_prefix_cache()
+            llm.client.reset_cache()  # links are the event loop's
+            await run_in_threadpool(llm.note_reset)  # a disk may take a while
         except EngineDeadError as error:
             raise to_api_error(error) from None
         except OSError as error:

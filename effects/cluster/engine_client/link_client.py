@@ -76,7 +76,7 @@ class LinkClient(asyncio.Protocol):
     def __init__(self, remote: Remote, replica: int) -> None:
         self.over = asyncio.get_running_loop().create_future()
         self.heard = time.monotonic()  # when the engine last sent something
-        self.silent = False  # it was silent for too long, and its link is cut
+        self.cut = False  # by this front, or the network: no engine has ended
         self._remote = remote
         self._replica = replica
         self._frames = FrameReader(wire.LARGEST)
@@ -97,16 +97,19 @@ class LinkClient(asyncio.Protocol):
                 self._remote.receive(wire.read_to_front(message), self._replica)
         except PeerError as error:
             log.warning("the link to the engine is cut: %s", error)
+            self.cut = True
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the engine has ended, or that the link was closed or cut."""
         if isinstance(exc, ConnectionError):  # a write failed before all was read
             self._read_rest()
-        cut = self.silent or not (exc is None or isinstance(exc, ConnectionError))
-        self._remote.disconnect(self._replica, cut=cut)
-        if not self.over.done():  # its waiter may have been cancelled
-            self.over.set_result(None)
+        cut = self.cut or not (exc is None or isinstance(exc, ConnectionError))
+        try:
+            self._remote.disconnect(self._replica, cut=cut)
+        finally:  # whatever breaks there, a new link is made
+            if not self.over.done():  # its waiter may have been cancelled
+                self.over.set_result(None)
 
     def _read_rest(self) -> None:
         """Read what the engine sent before it ended: the event loop does not."""
@@ -175,7 +178,7 @@ async def _until_over(client: LinkClient, silence: float) -> None:
     while not client.over.done():
         await asyncio.wait([client.over], timeout=_LOOK)
         if time.monotonic() - client.heard > silence:
-            client.silent = True
+            client.cut = True
             return
 
 

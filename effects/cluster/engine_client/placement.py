@@ -5,8 +5,8 @@
        |           |             replicas, and outputs by others)
        |           +--> waits there: the policy defers it, or no replica takes requests
        +--> held here, as below
-       +--- on no replica again: its replica died, or `move`; resumed on another one,
-            with its tokens as history
+       +--- on no replica again: its replica died, or serves another one alone; resumed
+            on another one, with its tokens as history
 
 Theory. A request can go anywhere at any time, as the front has all of it. When a replica
 is gone, the requests that waited in its queue go to the others at once. Those that it was
@@ -46,7 +46,6 @@ from minfer.effects.cluster.engine_client.prefill_first import PrefillFirst
 from minfer.effects.cluster.engine_client.replica_link import ReplicaLink
 from minfer.effects.cluster.engine_client.request_sender import (
     HANDED_OVER,
-    MOVED,
     SEARCH,
     RequestSender,
 )
@@ -157,38 +156,6 @@ class Placement:
             every = alone
         each = [self.sender.resume(kept, replica.number) for kept in every]
         return tuple(resumed for parts in each for resumed in parts)
-
-    def move(self, name: str, number: int, end: Callable[[], None]) -> bool:
-        """Move a request to another replica, with its tokens so far as history: it goes
-        on there, and what the other one still sends does not count. `end` is called while
-        it is on none, to end what has to. Returns False if it is not served here, or is
-        there already, or if that replica takes no requests.
-        """
-        kept, target = self.requests.get(name), self._replicas[number]
-        if kept is None or kept.replica == number or not target.takes_requests:
-            return False
-        if self._runs_alone(kept) or self._must_wait(kept):
-            return False
-        if kept.replica is not None:
-            send = self._replicas[kept.replica].send
-            names = self.requests.leave(kept)
-            if send is not None:
-                send(wire.CancelRequests(names))
-        end()
-        if kept.left() and kept.replica is None:
-            self._move_to(target, kept)
-        return True
-
-    def _move_to(self, target: ReplicaLink, kept: FrontRequest) -> None:
-        """Send a request to a replica without a decision of the router."""
-        router = self.router_of(target)
-        if self.dispatcher is None or router is None:
-            self.sender.send_to(target, [kept])
-            return
-        self.dispatcher.remove(kept.request.id)
-        asked = _asked(kept)
-        placed = router.dispatch(asked, target.name, MOVED)
-        self.sender.send([Assignment(kept, asked, placed)])
 
     def move_others(self, replica: ReplicaLink) -> None:
         """Take all requests from a replica but the one that it serves alone, and those
@@ -302,7 +269,8 @@ class Placement:
             else:
                 placed = router.dispatch(waiting.request, home.name, SEARCH)
                 assigned.append(Assignment(waiting.item, waiting.request, placed))
-        self.sender.send(assigned)
+        if assigned:
+            self.sender.send(assigned)
         return left
 
     def _runs_alone(self, kept: FrontRequest) -> bool:

@@ -11,10 +11,12 @@ exactly as before.
                                     (tokens are kept) (as history)
 
 It has no socket: the owner of the sockets calls `connect`, `receive` and `disconnect`,
-all in one thread, which is the thread in which listeners are called. The other methods
-are an `EngineClient`'s; those that send to an engine belong to that thread, too.
+all in one thread, which is the thread in which listeners are called. What a listener
+raises is logged: it harms neither the link nor other listeners. The other methods are an
+`EngineClient`'s; those that send to an engine belong to that thread, too.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +60,7 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 
 POLL: Final = 0.02  # seconds between two checks while waiting for the end
+_log = logging.getLogger("minfer.link")
 _GIVEN_UP_MESSAGE: Final = f"{GIVEN_UP}: the request itself is the cause"
 
 
@@ -171,13 +174,6 @@ class Remote:
         for number, named_ends in self._requests.finish(ends).items():
             self._send(number, wire.EndSamples(tuple(named_ends)))
         self._end(self._requests.pending_ends())
-
-    def move(self, name: str, replica: int) -> bool:
-        """Move a request to another replica: see `Placement.move`."""
-        requests = self._requests
-        return self._placement.move(
-            name, replica, lambda: self._end(requests.pending_ends())
-        )
 
     def bound_lengths(self, most: int) -> None:
         """Note how many tokens a sequence may have."""
@@ -358,7 +354,8 @@ class Remote:
 
     def disconnect(self, replica: int = 0, *, cut: bool = False) -> None:
         """Note that a link is over: end what had to end, note which samples may have been
-        the cause, and move the others. `cut`: the network failed, and no engine.
+        the cause, and move the others. `cut`: no engine has ended, as the network failed
+        or this front has cut the link.
         """
         link = self.replicas[replica]
         served = link.progress is None and not cut
@@ -394,7 +391,10 @@ class Remote:
     def _send_to_listeners(self, message: EngineMessage) -> None:
         self._sending = True  # a listener may submit a follow-up
         for listener in self._listeners:
-            listener(message)
+            try:
+                listener(message)
+            except Exception:  # of any kind: the link serves others, too
+                _log.exception("a listener of the engine failed")
         self._sending = False
 
     def _waiting(self) -> int:

@@ -29,10 +29,9 @@ from minfer.records.request import Request
 from minfer.routing.messages import Placed
 
 # Why a request was sent to a replica without a decision of the router.
-MOVED: Final = "moved"
 SEARCH: Final = "search"  # a later round of a beam search
 HANDED_OVER: Final = "handed over"  # by the one that has computed its prompt
-_WITHOUT_DECISION: Final = frozenset({MOVED, SEARCH, HANDED_OVER})
+_WITHOUT_DECISION: Final = frozenset({SEARCH, HANDED_OVER})
 RESUMED: Final = "resumed"  # for metrics, of one that was on another replica before
 # Searches of which the replica is known; the next round of another one is routed anew.
 _SEARCHES: Final = 4096
@@ -98,10 +97,11 @@ class RequestSender:
         self, kept: FrontRequest, part: Request, sample: int | None, replica: int
     ) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
+        taken = kept.sent  # else an engine may still refuse it, as any new one
         self._go(kept, name, sample, replica)
         histories = kept.histories if sample is None else [kept.histories[sample]]
         return wire.Resumed(
-            request=evolve(_for_engine(kept, part), id=name, taken=True),
+            request=evolve(_for_engine(kept, part), id=name, taken=taken),
             deaths=max(history.deaths for history in histories),
             to_clear=max(history.to_clear for history in histories),
             isolated=kept.isolated,

@@ -195,14 +195,15 @@ class _Link:
         """Read and handle incoming messages."""
         try:
             data = self.connection.recv(_CHUNK)
-            if not data:
-                self._over = True
+        except BlockingIOError:
+            return
+        except OSError:  # the front has disconnected
+            data = b""
+        if not data:
+            self._over = True
+        try:
             for message in self._frames.feed(data):
                 self._host.receive(self.session, wire.read_to_engine(message))
-        except BlockingIOError:
-            pass
-        except OSError:  # the front has disconnected
-            self._over = True
         except PeerError as error:
             log.warning("a front's link is cut: %s", error)
             self._over = True

@@ -174,15 +174,13 @@ def needs(args: EngineArgs, found: Sequence[Node]) -> dict[str, float]:
     return {GPU if on_gpus else CPU: args.parallel.ranks}
 
 
-def check_nodes(args: EngineArgs, found: Sequence[Node], *, later: bool = False) -> None:
+def check_nodes(args: EngineArgs, found: Sequence[Node]) -> None:
     """Raise ConfigError if no node has the resources of a replica, or if one that has
     them lacks this version of minfer, or cannot read the model. The error names each such
-    node. `later`: it is no error if no node has the resources, as one may join later.
+    node.
     """
     needed = needs(args, found)
     able = [node for node in found if node.has(needed)]
-    if not able and later:
-        return
     if not able:
         (name, count), *_ = needed.items()
         has = [f"{one.name} has {one.resources.get(name, 0):g}" for one in found]

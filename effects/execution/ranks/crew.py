@@ -5,7 +5,7 @@
     watch             a thread for each: a rank that ends, or is silent for `SILENCE`
                       seconds, is the end of the engine. All others are killed, as sums
                       may wait for it
-    tell              items, in order
+    tell              items, in one order for all ranks, whichever threads tell them
 
 The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
 
@@ -64,13 +64,11 @@ class Follower:
     number: int = 0  # torchrun's process id, once it has joined
     link: Socket | None = None
     ready: threading.Event = field(factory=threading.Event)
-    lock: threading.Lock = field(factory=threading.Lock)  # held while sending
 
     def tell(self, data: bytes) -> None:
         """Send a framed item. Raises OSError."""
-        with self.lock:
-            if self.link is not None:
-                self.link.sendall(data)
+        if self.link is not None:
+            self.link.sendall(data)
 
     def kill(self) -> None:
         """End its process at once. torchrun, which sees no more than ends, starts all
@@ -124,6 +122,8 @@ class Crew:
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
+    # Held until all ranks were sent an item.
+    telling: threading.Lock = field(factory=threading.Lock)
     # What removes the folder in which ranks meet.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
@@ -206,15 +206,16 @@ class Crew:
             raise RankError(self.lost)
 
     def tell(self, item: Item) -> None:
-        """Have all ranks do something next. Raises RankError."""
+        """Have all ranks do something next, in any thread. Raises RankError."""
         self.check()
         data = frame(item_to(item))
-        for one in self.followers:
-            try:
-                one.tell(data)
-            except OSError as error:
-                self._lose(one, f"its connection is closed ({error})")
-                self.check()
+        with self.telling:
+            for one in self.followers:
+                try:
+                    one.tell(data)
+                except OSError as error:
+                    self._lose(one, f"its connection is closed ({error})")
+                    self.check()
 
     def _watch(self, one: Follower, link: Socket) -> None:
         """Read a rank's messages until it ends."""

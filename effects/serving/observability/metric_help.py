@@ -160,6 +160,6 @@ REPLICA_HELP: Final[Mapping[str, str]] = {
     "routed": (
         "Requests that were sent to a replica, by why: cost, session, hash, load or turn "
         "(the routing policy's reasons), resumed (another replica had it, and died), "
-        "moved, search (a later round of a beam search)."
+        "search (a later round of a beam search)."
     ),
 }

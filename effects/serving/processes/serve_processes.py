@@ -76,12 +76,11 @@ def serve_in_processes(
         engines = server.engines(devices) if keep is None else server.keeper(keep)
         front_runs = server.front_runs()
         table = Processes(len(front_runs), len(engines), by_torchrun=is_by_torchrun())
-        # A rank that is killed from outside ends its engine as a fault of that does.
-        replicas = [*engines] if keep is None and args.parallel.ranks == 1 else []
+        judged = server.engines_of_one_rank() if keep is None else {}
 
         def note_end(name: str, code: int) -> None:
-            if name in replicas:
-                server.ends.note(replicas.index(name), code, hung=name in table.hung)
+            if (number := judged.get(name)) is not None:
+                server.ends.note(number, code, hung=name in table.hung)
 
         supervisor = Supervisor(
             table,
@@ -158,6 +157,16 @@ class ForkedServer:
             ).run
             for number, name in enumerate(engine_names(deployment.replicas))
         }
+
+    def engines_of_one_rank(self) -> dict[str, int]:
+        """The numbers of the engines that have one rank, by the names of their processes.
+        A rank of several that is killed from outside ends its engine as a fault of that
+        does, so the ends of the others say nothing of their causes.
+        """
+        settings = self.deployment.settings(self.args)
+        names = engine_names(self.deployment.replicas)
+        each = enumerate(zip(names, settings, strict=True))
+        return {name: number for number, (name, own) in each if own.parallel.ranks == 1}
 
     def keeper(self, keep: Keep) -> dict[str, Run]:
         """The process that keeps the engines of a cluster."""

@@ -272,13 +272,11 @@ class Links:
         return [token for (name, _), some in rows if name for token in some]
 
 
-def test_a_request_that_is_moved_goes_on_with_its_tokens_and_hears_no_echo() -> None:
+def test_a_request_beside_a_suspect_goes_on_elsewhere_and_hears_no_echo() -> None:
     ends = Links(2, routing_policy_named("round_robin"))
     ends.remote.submit([request("a")])
     ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
-    assert not ends.remote.move("a", 0), "it is there"
-    assert not ends.remote.move("b", 1), "there is none"
-    assert ends.remote.move("a", 1)
+    ends.hear(0, wire.ProbingRequest("of another front"))
     assert ends.sent[0][-1] == wire.CancelRequests(("a",))
     (again,) = ends.resumed(1)
     assert again.request.output == (5, 6)
@@ -295,28 +293,14 @@ def test_a_request_that_is_moved_goes_on_with_its_tokens_and_hears_no_echo() -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_was_told_to_end_ends_when_it_is_moved(n: int) -> None:
+def test_what_was_told_to_end_ends_when_it_leaves_its_replica(n: int) -> None:
     ends = Links(2, routing_policy_named("round_robin"))
     ends.remote.submit([request("a", n=n)])
     ends.hear(0, wire.FrontOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
     ends.remote.finish([Finish("a", 0, 1, "stop")])
-    assert ends.remote.move("a", 1)
+    ends.hear(0, wire.ProbingRequest("of another front"))
     assert ends.remote.working == (n == 2)
     assert [one.request.first_sample for one in ends.resumed(1)] == [*range(1, n)]
-
-
-def test_all_requests_of_a_replica_can_be_moved_while_they_run() -> None:
-    world = started(2, policy="round_robin")
-    (front,) = world.fronts
-    for number in range(8):
-        world.ask(front, prompted(f"a{number}", number, tokens=40))
-    settle(world, lambda: all(front.got[f"a{number}", 0] for number in range(8)))
-    moved = [one.request.id for one in front.remote._requests.on(0)]
-    assert len(moved) == 4
-    assert all(front.remote.move(name, 1) for name in moved)
-    assert {where(front, name) for name in moved} == {1}
-    world.run(0)
-    world.judge()
 
 
 # --- deaths -----------------------------------------------------------------------------
@@ -353,7 +337,6 @@ def test_what_an_engine_was_serving_does_not_go_to_the_last_one_that_serves() ->
     ends.remote.disconnect(0)
     assert where_of(ends, "a") is None
     assert [where_of(ends, name) for name in "bcd"] == [1, 1, 1], "c only waited"
-    assert not ends.remote.move("a", 1)
     ends.link(0)
     assert where_of(ends, "a") is not None
 

@@ -193,6 +193,31 @@ def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() 
     assert [done.reason for done in outputs.finished] == ["error"]
 
 
+def test_a_listener_that_fails_harms_neither_the_link_nor_other_listeners(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: EngineMessage) -> None:
+        raise KeyError("a fault")
+
+    ends = linked()
+    (remote,) = ends.remotes
+    remote._listeners.insert(0, broken)
+    remote.submit([request("a"), request("b")])
+    ends.carry()
+    remote.cancel(["a"])
+    ends.cut()
+    (outputs,) = ends.heard[0]
+    assert isinstance(outputs, TurnOutputs)
+    assert [(done.id, done.reason) for done in outputs.finished] == [("a", "cancelled")]
+    assert "Traceback" in caplog.text
+    ends.link()
+    ends.carry()
+    assert names_of(remote) == ["b#1"], "the other one goes on"
+    remote.cancel(["b"])
+    ends.cut()
+    assert not remote.working
+
+
 def test_what_is_refused_is_refused_at_once() -> None:
     remote = Remote()
     remote.submit([request()])

@@ -33,7 +33,8 @@ from minfer.effects.live.client import TurnOutputs
 from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.framing import frame
 from minfer.effects.net.handshake import Terms, answer
-from tests.effects.cluster.ends import READY, MadeUp, request
+from minfer.records.messages import Admitted
+from tests.effects.cluster.ends import READY, MadeUp, names_of, request
 from tests.effects.cluster.plain import plain
 
 TOKEN = 100_000  # five bytes on the line
@@ -175,11 +176,15 @@ def test_a_front_that_goes_in_the_middle_of_a_message_is_gone(served: Served) ->
     assert "b" not in served.engine.served
 
 
+@pytest.mark.parametrize("error", [KeyError, OSError, BlockingIOError])
 def test_a_fault_of_ours_in_one_link_ends_only_it(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[Exception],
 ) -> None:
     def broken(*_: object) -> None:
-        raise KeyError("a fault")
+        raise error("a fault")
 
     with plain(served.path, HELLO) as bad, plain(served.path, OTHER) as good:
         until(lambda: not served.host._missing)
@@ -314,6 +319,56 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
+async def link_to(remote: Remote, path: Path) -> tuple[LinkClient, socket.socket]:
+    """A front's end of a link, and the engine's end, which says nothing by itself."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_unix_connection(
+            lambda: LinkClient(remote, 0), str(path)
+        )
+        engine, _ = listener.accept()
+    return client, engine
+
+
+def test_a_link_is_over_also_if_what_follows_that_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a fault")
+
+    async def go() -> None:
+        remote = Remote(0)
+        client, engine = await link_to(remote, tmp_path / "engine")
+        monkeypatch.setattr(remote, "disconnect", broken)
+        engine.close()
+        async with asyncio.timeout(5):
+            await client.over
+
+    asyncio.run(go())
+
+
+def test_an_unreadable_message_is_no_death_of_its_engine(tmp_path: Path) -> None:
+    async def go() -> int:
+        remote = Remote(0)
+        remote.submit([request("a")])
+        client, engine = await link_to(remote, tmp_path / "engine")
+        with engine:
+            (name,) = names_of(remote)
+            reason = wire.AdmittedReason(Admitted(name, 0, 0.0, 0, 3))
+            outputs = wire.FrontOutputs(0.0, reasons=(reason,))
+            for message in (READY, outputs):
+                engine.sendall(frame(wire.encode(message)))
+            engine.sendall(NOISE)
+            async with asyncio.timeout(5):
+                await client.over
+        (kept,) = remote._requests.all()
+        return kept.deaths
+
+    assert asyncio.run(go()) == 0
+
+
 def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,19 +403,12 @@ def test_what_an_engine_sent_before_it_died_is_read_though_a_write_fails_first(
     remote.receive = note  # type: ignore[method-assign]  # it listens in
 
     async def go() -> None:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            loop = asyncio.get_running_loop()
-            _, client = await loop.create_unix_connection(
-                lambda: LinkClient(remote, 0), str(path)
-            )
-            engine, _ = listener.accept()
-            # From here on, the event loop does not run until the front has written.
-            engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
-            engine.close()
-            client._say(wire.ResetCache())
-            await client.over
+        client, engine = await link_to(remote, path)
+        # From here on, the event loop does not run until the front has written.
+        engine.sendall(frame(wire.encode(wire.ProbingRequest("a"))))
+        engine.close()
+        client._say(wire.ResetCache())
+        await client.over
 
     asyncio.run(go())
     assert heard == [wire.ProbingRequest("a")]

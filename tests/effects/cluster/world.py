@@ -434,14 +434,12 @@ class World:
             lambda: self._stall(front, replica),
             lambda: self._cancel(front),
             lambda: self._finish(front),
-            lambda: self._move(front, replica),
             self._lose,
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
         weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
-            moves = 10 if len(self.replicas) > 1 else 0
-            weights += [3, 2, 3, 3, 5, 5, moves, 3 * self.apart, 20]
+            weights += [3, 2, 3, 3, 5, 5, 3 * self.apart, 20]
             friendly += bad + common
         self.rng.choices(friendly, weights)[0]()
 
@@ -513,8 +511,15 @@ class World:
         front.remote.listen(front.hear)
         return front
 
-    def _cut(self, front: Front, replica: Replica, *, reported: bool = True) -> None:
-        """A link is over; `told`: the engine learns of it."""
+    def _cut(
+        self,
+        front: Front,
+        replica: Replica,
+        *,
+        reported: bool = True,
+        by_front: bool = False,
+    ) -> None:
+        """A link is over; `reported`: the engine learns of it."""
         link = front.links.pop(replica.number, None)
         if link is None:
             return
@@ -523,7 +528,7 @@ class World:
             probing = front.remote.replicas[replica.number].probing
             self.solo[probing.split("#")[0]] += 1
         network = self.is_elsewhere(replica) and self.rng.random() < CUT
-        front.remote.disconnect(replica.number, cut=network)
+        front.remote.disconnect(replica.number, cut=network or by_front)
 
     def _up(self, front: Front, replica: Replica) -> None:
         link = front.links.get(replica.number)
@@ -554,7 +559,7 @@ class World:
             for message in link.down.arrive(self.rng):
                 front.remote.receive(wire.read_to_front(message), replica.number)
         except PeerError:
-            self._cut(front, replica)
+            self._cut(front, replica, by_front=True)
 
     def _turn(self, replica: Replica) -> None:
         if replica.engine is not None:
@@ -597,11 +602,6 @@ class World:
         if (link := front.links.get(replica.number)) is not None:
             way = self.rng.choice((link.up, link.down))
             way.stalled = self.now + self.rng.random() * STALL
-
-    def _move(self, front: Front, replica: Replica) -> None:
-        """A request is moved, if it is served."""
-        if front.requested:
-            front.remote.move(self.rng.choice(list(front.requested)), replica.number)
 
     def _lose(self) -> None:
         """A block that was sent is lost."""

@@ -30,7 +30,7 @@ from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.execution.tiers.peers.peers import Peers
 from minfer.effects.execution.tiers.peers.remote_memory import is_installed
 from minfer.effects.net import listener
-from minfer.effects.net.addresses import Address
+from minfer.effects.net.addresses import Address, port_text
 from minfer.effects.net.framing import (
     PeerError,
     framed,
@@ -291,6 +291,30 @@ def test_an_engine_that_is_not_there_is_tried_again(
         send(prefill, KEYS[2], b"x" * SIZE)
     prefill.close()
     decode.peers.close()
+
+
+def test_an_engine_that_starts_again_elsewhere_leaves_no_sender_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "GONE", 0.0)
+    prefill = Peers(plan("p", dials=True), 1)
+    prefill.open(LAYOUT, SIZE)
+    for key in KEYS[:3]:
+        decode = Receiving("tcp", tmp_path)
+        assert isinstance(decode.address, tuple)
+        prefill.want((key,), port_text(decode.address))
+        send(prefill, key)
+        assert fetched(decode.box, key) == contents_of(key)
+        decode.peers.close()
+        at_end = time.monotonic() + 5
+        *_, last = prefill._senders.values()
+        while not last.has_been_broken(0.0):
+            assert time.monotonic() < at_end
+            time.sleep(0.01)
+    assert len(prefill._senders) == 1
+    found = prefill.totals()
+    assert (found[peering.SENT], found[peering.SENT_BYTES]) == (3, 3 * SIZE)
+    prefill.close()
 
 
 def raw(address: Address) -> tuple[socket.socket, Challenge]:

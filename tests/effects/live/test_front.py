@@ -134,6 +134,34 @@ def test_a_request_is_gone_before_its_end_is_reported(front: Front) -> None:
     front.submit([job("a", reported)])  # its id can be used again
 
 
+def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
+    front: Front, client: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[OutputProcessor] = []
+    told: list[str] = []
+
+    def broken(*_: object) -> None:
+        raise KeyError("a fault")
+
+    front.on_end += [broken, ended.append]
+    front.after += [broken, lambda: told.append("after")]
+    reported: list[OutputProcessor] = []
+    bad, good = job("bad", reported), job("good", reported)
+    bad.sink = broken
+    front.submit([bad, good])
+    ids = (("bad", 0), ("good", 0))
+    front.hear(TurnOutputs(time=1.0, ids=ids, tokens=((5,), (6,))))
+    front.hear(TurnOutputs(time=2.0, finished=(end("bad"), end("good"))))
+    assert good.take().outputs[0].token_ids == (6,)
+    assert ended == [good]
+    assert told == ["after", "after"]
+    with pytest.raises(KeyError, match="a fault"):
+        bad.take()
+    assert ("cancel", "bad") in client.requested
+    assert not front.processors
+    assert caplog.text.count("Traceback") == 4
+
+
 def test_a_stop_string_is_reported_to_the_engine(front: Front, client: Stub) -> None:
     reported: list[OutputProcessor] = []
     one = job("a", reported, stop="b")

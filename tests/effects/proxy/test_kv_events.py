@@ -14,6 +14,7 @@ from minfer.effects.proxy.backends import KvSource, read_sources
 from minfer.effects.proxy.kv_events import KvEventError, ReportedCache
 from minfer.effects.proxy.kv_subscriber import KvSubscriber
 from minfer.effects.proxy.token_keys import TokenKeys, tokens_root
+from minfer.effects.serving.access.reasoning_cipher import encrypt, reasoning_key
 from minfer.effects.setup.folders import bundled_folder
 from minfer.routing.messages import BlocksEvicted, BlocksPublished, CacheCleared
 from minfer.values.checks import ConfigError
@@ -243,6 +244,22 @@ def test_ids_of_a_conversation_are_those_of_transformers() -> None:
     assert not {*reader.read("/v1/chat/completions", salted).keys} & {*found.keys}
     refused = reader.read("/v1/chat/completions", b'{"messages": 5}')
     assert refused.keys == ()
+
+
+def test_a_router_reads_no_encrypted_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its environment has."""
+    monkeypatch.setenv("MINFER_CACHE_SECRET", "secret")
+    reader = TokenKeys(str(bundled_folder()), 16)
+    thought: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": []}
+    question = {"role": "user", "content": "Sort 42, 7, 19, 3. " * 20}
+
+    def keys(more: dict[str, Any]) -> object:
+        body = {"model": "any", "input": [question, {**thought, **more}, question]}
+        return reader.read("/v1/responses", json.dumps(body).encode()).keys
+
+    assert keys({})
+    hidden = encrypt(reasoning_key("secret"), "They are four numbers.")
+    assert keys({"encrypted_content": hidden}) == ()
 
 
 @pytest.mark.parametrize("text", ["", "host:1", "tcp://", "tcp://a:1,", "http://a:1"])

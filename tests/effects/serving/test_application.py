@@ -124,13 +124,27 @@ def test_what_is_cached_is_forgotten_on_demand(bundled: Serving) -> None:
     assert cached() == 0
 
 
+def test_a_cache_is_reset_in_the_event_loop_to_which_links_belong(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = []
+
+    def reset() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    monkeypatch.setattr(bundled.llm.client, "reset_cache", reset)
+    found = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
+    assert found.json() == {"success": True}
+    assert len(loops) == 1
+
+
 def test_a_dead_engine_has_no_cache(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dead() -> None:
         raise EngineDeadError("it broke")
 
-    monkeypatch.setattr(bundled.llm, "reset_prefix_cache", dead)
+    monkeypatch.setattr(bundled.llm.client, "reset_cache", dead)
     found = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
     assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
 

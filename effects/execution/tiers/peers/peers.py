@@ -12,8 +12,8 @@ each sends and receives its own slices of a block (head_slices.py).
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -35,6 +35,9 @@ MOST_WANTED: Final = 1 << 17  # keys that wait to be sent
 INBOX: Final = 2 << 30  # bytes of an inbox, where that is neither too few slots nor many:
 FEWEST: Final = 16  # slots of an inbox, at least
 MOST: Final = 4096  # slots of an inbox, at most
+# Seconds after the last failure to reach an engine that has no address in the plan, until
+# it counts as gone: it has another address when it starts again.
+GONE: Final = 60.0
 # Names of counts: of blocks, bytes and seconds.
 SENT, SENT_BYTES = "kv_sent_blocks", "kv_sent_bytes"
 SENDING, UNSENT = "kv_send_seconds", "kv_unsent_blocks"
@@ -59,6 +62,7 @@ class Peers:
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
+    _past: Counter[str] = field(init=False, factory=Counter)  # of senders dropped
     _listeners: list[BlockReceiver] = field(init=False, factory=list)
     _seconds: dict[bool, float] = field(init=False)  # of fetches, or of stores
 
@@ -145,9 +149,24 @@ class Peers:
                 address = read_port(engine)
             except ValueError as error:
                 raise PeerError(f"blocks cannot be sent: {error}") from None
+            gone = self._drop_gone()
             sender = Sender(address, self._layout, plan.secret, plan.name)
             self._senders[engine, rank] = sender
-            return sender
+        for dropped in gone:
+            dropped.close()
+        return sender
+
+    def _drop_gone(self) -> list[Sender]:
+        """Drop the senders to engines that are gone; returns them."""
+        gone = {
+            at: sender
+            for at, sender in self._senders.items()
+            if at[0] not in self.plan.sends and sender.has_been_broken(GONE)
+        }
+        for at in gone:
+            del self._senders[at]
+        self._past += _counts(gone.values())
+        return [*gone.values()]
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that another engine sends; waits for it. Raises PeerError."""
@@ -165,12 +184,13 @@ class Peers:
     def totals(self) -> dict[str, float]:
         """As `KeyedStore` says."""
         with self._lock:
-            box, senders = self.inbox, [*self._senders.values()]
+            box = self.inbox
+            sent = self._past + _counts(self._senders.values())
         return {
-            SENT: sum(one.sent for one in senders),
-            SENT_BYTES: sum(one.sent_bytes for one in senders),
+            SENT: sent[SENT],
+            SENT_BYTES: sent[SENT_BYTES],
             SENDING: self._seconds[False],
-            UNSENT: sum(one.dropped for one in senders),
+            UNSENT: sent[UNSENT],
             RECEIVED: box.received if box else 0,
             RECEIVED_BYTES: box.received_bytes if box else 0,
             FETCHING: self._seconds[True],
@@ -187,3 +207,11 @@ class Peers:
             self._remote.close()
         if self.inbox is not None:
             self.inbox.close()
+
+
+def _counts(senders: Iterable[Sender]) -> Counter[str]:
+    """What senders have sent so far, and could not send."""
+    found = Counter[str]()
+    for one in senders:
+        found.update({SENT: one.sent, SENT_BYTES: one.sent_bytes, UNSENT: one.dropped})
+    return found

@@ -177,6 +177,14 @@ class Sender:
             self.sent += 1
             self.sent_bytes += length
 
+    def has_been_broken(self, seconds: float) -> bool:
+        """Returns whether its connection is over, or could not be opened, and there was
+        no other attempt for so long.
+        """
+        connected = self._connected
+        broken = self._why if connected is None else connected.error
+        return bool(broken) and time.monotonic() >= self._failed + seconds
+
     def close(self) -> None:
         """Close the connection."""
         with self._opening:

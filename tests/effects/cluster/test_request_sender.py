@@ -1,0 +1,27 @@
+"""What a front sends to an engine of its requests."""
+
+from minfer.effects.cluster.engine_client.remote import Remote
+from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.cluster.link.crash_denylist import CrashingRequest
+from minfer.effects.cluster.link.crash_rule import MAX_CLIENT_DEATHS
+from tests.effects.cluster.ends import READY, request
+
+
+def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() -> None:
+    remote, sent = Remote(), list[wire.ToEngine]()
+    remote.submit([request("waits")])
+    remote.connect(sent.append)
+    remote.receive(READY)
+    crashing = CrashingRequest("isolated", b"another one", MAX_CLIENT_DEATHS + 1)
+    remote.receive(wire.NewCrashingRequests((crashing,)))
+    remote.submit([request("alone", client="isolated")])
+    hello, alone = sent
+    assert isinstance(hello, wire.Hello)
+    assert isinstance(alone, wire.ResumeRequests)
+    assert [one.isolated for one in alone.resumed] == [True]
+    assert not any(one.request.taken for one in (*hello.resumed, *alone.resumed))
+    remote.disconnect()
+    remote.connect(sent.append)
+    again = sent[-1]
+    assert isinstance(again, wire.Hello)
+    assert [one.request.taken for one in again.resumed] == [True, True]

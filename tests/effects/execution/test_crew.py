@@ -1,0 +1,47 @@
+"""Rank 0's side of the other ranks."""
+
+import socket
+from contextlib import ExitStack
+from threading import Thread
+
+import pytest
+
+from minfer.effects.execution.ranks.crew import Crew, Follower
+from minfer.effects.execution.ranks.items import Collect, Item, Want, item_from, item_to
+from minfer.effects.net.framing import FrameReader, frame
+
+LARGEST = 2**20
+
+
+def test_all_ranks_get_items_in_one_order_whichever_threads_tell_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread has an item after the first rank has got the one before."""
+    want, collect = Want((b"key",), "engine"), Collect()
+    with ExitStack() as stack:
+        crew, ends = Crew(3, {}), list[socket.socket]()
+        for one in crew.followers:
+            one.link, end = map(stack.enter_context, socket.socketpair())
+            ends.append(end)
+        other = Thread(target=lambda: crew.tell(want))
+        send = Follower.tell
+
+        def sent(one: Follower, data: bytes) -> None:
+            send(one, data)
+            if one.rank == 1 and data == frame(item_to(collect)):
+                other.start()
+                other.join(0.2)  # as long as it would need, if it did not wait
+
+        monkeypatch.setattr(Follower, "tell", sent)
+        crew.tell(collect)
+        other.join()
+        assert [received(end, 2) for end in ends] == [[collect, want]] * 2
+
+
+def received(end: socket.socket, count: int) -> list[Item]:
+    """So many items that came to a rank."""
+    reader, found = FrameReader(LARGEST), list[bytes]()
+    end.settimeout(5)
+    while len(found) < count:
+        found += reader.feed(end.recv(LARGEST))
+    return [item_from(one) for one in found]
