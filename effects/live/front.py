@@ -82,6 +82,8 @@ class Front:
                 record.session = processor.session
                 processor.times.sendings = record.sendings
             try:
+                # All requests pass through it: it submits those that are no searches as
+                # they are.
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused
                 for processor in processors:
