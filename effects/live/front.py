@@ -10,8 +10,9 @@ ended.
        +- sink <- OutputProcessor <- hear <-+
                          +--- finish -----> client
 
-In this process `hear` runs in the engine's thread: it passes outputs to a sink, and the
-caller takes them from there in its own thread.
+`hear` runs in the thread in which messages come: the engine's, or, over an engine of
+another process, the event loop's. It passes outputs to a sink, and the caller takes them
+from there in its own thread.
 """
 
 import threading

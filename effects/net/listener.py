@@ -29,7 +29,7 @@ from minfer.effects.net.handshake import (
 MOST: Final = 64  # connections in the handshake at a time
 AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
 _PAUSE: Final = 0.1  # seconds after an error of the system
-_log = logging.getLogger("minfer.peers")
+_log = logging.getLogger("minfer.net")
 
 
 @define(eq=False)

@@ -1,8 +1,9 @@
 """The engine's process: a model, the worker that steps it, and links to the fronts.
 
-It listens before it loads, so that fronts can report its progress. When the engine breaks
-the process ends: the fronts resubmit its requests to the next process, which starts with
-clean memory.
+For its server's fronts it listens before it loads, so that they can report its progress;
+for other servers' fronts once it has loaded, as only then it knows what both must have in
+common (`link_terms`). When the engine breaks the process ends: the fronts resubmit its
+requests to the next process, which starts with clean memory.
 
 Only its parent ends it (by `STOP`). It ignores the signals that a terminal or a service
 manager sends to all processes: while fronts finish their requests, they need the engine.
