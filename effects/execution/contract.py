@@ -1,7 +1,7 @@
 """The driver's interface to executors."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Open, Plan, SampleDeferred
@@ -12,7 +12,10 @@ if TYPE_CHECKING:  # not loaded by code that only plans
 
 
 class ExecutorError(RuntimeError):
-    """A step could not be executed; the engine discards it and continues."""
+    """A step could not be executed: its result is `Failed`, the engine discards it and
+    continues. A `RankError` (`minfer.effects.execution.ranks.crew`) is the exception: an
+    executor's methods raise it, and the engine ends.
+    """
 
 
 class LogitsError(ExecutorError):
@@ -78,3 +81,26 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release memory and devices; no call may follow."""
         ...
+
+
+class OtherRanks(Protocol):
+    """The other ranks of an engine: `Crew` (`minfer.effects.execution.ranks.crew`)."""
+
+    on_loss: list[Callable[[], None]]  # called once one of them is lost
+
+
+@runtime_checkable
+class RankedExecutor(Protocol):
+    """An executor that may be of one rank of several: on rank 0 it has the crew of the
+    others.
+    """
+
+    @property
+    def crew(self) -> OtherRanks | None:
+        """The other ranks; None: there are none, or this is one of them."""
+        ...
+
+
+def crew_of(executor: Executor) -> OtherRanks | None:
+    """The other ranks of an executor's engine, if it is rank 0 of several."""
+    return executor.crew if isinstance(executor, RankedExecutor) else None

@@ -1,9 +1,10 @@
 """The library for programs that serve many requests at once: an async iterator per
 request.
 
-The engine's thread notifies the event loop once for all outputs of a turn, and the loop
-wakes the readers concerned. No reader polls, and a slow reader gets all outputs since its
-last read in one piece.
+All outputs of a turn come together: from the engine's thread or, over an engine of
+another process, in the event loop itself. They notify the loop once, and it wakes the
+readers concerned. No reader polls, and a slow reader gets all outputs since its last read
+in one piece.
 """
 
 import asyncio
@@ -217,7 +218,7 @@ class AsyncLLM(ServedModel):
                 self.front.cancel([processor.request.id])
 
     def _note_ready(self, ready: asyncio.Event, processor: OutputProcessor) -> None:
-        """Note, in the engine's thread, that a request has new output."""
+        """Note that a request has new output, in the thread in which outputs come."""
         self._ready.append(ready)
         if processor.error is not None:  # no turn follows that would notify the loop
             self._schedule_wake()

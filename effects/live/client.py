@@ -86,9 +86,9 @@ class EngineDied:
 
 
 EngineMessage = TurnOutputs | EngineDied
-Listener = Callable[
-    [EngineMessage], None
-]  # in the engine's thread: be quick, do not raise
+# Called in the engine's thread or, in a front's process, in its event loop: be quick, do
+# not raise.
+Listener = Callable[[EngineMessage], None]
 
 
 @frozen(kw_only=True)
@@ -141,7 +141,10 @@ class Snapshot:
 
 
 class EngineClient(Protocol):
-    """An engine's interface for its callers. Methods may be called from any thread."""
+    """An engine's interface for its callers. Methods of an `EngineWorker` may be called
+    from any thread; those of a `Remote` that send to an engine, only in the thread of its
+    links, which is the event loop's.
+    """
 
     @property
     def dead(self) -> BaseException | None:

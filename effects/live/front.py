@@ -10,8 +10,9 @@ ended.
        +- sink <- OutputProcessor <- hear <-+
                          +--- finish -----> client
 
-In this process `hear` runs in the engine's thread: it passes outputs to a sink, and the
-caller takes them from there in its own thread.
+`hear` runs in the thread in which messages come: the engine's, or, over an engine of
+another process, the event loop's. It passes outputs to a sink, and the caller takes them
+from there in its own thread.
 """
 
 import logging
@@ -86,6 +87,8 @@ class Front:
                 record.session = processor.session
                 processor.times.sendings = record.sendings
             try:
+                # All requests pass through it: it submits those that are no searches as
+                # they are.
                 self.searches.submit([processor.request for processor in processors])
             except (EngineDeadError, RequestError):  # all of them were refused
                 for processor in processors:

@@ -1,4 +1,6 @@
-"""A model that is served in this process: the base of `LLM` and `AsyncLLM`."""
+"""A model, with its text side in this process, and its engine here or in others: the base
+of `LLM` and `AsyncLLM`.
+"""
 
 import contextlib
 import gc
@@ -63,7 +65,8 @@ if TYPE_CHECKING:
 
 
 class ServedModel(Renders):
-    """A model with its tokenizer and an engine that runs it.
+    """A model with its tokenizer, and an engine that runs it: one of this process, or, in
+    a front's process, those behind a `client` (`over`).
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
     is the model that comes with minfer. The other settings are documented in

@@ -1,4 +1,4 @@
-"""Processes and connections between them, below all that uses them.
+"""Processes, and connections between them. It imports no other folder of `effects`.
 
 addresses           paths of local sockets, and TCP ports
 framing             messages on a stream of bytes

@@ -1,4 +1,4 @@
-"""A child process that its parent watches: an engine, a front, a rank, an input worker.
+"""A child process of its parent: an engine, a front, a rank, an input worker.
 
             parent                                          child
     begin   fork_child     a copy of the parent             calls a function
@@ -8,9 +8,13 @@
     end     signal, kill   -- DRAIN, STOP, SIGKILL ------>  its own handlers
             it has ended   -- SIGKILL, by the system ---->
 
-Engines and fronts are forked: they share listening sockets and counts with their parent,
-which loads nothing, so that each of them begins clean. All others are spawned, by parents
-that may have loaded a model, a device or threads.
+Fronts, and engines on this machine, are forked: they share listening sockets and counts
+with their parent, which loads nothing, so that each of them begins clean. All others are
+spawned, by parents that may have loaded a model, a device or threads: ranks, input
+workers, and engines on a cluster's nodes.
+
+Only engines and fronts have a heartbeat here (a `limit`). A rank is watched by its
+messages (`crew`), and an input worker has a limited time for each body (`worker_pool`).
 
 What begins a child again is decided elsewhere: for a server's processes by the table in
 `process_ends`; an input worker is replaced by its pool; an engine ends with its rank.

@@ -29,7 +29,8 @@ from minfer.effects.net.handshake import (
 MOST: Final = 64  # connections in the handshake at a time
 AGAIN: Final = 60.0  # seconds after which the same refusal is logged again
 _PAUSE: Final = 0.1  # seconds after an error of the system
-_log = logging.getLogger("minfer.peers")
+_ENDING: Final = 1.0  # seconds that the thread which accepts has to end in
+_log = logging.getLogger("minfer.net")
 
 
 @define(eq=False)
@@ -47,13 +48,15 @@ class Listener:
     _strangers: dict[int, Socket] = field(init=False, factory=dict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _closing: threading.Event = field(init=False, factory=threading.Event)
+    _thread: threading.Thread | None = field(init=False, default=None)
     _said: tuple[str, float] = field(init=False, default=("", 0.0))  # last log, and when
 
     def start(self) -> None:
         """Accept connections from now on."""
         self.sock.listen()  # again, where an earlier process of the same socket closed it
         name = f"minfer-{self.terms.purpose}-listener"
-        threading.Thread(target=self._accept, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Accept no more; those that were let in stay."""
@@ -63,6 +66,10 @@ class Listener:
         for one in each:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+        # Where a later listener of the same socket is there before the thread has woken,
+        # the thread would go on, and close a connection that is for that one.
+        if self._thread is not None:
+            self._thread.join(_ENDING)
         self.sock.close()
 
     def _accept(self) -> None:

@@ -1,4 +1,6 @@
-"""Environment variables with secrets, which child processes do not inherit."""
+"""Environment variables with secrets: a server removes them once it has read them, and no
+spawned process gets them.
+"""
 
 import ctypes
 import os

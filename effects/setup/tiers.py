@@ -1,4 +1,6 @@
-"""The tiers of the settings: host memory, and a folder, for KV blocks."""
+"""The tiers of the settings, for KV blocks: host memory, and the keyed tier, which is a
+folder, or other engines.
+"""
 
 from pathlib import Path
 from typing import Final

@@ -34,7 +34,8 @@ from minfer.records.messages import Finish, Finished
 from minfer.records.request import Request
 from minfer.records.token_logprobs import TokenLogprobs
 
-Sink = Callable[["OutputProcessor"], None]  # called in the engine's thread: be quick
+# Called in the thread in which the engine's messages come: be quick.
+Sink = Callable[["OutputProcessor"], None]
 
 
 @define(eq=False)

@@ -84,9 +84,9 @@ class Request:
     # How many leading full blocks of its prompt the keyed tier has, as far as the sender
     # knows; what is not there is computed.
     stored: int = 0
-    # The engine that the blocks of its prompt are sent to, for the executor: they are
-    # stored in the keyed tier while they are computed, even those that it is believed to
-    # have.
+    # The engine that the blocks of its prompt are sent to, by its name in the keyed
+    # store. They are stored in the keyed tier, those that are cached at once and others
+    # as they are computed, even those that the tier is believed to have.
     push_to: str = ""
     # The first block of its prompt that is sent so, or that was stored: the engine that
     # gets them has those before it.

@@ -1,5 +1,6 @@
-"""Plans and results as bytes: for executors in other processes, and ranks that share a
-model.
+"""Plans and results as bytes. Unlike the rest of this folder it is used while an engine
+runs: rank 0 sends plans in this form to the other ranks (`items.py` of
+`minfer.effects.execution.ranks`). Results have a form for executors in other processes.
 
 Theory. A steady decode is five columns of integers, and most other parts of a plan
 (prefill tokens, tables, growth) are integers, too. So a plan is sent as one array of

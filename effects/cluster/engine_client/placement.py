@@ -13,15 +13,16 @@ is gone, the requests that waited in its queue go to the others at once. Those t
 serving do so if two others take requests; else they are held until two replicas do (or no
 other one will: `ReplicaLink.will_take`). For one of them may be the cause, and kill the
 next replica as well; then there is still one that serves. All that were there both times
-are suspects (`quarantine`). A suspect runs alone, on the first replica of this machine,
-at a time when another one takes requests: what runs there leaves it, and goes to the
-others. If its engine crashes then, too, the suspect is ended, and refused for a while
+are suspects (`quarantine`). A suspect runs alone, on the first replica of this server, at
+a time when another one takes requests: what runs there leaves it, and goes to the others.
+If its engine crashes then, too, the suspect is ended, and refused for a while
 (`crash_denylist`).
 
-So at most two engines die while they serve others because of one request, and it never
-takes away the last replica that serves. That holds for a request that kills an engine by
-its prompt, at a position of its output, or after about as many tokens of each engine, but
-not for one that kills at random.
+So at most two engines die while they serve others because of one request, and it takes
+away the last replica that serves only if no other one will start soon
+(`ReplicaLink.will_take`): then requests do not wait for a second one. That holds for a
+request that kills an engine by its prompt, at a position of its output, or after about as
+many tokens of each engine, but not for one that kills at random.
 
 With one replica there is no dispatcher: all that is not on it goes to its next engine,
 and while a suspect runs alone there, all others are held here.
@@ -286,7 +287,7 @@ class Placement:
 
     def _isolation(self) -> ReplicaLink | None:
         """Returns the replica on which requests run alone, if it has a link: of this
-        machine, the first that has an engine or is about to have one, so that all fronts
+        server, the first that has an engine or is about to have one, so that all fronts
         choose the same. None: suspects wait until a second replica takes requests, for
         the others.
         """

@@ -81,9 +81,10 @@ class Remote:
         last_end: Callable[[int], EngineEnd] = lambda _: EngineEnd(),
     ) -> None:
         """`max_waiting` is each replica's; several need a `router`. There are `replicas`
-        on this machine, of which the first `prefillers` compute prompts for the others,
-        and behind these `elsewhere` on other machines, all of which do that, too.
-        `last_end` returns the last end of an engine of a replica of this machine.
+        of this server (on this machine, or on a Ray cluster), of which the first
+        `prefillers` compute prompts for the others, and behind these `elsewhere` of other
+        servers, all of which do that, too. `last_end` returns the last end of an engine
+        of a replica of this server.
         """
         self._last_end = last_end
         self.front = front
@@ -124,7 +125,7 @@ class Remote:
 
     @property
     def ready(self) -> wire.EngineReady | None:
-        """The facts of the first engine of this machine that was ready, if any was."""
+        """The facts of this server's first engine that was ready, if any was."""
         return next((one.ready for one in self.here if one.ready is not None), None)
 
     @property
@@ -134,7 +135,7 @@ class Remote:
 
     @property
     def here(self) -> list[ReplicaLink]:
-        """The replicas on this machine."""
+        """The replicas of this server."""
         return [one for one in self.replicas if not one.elsewhere]
 
     @property
@@ -188,7 +189,7 @@ class Remote:
         self._broadcast(wire.ResetCache())
 
     def count(self, totals: Totals) -> None:
-        """Send this front's counts since it began to all replicas of this machine."""
+        """Send this front's counts since it began to all replicas of this server."""
         for one in self.here:
             self._send(one.number, wire.FrontTotals(totals))
 
@@ -223,7 +224,9 @@ class Remote:
         )
 
     def drain(self, timeout: float | None = None) -> bool:
-        """As `EngineClient` says; must not be called in the links' own thread."""
+        """As `EngineClient` says. In the links' own thread, in which outputs come, only
+        with a timeout of 0, which does not wait.
+        """
         self.draining = True
         end = None if timeout is None else time.monotonic() + timeout
         while self.working and (end is None or time.monotonic() < end):

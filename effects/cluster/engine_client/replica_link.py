@@ -38,7 +38,7 @@ class ReplicaLink:
 
     number: int  # of the replica, from 0
     prefills: bool = False  # it computes prompts for others
-    elsewhere: bool = False  # on another machine, which starts and ends it
+    elsewhere: bool = False  # of another server, which starts and ends it
     machine: str = ""  # where it is now, as people know that
     listens: Port | None = None  # where it receives KV from other machines
     here: str = ""  # this machine's address on the link, if that is to another machine

@@ -1,8 +1,9 @@
 """The engine's process: a model, the worker that steps it, and links to the fronts.
 
-It listens before it loads, so that fronts can report its progress. When the engine breaks
-the process ends: the fronts resubmit its requests to the next process, which starts with
-clean memory.
+For its server's fronts it listens before it loads, so that they can report its progress;
+for other servers' fronts once it has loaded, as only then it knows what both must have in
+common (`link_terms`). When the engine breaks the process ends: the fronts resubmit its
+requests to the next process, which starts with clean memory.
 
 Only its parent ends it (by `STOP`). It ignores the signals that a terminal or a service
 manager sends to all processes: while fronts finish their requests, they need the engine.
@@ -26,7 +27,7 @@ from minfer.effects.cluster.engine_server.link_server import LinkServer
 from minfer.effects.cluster.engine_server.replica_news import ReplicaNews
 from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.cluster.link.link_terms import link_terms, own_terms
-from minfer.effects.execution.contract import Executor
+from minfer.effects.execution.contract import Executor, crew_of
 from minfer.effects.execution.warming.start_progress import StartProgress
 from minfer.effects.execution.warming.start_progress import log as start_log
 from minfer.effects.live.engine.host_memory import EVERY, Trim, bound_products
@@ -128,18 +129,14 @@ def _end_with_ranks(executor: Executor) -> None:
     """Have this process end once one of its ranks is lost, also if its GPU waits for that
     rank's part of a sum, and will forever.
     """
-    crew = getattr(executor, "crew", None)
-    if crew is None:
-        return
-    release = crew.lose
 
     def end() -> None:
         last = threading.Timer(LAST, os._exit, (BROKEN,))
         last.daemon = True
         last.start()
-        release()
 
-    crew.lose = end
+    if (crew := crew_of(executor)) is not None:
+        crew.on_loss.insert(0, end)  # first: the release of the ranks may wait, too
 
 
 def _as_before(args: EngineArgs, path: Path) -> EngineArgs:

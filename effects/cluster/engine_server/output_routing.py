@@ -21,7 +21,8 @@ class Session:
     """A front while its link lasts; `send` must not wait, nor raise."""
 
     send: Callable[[bytes], None]
-    front: int | None = None  # its number, after its hello
+    # After its hello its number, or, if it is another server's, its process's `life`.
+    front: int | None = None
     rows: tuple[int, ...] = ()  # its indices in the batch
     batch_sent: bool = False  # the batch of the last outputs was sent to it
 

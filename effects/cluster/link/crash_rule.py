@@ -1,5 +1,8 @@
 """The rule for requests that kill engines: who is suspected, runs alone, is ended, and is
-refused. All its numbers are here.
+refused. The numbers by which it judges are here. How long others wait is where they wait:
+for an engine's restart (`RESTART_SECONDS`, `MOST_FAILURES` in `replica_link`), and for a
+front with suspects of its own (`PATIENCE` in `host`); the length of the denylist is
+`MAX_CRASHING_REQUESTS` in `crash_denylist`.
 
     an engine dies --> what ran there is resubmitted --> it dies again --> suspects
     a suspect runs alone --> it is cleared by tokens, or ends by itself
@@ -12,12 +15,17 @@ when the engine before died: then it is cleared by as many more than it had then
 is a suspect if it was admitted, or its grammar may have been compiling (it was not in the
 queue yet), in `SUSPECT_DEATHS` engines in a row that died before it was cleared.
 
-A suspect runs alone until it is cleared or ends. If its engine crashes meanwhile, the
-suspect is the cause. If the kernel kills the engine for memory, or it hangs, so does
-another process's memory, or a device: the suspect is the cause after `MAX_SOLO_DEATHS` of
-these. Any other kill comes from outside, as far as can be known: it clears nobody and
-blames nobody. Only after `MAX_SOLO_ENDS` engines in a row that ended in any way is the
-suspect the cause, as it might kill them in a way that nothing here sees.
+A suspect runs alone until it is cleared or ends. If its engine ends meanwhile, it depends
+on how it ended (`EndKind`):
+
+    CRASHED         by an exception or a fault: the suspect is the cause
+    OUT_OF_MEMORY   another process may have taken the memory
+    HUNG            the device may be at fault
+    UNKNOWN         after `MAX_SOLO_DEATHS` of these three, the suspect is the cause
+    KILLED          from outside, as far as can be known: it says nothing of the suspect
+
+After `MAX_SOLO_ENDS` engines in a row that ended in any way, the suspect is the cause:
+it might kill them in a way that nothing here sees.
 
 All requests of a client that were the cause of more than `MAX_CLIENT_DEATHS` ends run
 alone: it may have changed the request each time.

@@ -36,7 +36,9 @@ LARGEST: Final = 2**30  # bytes of a message
 
 
 class Resumed(Struct, frozen=True):
-    """A request that a previous engine served, with its tokens so far as its `output`."""
+    """A request, or one of its samples, that another engine has served, with its tokens
+    so far as its `output`; or a new one of a client whose requests run alone.
+    """
 
     request: Request
     deaths: int  # engines in a row that served it, did not clear it and died
@@ -45,7 +47,7 @@ class Resumed(Struct, frozen=True):
 
 
 class Hello(Struct, tag="hello", frozen=True):
-    """A front is connected, with its requests."""
+    """A front is connected, with those of its requests that wait for this engine."""
 
     front: int  # its number, from 0
     life: int  # different for each process with this number
@@ -61,7 +63,7 @@ class SubmitRequests(Struct, tag="submit", frozen=True):
 
 
 class ResumeRequests(Struct, tag="resume", frozen=True):
-    """Serve requests that other engines have served before."""
+    """Serve requests that come with a history: see `Resumed`."""
 
     resumed: tuple[Resumed, ...]
 
@@ -143,7 +145,9 @@ ToEngine: TypeAlias = (
 
 
 class LoadingProgress(Struct, tag="progress", frozen=True):
-    """The progress of an engine that is not ready yet."""
+    """What an engine does that takes no requests: it is loading, or ends as it was asked
+    to, so that no request is the cause.
+    """
 
     stage: str
     done: int = 0

@@ -26,7 +26,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 ENGINE: Final = "engine"
-MOST_FAILURES: Final = 5  # in a row, of one process before it was ready
+MOST_FAILED_STARTS: Final = 5  # in a row, of one process before it was ready
 FIRST_PAUSE: Final = 0.1  # seconds before a process is restarted; doubled each time
 FAILED: Final = 70  # exit code of a server with a process that fails again and again
 LONGEST_PAUSE: Final = 60.0  # seconds: so it is doubled up to this
@@ -131,7 +131,7 @@ class Processes:
         never = not self.served and not was_ready
         ends = never or (self.by_torchrun and name in self._engines())
         others = name in self._engines() and self.ready.intersection(self._engines())
-        if ends or (count >= MOST_FAILURES and not others):
+        if ends or (count >= MOST_FAILED_STARTS and not others):
             self.code = code or FAILED
             return self._stop()
         return [Start(name, restart_pause(count))]

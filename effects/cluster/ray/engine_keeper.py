@@ -47,7 +47,7 @@ from minfer.effects.cluster.ray.ray_cluster import (
     nodes,
     warn_of_open_ports,
 )
-from minfer.effects.cluster.ray.ray_engine import EngineEnd, EnginePlace, RayEngine
+from minfer.effects.cluster.ray.ray_engine import ActorEngineEnd, EnginePlace, RayEngine
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.child import STOP
 from minfer.effects.setup.engine_args import EngineArgs
@@ -178,7 +178,7 @@ class Keeper:
         self.table.served = True  # here one engine is enough
         self.ready()
 
-    def _note_ended(self, name: str, end: EngineEnd) -> None:
+    def _note_ended(self, name: str, end: ActorEngineEnd) -> None:
         actions = self.table.note_ended(name, end.code)
         if self.table.phase == "stopping":
             raise ConfigError(f"{name} cannot be started on {end.node}: {end.why}")
@@ -201,7 +201,7 @@ class Keeper:
             if has_room(engine.place.needs, leaving):
                 engine.end()
                 why = "it is being drained"
-                self._note_ended(name, EngineEnd(node=state.node, code=0, why=why))
+                self._note_ended(name, ActorEngineEnd(node=state.node, code=0, why=why))
                 return
 
     def _warn_of_room(self) -> None:

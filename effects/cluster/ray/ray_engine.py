@@ -69,7 +69,7 @@ class EnginePlace:
 
 
 @frozen(kw_only=True)
-class EngineEnd:
+class ActorEngineEnd:
     """How an engine has ended."""
 
     node: str
@@ -111,7 +111,7 @@ class RayEngine:
         """Start it at the next look, unless it runs."""
         self._due = time.monotonic()
 
-    def look(self) -> EngineEnd | None:
+    def look(self) -> ActorEngineEnd | None:
         """Take the answer of the actor, if there is one, or call it; never waits. Returns
         how the engine has ended, if it has since the last look.
         """
@@ -157,7 +157,7 @@ class RayEngine:
             return state
         return None
 
-    def _note(self, answer: EngineState | RayError) -> EngineEnd | None:
+    def _note(self, answer: EngineState | RayError) -> ActorEngineEnd | None:
         if isinstance(answer, RayError):
             if isinstance(answer, ActorDiedError):  # perhaps for good: make another
                 self.actor = self.place.actor()
@@ -176,20 +176,20 @@ class RayEngine:
                 self.plan = evolve(self.plan, blocks=answer.blocks)
         return None
 
-    def _note_end(self, answer: EngineState, code: int) -> EngineEnd:
+    def _note_end(self, answer: EngineState, code: int) -> ActorEngineEnd:
         self.state = answer
         if answer.blocks is None:  # it was never ready
             # The next node may not have memory for as many blocks.
             self.plan = evolve(self.plan, blocks=None)
         ended = f"it ended with {code}" if code >= 0 else f"signal {-code}"
         self.end()
-        return EngineEnd(
+        return ActorEngineEnd(
             node=answer.node,
             code=code if code >= 0 else 128 - code,
             why=answer.why or ended,
         )
 
-    def _lost(self, why: str) -> EngineEnd | None:
+    def _lost(self, why: str) -> ActorEngineEnd | None:
         """Forget an actor's process that is gone; returns how the engine ended that was
         known to run there.
         """
@@ -197,7 +197,7 @@ class RayEngine:
         self._forget()
         if state is None:
             return None
-        return EngineEnd(node=state.node, code=LOST, why=f"it is gone: {why}")
+        return ActorEngineEnd(node=state.node, code=LOST, why=f"it is gone: {why}")
 
     def _forget(self) -> None:
         note_address(self.path, None)

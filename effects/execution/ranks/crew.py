@@ -52,7 +52,9 @@ _log = logging.getLogger("minfer.executor")
 
 
 class RankError(ExecutorError):
-    """A rank is lost, so the engine cannot go on."""
+    """A rank is lost, so the engine cannot go on. Unlike other `ExecutorError`s it makes
+    no step `Failed`: it leaves the executor, and the driver, and ends the engine.
+    """
 
 
 @define(eq=False)
@@ -110,15 +112,20 @@ class Transfers:
 
 @define(eq=False)
 class Crew:
-    """The other ranks of an engine. `lose` is called once, from any thread, if one of
-    them is lost: it ends what waits for that.
+    """The other ranks of an engine.
+
+    If one of them is lost, all of `on_loss` are called, in order, once, and from any
+    thread. Two places fill it: `start_ranks` (live/engine/ranks.py), once this process
+    has joined torch.distributed, with what ends the waits there; and `run_engine`
+    (cluster/engine_server/engine_process.py), once the model is loaded, with the end of
+    the process, which comes first. A program with `LLM` goes on without its engine.
     """
 
     count: int  # of ranks, with rank 0
     about: Mapping[str, str]  # what all ranks must have alike: versions, weights
     followers: list[Follower] = field(init=False)
     transfers: Transfers = field(init=False)
-    lose: "Callable[[], None]" = lambda: None
+    on_loss: list[Callable[[], None]] = field(factory=list)
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
@@ -246,7 +253,8 @@ class Crew:
             self.lost = f"rank {one.rank} of {self.count} is lost: {why}"
         self.kill()
         _log.error("%s", self.lost)
-        self.lose()
+        for call in self.on_loss:
+            call()
 
     def kill(self) -> None:
         """End all other ranks at once."""

@@ -19,8 +19,8 @@ def checksum_of(contents: Contents) -> int:
 
 
 class NotStoredError(Exception):
-    """A block could not be stored or fetched. The code that raises it has logged what an
-    operator must know.
+    """A block could not be stored in a folder, or fetched from it. The code that raises
+    it has logged what an operator must know. Between engines, it is a `PeerError`.
     """
 
 
@@ -55,11 +55,15 @@ class KeyedStore(Protocol):
         ...
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Read a block into `contents`. Raises NotStoredError."""
+        """Read a block into `contents`. Raises NotStoredError, or PeerError if another
+        engine was to send it.
+        """
         ...
 
     def write(self, key: Key, layout: bytes, contents: Contents) -> None:
-        """Store a block, or send it. Raises NotStoredError."""
+        """Store a block, or send it. Raises NotStoredError, or PeerError for an engine
+        that is not known.
+        """
         ...
 
     def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:

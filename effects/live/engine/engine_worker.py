@@ -104,7 +104,9 @@ class EngineWorker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
-        # It asks the operating system: neither in the engine's thread, nor with the lock.
+        # They ask the system: neither in the engine's thread, nor with the lock.
+        for request in requests:
+            self._push_when_computed(request)
         stored = [self._stored(request) for request in requests]
         with self.reporter.locked():
             for request in requests:
@@ -195,12 +197,17 @@ class EngineWorker:
         if closing:  # without the lock: the ends of transfers are posted meanwhile
             self.driver.close()
 
+    def _push_when_computed(self, request: Request) -> None:
+        """Have the store send the blocks of a prompt to the engine that is to decode it,
+        if there is one, as they are computed.
+        """
+        if self.store is not None and request.reads_cache and request.push_to:
+            self.store.want(request.keys[request.sent_from :], request.push_to)
+
     def _stored(self, request: Request) -> int:
         """Returns how many leading blocks of a prompt are in the store."""
         if self.store is None or not request.reads_cache:
             return 0
-        if request.push_to:
-            self.store.want(request.keys[request.sent_from :], request.push_to)
         return self.store.leading(request.keys)
 
     # --- the thread ---------------------------------------------------------------------

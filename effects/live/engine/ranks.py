@@ -98,7 +98,7 @@ def start_ranks(setup: Setup) -> RankGroup:
         crew.abandon()
         crew.remove_folder()
         raise
-    crew.lose = ranks.release
+    crew.on_loss.append(ranks.release)
     return RankGroup(ranks, crew)
 
 

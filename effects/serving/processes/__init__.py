@@ -1,1 +1,3 @@
-"""The processes of a server: how they start, watch each other, and end."""
+"""A server's start and end, and what its fronts do. What watches and restarts fronts and
+engines is in `minfer.effects.cluster.processes`.
+"""

@@ -2,7 +2,8 @@
 several of them.
 
 A front accepts connections at once. Until the engine is ready for the first time, every
-request is answered with 503; while an engine that died is restarted, requests wait.
+request is answered with 503, but for `/health`, as the front lives (`gate`). While an
+engine that died is restarted, requests wait.
 """
 
 import asyncio

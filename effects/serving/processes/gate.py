@@ -1,5 +1,5 @@
 """The application while the model is loading: every request is answered at once with the
-loading state.
+loading state, and the status 503; `/health` with 200, as the process works as it should.
 """
 
 from collections.abc import Callable

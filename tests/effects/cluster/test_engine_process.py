@@ -19,6 +19,9 @@ from attrs import define
 from minfer.effects.cluster.engine_server import engine_process
 from minfer.effects.cluster.engine_server.engine_process import BROKEN
 from minfer.effects.cluster.link import link_messages as wire
+from minfer.effects.execution.contract import crew_of
+from minfer.effects.execution.ranks.crew import Crew
+from minfer.effects.execution.ranks.micro_batches import MicroBatchExecutor
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.net.child import STOP
 from minfer.records.request import Request
@@ -192,15 +195,32 @@ def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
                 )
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 def test_an_engine_ends_though_its_device_waits_for_a_lost_rank(
-    monkeypatch: pytest.MonkeyPatch,
+    stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes, over = SimpleQueue[int](), Event()
     monkeypatch.setattr(engine_process, "LAST", 0.05)
     monkeypatch.setattr("os._exit", codes.put)
-    crew = SimpleNamespace(lose=over.wait)  # what releases the device waits, too
+
+    def release() -> None:  # what releases the device waits, too
+        over.wait(60)
+
+    crew = Crew(2, {})
+    crew.on_loss.append(release)
     executor: Any = SimpleNamespace(crew=crew)
+    if stages > 1:
+        executor = MicroBatchExecutor(executor, stages, vocab=8)
     engine_process._end_with_ranks(executor)
-    Thread(target=crew.lose, daemon=True).start()
+    Thread(target=crew._lose, args=[crew.followers[0], "a test"], daemon=True).start()
     assert codes.get(timeout=10) == BROKEN
     over.set()
+
+
+def test_an_engine_of_one_rank_has_no_crew() -> None:
+    executor: Any = SimpleNamespace()
+    engine_process._end_with_ranks(executor)
+    assert crew_of(executor) is None
+    executor.crew = None  # it could be one of several
+    engine_process._end_with_ranks(executor)
+    assert crew_of(executor) is None

@@ -12,7 +12,7 @@ from minfer.effects.cluster.processes.process_ends import (
     FIRST_PAUSE,
     INTERRUPTED,
     LONGEST_PAUSE,
-    MOST_FAILURES,
+    MOST_FAILED_STARTS,
     Action,
     Processes,
     Signal,
@@ -63,7 +63,7 @@ def test_all_are_started_and_ready_is_reported_once() -> None:
 @pytest.mark.parametrize("name", [ENGINE, ONE])
 def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
     made = served()
-    for _ in range(3 * MOST_FAILURES):
+    for _ in range(3 * MOST_FAILED_STARTS):
         assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE)]
         made.note_started(name)
         made.note_ready(name)
@@ -73,7 +73,7 @@ def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
 def test_a_process_that_is_never_ready_is_given_up() -> None:
     made = served()
     made.note_ended(ENGINE, 137)
-    for count in range(1, MOST_FAILURES):
+    for count in range(1, MOST_FAILED_STARTS):
         made.note_started(ENGINE)
         assert made.note_ended(ENGINE, 1) == [Start(ENGINE, FIRST_PAUSE * 2**count)]
     made.note_started(ENGINE)
@@ -89,7 +89,7 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
     made = served()
     for _ in range(3):
         made.note_ended(ENGINE, 1)
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MOST_FAILED_STARTS - 1):
             made.note_started(ENGINE)
             made.note_ended(ENGINE, 1)
         made.note_started(ENGINE)
@@ -158,7 +158,7 @@ def test_while_fronts_drain_their_engine_is_started_again() -> None:
 def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> None:
     made = served()
     made.note_signal(interrupt=False)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MOST_FAILED_STARTS):
         made.note_ended(ENGINE, 1)
         made.note_started(ENGINE)
     assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]

@@ -7,7 +7,11 @@ from typing import Any, Final
 import pytest
 from attrs import define, field
 
-from minfer.effects.cluster.processes.process_ends import MOST_FAILURES, Processes, Start
+from minfer.effects.cluster.processes.process_ends import (
+    MOST_FAILED_STARTS,
+    Processes,
+    Start,
+)
 from minfer.values.checks import ConfigError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -57,9 +61,9 @@ def keeper(engines: dict[str, ScriptedEngine]) -> Iterator[Any]:
 
 
 def end(code: int) -> Any:
-    from minfer.effects.cluster.ray.ray_engine import EngineEnd
+    from minfer.effects.cluster.ray.ray_engine import ActorEngineEnd
 
-    return EngineEnd(node="a node", code=code, why="a reason")
+    return ActorEngineEnd(node="a node", code=code, why="a reason")
 
 
 def test_pauses_are_those_of_one_machine(
@@ -103,7 +107,7 @@ def test_it_gives_up_if_no_other_is_ready(
     first, second = (engines[name] for name in NAMES)
     first.ready = True
     keeper.look(FAR)
-    for _ in range(2 * MOST_FAILURES):  # the first is ready
+    for _ in range(2 * MOST_FAILED_STARTS):  # the first is ready
         second.ends.append(end(1))
         keeper.look(FAR)
         keeper.look(FAR)
@@ -111,4 +115,4 @@ def test_it_gives_up_if_no_other_is_ready(
     second.ends.append(end(1))
     with pytest.raises(ConfigError, match="engine 1 cannot be started"):
         keeper.look(FAR)
-    assert second.starts == 2 * MOST_FAILURES + 1
+    assert second.starts == 2 * MOST_FAILED_STARTS + 1
