@@ -93,31 +93,32 @@ def test_a_child_outlives_the_thread_that_started_it() -> None:
     made.kill()
 
 
+# Each writes to one pipe, as its child does: at once, so that nothing comes between.
 PARENTS = {
     "spawned": f"""
 import os
 from minfer.effects.net.child import spawn_child
 made = spawn_child("{MODULE}", "1", descriptors=[1])
-print(made.pid, flush=True)
+os.write(1, b"%d\\n" % made.pid)
 made.wait()
 """,
     "forked": """
-import time
+import os, time
 from minfer.effects.net.child import fork_child
 def run(beat):
-    print("input|", flush=True)
+    os.write(1, b"input|")
     time.sleep(60)
-print(fork_child(run, "test", 0.0).pid, flush=True)
+os.write(1, b"%d\\n" % fork_child(run, "test", 0.0).pid)
 time.sleep(60)
 """,
     "forked, where the system does not end it": """
-import time
+import os, time
 from minfer.effects.net import child
 child._PR_SET_PDEATHSIG = -1  # no such operation
 def run(beat):
-    print("input|", flush=True)
+    os.write(1, b"input|")
     time.sleep(60)
-print(child.fork_child(run, "test", 0.0).pid, flush=True)
+os.write(1, b"%d\\n" % child.fork_child(run, "test", 0.0).pid)
 time.sleep(60)
 """,
 }
@@ -134,7 +135,9 @@ def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
         assert parent.stdout is not None
         said = ""
         while not (found := re.search(r"\d+\n", said)) or "|" not in said:
-            said += os.read(parent.stdout.fileno(), 100).decode()
+            part = os.read(parent.stdout.fileno(), 100).decode()
+            assert part, "the parent has ended"
+            said += part
         process = int(found[0])
         if stopped:  # it cannot look whether its parent is there
             os.kill(process, signal.SIGSTOP)
