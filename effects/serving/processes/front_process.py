@@ -1,7 +1,8 @@
 """A front's process: HTTP, templates and text, over an engine in another process, or
 several of them.
 
-A front accepts connections at once. Until the engine is ready for the first time, every
+A front accepts connections at once, but for one in place of a front that ended, which
+lets them wait until it can answer. Until the engine is ready for the first time, every
 request is answered with 503, but for `/health`, as the front lives (`gate`). While an
 engine that died is restarted, requests wait.
 """
@@ -57,6 +58,8 @@ from minfer.values.checks import ConfigError
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
+# Seconds in which a front in place of one that ended should be linked and able to answer.
+REPLACEMENT: Final = 5.0
 BEAT: Final = 0.1  # seconds from one heartbeat to the next
 COUNT: Final = 0.1  # seconds from one report of counts to the next
 _log = logging.getLogger("minfer.front")
@@ -162,7 +165,7 @@ async def _serve(
             config = http_config(app, plan.http)
             server = FrontServer(config, plan.http, lambda: gate.application, shared)
             server.install_handlers()
-            serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
+            serving = asyncio.create_task(_accept(server, plan, gate))
             await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()]
             if ended:  # without these tasks no request is served: end, visibly
@@ -176,6 +179,19 @@ async def _serve(
         remote.close()
         journals.close()
     return 0
+
+
+async def _accept(server: FrontServer, plan: FrontPlan, gate: Gate) -> None:
+    """Accept connections until the server ends. A front in place of one that ended lets
+    them wait until it can answer, as those of other fronts are answered meanwhile.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + REPLACEMENT
+    while plan.announced() and gate.application is None and clock() < end:
+        if server.should_exit:
+            break
+        await asyncio.sleep(LOOK)
+    await server.serve(sockets=[plan.listener])
 
 
 async def _send_heartbeats(beat: Callable[[], None]) -> None:

@@ -202,8 +202,9 @@ def test_a_front_that_is_stopped_is_restarted_after_its_limit(fronts: int) -> No
         asyncio.run(run())
         served.process.terminate()
         assert served.process.wait(SOON) == 0
-    # Only requests on the connections of the stopped front are lost.
-    assert 0 < len(load.lost()) <= 10
+    # Only requests that the stopped front had begun are lost: those whose connections it
+    # had not accepted are answered by the next one.
+    assert len(load.lost()) <= 10
     assert load.different() == []
 
 
