@@ -1,14 +1,19 @@
 """A front's process: it hears its parent alone, and ends when it cannot serve."""
 
+import asyncio
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from minfer.effects.net.child import DRAIN, STOP
+from minfer.effects.serving.processes import front_process
+from minfer.effects.serving.processes.gate import Gate
 from tests.circles import claimed
 
 # An engine that was set up as it says, and a front, in one process.
@@ -139,3 +144,26 @@ def test_its_parent_ends_it_however_early(
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert code in ((0,) if wait else (0, -one))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_front_in_place_of_another_accepts_once_it_can_answer(
+    *, replaces: bool
+) -> None:
+    accepted_after = list[bool]()  # whether it could answer then
+
+    async def serve(**_: Any) -> None:
+        accepted_after.append(gate.application is not None)
+
+    async def run() -> None:
+        accepting = asyncio.create_task(front_process._accept(made, plan, gate))
+        await asyncio.sleep(0.1)
+        assert accepting.done() is not replaces
+        gate.application = object()  # type: ignore[assignment]  # it can answer
+        await accepting
+
+    made: Any = SimpleNamespace(should_exit=False, serve=serve)
+    plan: Any = SimpleNamespace(announced=lambda: replaces, listener=None)
+    gate = Gate(lambda: "")
+    asyncio.run(run())
+    assert accepted_after == [replaces]
