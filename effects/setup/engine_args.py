@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.models.dtypes import DTYPE_BYTES
@@ -241,6 +241,13 @@ class EngineArgs:
             self.pipeline_parallel_size,
             self.enable_expert_parallel,
         )
+
+    def with_blocks(self, count: int) -> "EngineArgs":
+        """Returns these settings for an engine that replaces one with so many KV blocks:
+        requests that it served, or that fronts accepted, need them, and free memory
+        differs each time.
+        """
+        return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
 
 
 def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:

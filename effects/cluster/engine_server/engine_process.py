@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import attrs
 from attrs import field, frozen
 
 from minfer.effects.cluster.engine_server.host import Host
@@ -140,13 +139,8 @@ def _end_with_ranks(executor: Executor) -> None:
 
 
 def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
-    """Returns the settings with as many KV blocks as the previous engine had: requests
-    that it served, or that fronts accepted, need them. Free memory differs each time.
-    """
-    if not _blocks_file(path).exists():
-        return args
-    count = noted_blocks(path)
-    return attrs.evolve(args, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
+    """Returns the settings with as many KV blocks as the previous engine had."""
+    return args.with_blocks(noted_blocks(path)) if _blocks_file(path).exists() else args
 
 
 def noted_blocks(path: Path) -> int:

@@ -46,11 +46,7 @@ class EnginePlan:
             memory=CPU_SHARE / self.replicas,  # all may be on one node
         )
         args = device.take(self.args)
-        if self.blocks is None:
-            return args
-        return evolve(
-            args, num_gpu_blocks_override=self.blocks, kv_cache_memory_bytes=None
-        )
+        return args if self.blocks is None else args.with_blocks(self.blocks)
 
 
 @frozen(kw_only=True)
