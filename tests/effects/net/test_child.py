@@ -16,6 +16,7 @@ import pytest
 from minfer.effects.net import child
 from minfer.effects.net.child import Child, spawn_child
 
+ROOT = Path(__file__).parents[3]
 MODULE = "tests.effects.net.spawned"
 PATIENCE = 20.0  # seconds for what takes some tenths
 
@@ -130,7 +131,11 @@ time.sleep(60)
 )
 def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENTS[kind]], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENTS[kind]],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A command's own folder is not among those that its children import from.
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as parent:
         assert parent.stdout is not None
         said = ""
