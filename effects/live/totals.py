@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
+from minfer.analysis.drafts import Drafted
 from minfer.records.messages import (
     Admitted,
     Command,
@@ -29,7 +30,6 @@ from minfer.records.messages import (
 from minfer.records.plan import Yields
 from minfer.records.sequence import SampleId, SampleIds
 from minfer.records.state import Transition
-from minfer.runs.drafts import Drafted
 
 COUNTERS: Final = (
     "prompt_tokens",

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from attrs import fields_dict, has
 
+from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
-from minfer.runs.replay import Journal
 from minfer.values.pmap import Map
 
 _MANY: Final = 20  # sequences in the list

@@ -5,8 +5,8 @@ from which position on, and how many tokens it may yield. It has token values on
 the host must supply them, in `fills` and `drafts`: so the next step can be planned before
 the last one's tokens are known. What a row needs besides (known tokens, sampling values,
 block tables) was sent when it was opened, or when it changed: an executor never sees a
-request. All is plain data, so a plan has a wire form (`minfer.runs.wire`) for executors
-in other processes.
+request. All is plain data, so a plan has a wire form (`minfer.records.plan_wire`) for
+executors in other processes.
 
 Contract of an executor:
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from attrs import define, evolve, field
 
 from minfer.engine import step
+from minfer.journal.codec import dump
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -26,8 +27,7 @@ from minfer.records.messages import (
 from minfer.records.policy import Policy
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
-from minfer.runs.codec import dump
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
 from minfer.testing.trial_drafts import proposed
 

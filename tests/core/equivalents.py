@@ -15,7 +15,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is joined is a single row: its first sequence is its last one."
     ),
     (
-        "schedule.py | _admit | condition | if work.state.running.gens is not "
+        "planning/schedule.py | _admit | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
     (
@@ -26,7 +26,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/state.py | place_is_taken | slice | at:at + 1 -> at:": (
         "Places are in order and each is there once: none behind that one is equal."
     ),
-    "schedule.py | _admit | offset | 0 -> -1": (
+    "planning/schedule.py | _admit | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
     "sampling/logits.py | penalized | comparison | x > 0 -> x >= 0": (
@@ -79,17 +79,17 @@ EQUIVALENT: Final[dict[str, str]] = {
         "one: a published block has one place in every table that holds it, so that a "
         "table in which it is found anywhere has the same path before it."
     ),
-    "committing/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
+    "planning/commit.py | _drop_after_ends | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _drop_after_ends | condition | for i, (keep, _) in ends.items() if keep < "
+        "planning/commit.py | _drop_after_ends | condition | for i, (keep, _) in ends.items() if keep < "
         "len(new[i]) -> for i, (keep, _) in ends.items()"
     ): (
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "committing/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
+        "planning/commit.py | _drop_after_ends | update | edited(run, known={i: run.known[i] - more for i, "
         "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
         "more for i, more in extra.items()})"
     ): (
@@ -97,7 +97,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "is known: the tokens beyond are never looked at."
     ),
     (
-        "committing/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
+        "planning/commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
         "run.known[i]"
     ): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that "
@@ -206,17 +206,17 @@ EQUIVALENT: Final[dict[str, str]] = {
     "zip_longest(other, one, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
-    "speculate/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
+    "planning/plan_drafts.py | Drafters.only | condition | if all(chosen) -> if False": (
         "A shortcut: the columns of all that are chosen are equal."
     ),
-    "speculate/plan_drafts.py | _assign | condition | if not drafters -> if False": (
+    "planning/plan_drafts.py | _assign | condition | if not drafters -> if False": (
         "A shortcut: without drafts each row yields one token, which is what none means."
     ),
-    "speculate/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
+    "planning/plan_drafts.py | _bounded | comparison | most < how.drafts -> most <= how.drafts": (
         "A shortcut: nobody has more than how.drafts drafts."
     ),
     (
-        "speculate/plan_drafts.py | waits_for_results | condition | not "
+        "planning/plan_drafts.py | waits_for_results | condition | not "
         "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
     ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
     (
@@ -237,7 +237,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."
     ),
-    "committing/commit.py | _advance | condition | if sizes != plan.most -> if True": (
+    "planning/commit.py | _advance | condition | if sizes != plan.most -> if True": (
         "A shortcut: where no row yielded fewer, nothing is subtracted."
     ),
     (
@@ -252,11 +252,11 @@ EQUIVALENT: Final[dict[str, str]] = {
     "lifecycle/publish.py | _publish | offset | 0 -> -1": (
         "Where the number is not computed no group has a window, and nobody looks at it."
     ),
-    "schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
+    "planning/schedule.py | _find_skipped_rows | condition | if work.state.lockstep -> if True": (
         "A shortcut: where nobody is in lockstep, nobody is found, and the state is equal."
     ),
     (
-        "speculate/plan_drafts.py | _candidates | condition | if state.lockstep or "
+        "planning/plan_drafts.py | _candidates | condition | if state.lockstep or "
         "state.filling -> if True"
     ): "A shortcut: of decode rows that are not in lockstep, all may have drafts.",
     "speculate/learn.py | _update_samples | condition | if plan.gens == run.gens -> if False": (
@@ -270,7 +270,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "values/tickets.py | add | condition | if word -> if False": (
         "A shortcut: above a word that has bits, the bits are there."
     ),
-    "committing/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
+    "planning/discard.py | discard | bound | set(plan.gens) -> plan.gens": (
         "A set for speed: both have the same members."
     ),
 }

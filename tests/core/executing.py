@@ -19,10 +19,10 @@ from minfer.records.plan import (
     SampleDeferred,
     Stand,
 )
+from minfer.records.plan_wire import plan_from, plan_to, results_from, results_to
 from minfer.records.request import Request, row_sampling
 from minfer.records.sequence import SampleId
-from minfer.runs.oracle import Oracle, OracleRow
-from minfer.runs.wire import plan_from, plan_to, results_from, results_to
+from minfer.simulation.oracle import Oracle, OracleRow
 
 MASKED: Final = 2**17  # tokens of a vocabulary, up to which masks are spelled out
 

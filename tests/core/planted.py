@@ -80,7 +80,7 @@ BUGS: Final = (
     Bug(
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
-        "committing/commit.py",
+        "planning/commit.py",
         "_commit_results",
         "free_fenced_blocks(state, plan.step)",
         "free_fenced_blocks(state, plan.step) if any(new) else state",
@@ -108,7 +108,7 @@ BUGS: Final = (
     Bug(
         "block visible before it is written",
         "v#41400: prompt blocks are findable once planned, not once computed",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "upto[i] = done[run.gens[i]]",
         "upto[i] = min(run.scheduled[i], run.base[i]) // size",
@@ -124,7 +124,7 @@ BUGS: Final = (
     Bug(
         "last sampled token counted as KV",
         "v#38624: the token just sampled has no KV yet, its block is published",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: run.known[i] // size for i in some}",
@@ -212,7 +212,7 @@ BUGS: Final = (
     Bug(
         "tokens after the stop are sent",
         "v#3574, s#11462: what was sampled past the stop token reaches the client",
-        "committing/commit.py",
+        "planning/commit.py",
         "_drop_after_ends",
         "kept[i] = new[i][: ends[i][0]]",
         "kept[i] = new[i]",
@@ -220,7 +220,7 @@ BUGS: Final = (
     Bug(
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
         "new = align_yields(plan.gens, run.gens, yields, thresholds.ALIGNED_WINDOW)",
         (
@@ -240,7 +240,7 @@ BUGS: Final = (
     Bug(
         "last chunk of one token",
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "run.gens[i] not in work.skipped",
         "run.gens[i] not in work.skipped and run.base[i] - run.scheduled[i] > 1",
@@ -371,7 +371,7 @@ BUGS: Final = (
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
-        "committing/discard.py",
+        "planning/discard.py",
         "discard",
         "touched = {gen for plan in state.inflight for gen in plan.gens}",
         "touched = blamed",
@@ -410,7 +410,7 @@ BUGS: Final = (
     Bug(
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
         "scheduled = tuple(map(sub, scheduled, map(short.get, run.gens, repeat(0))))",
         "del short",
@@ -418,7 +418,7 @@ BUGS: Final = (
     Bug(
         "decodes beyond the budget",
         "budgets: running rows are not counted against that of tokens",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "budget - (len(run) - len(work.skipped))",
         "budget",
@@ -468,7 +468,7 @@ BUGS: Final = (
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
         "again",
-        "committing/discard.py",
+        "planning/discard.py",
         "_end_failed_samples",
         "state, finished = end_samples(config, state, leavers)",
         "_, finished = end_samples(config, state, leavers)",
@@ -611,7 +611,7 @@ BUGS: Final = (
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried "
         "for ever",
-        "committing/discard.py",
+        "planning/discard.py",
         "discard",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
@@ -643,7 +643,7 @@ BUGS: Final = (
     Bug(
         "a paused prompt yields",
         "the last input of a prompt is planned, though its mask is not there",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "run.base[i] - run.scheduled[i] - (run.ids[i] in state.paused)",
         "run.base[i] - run.scheduled[i]",
@@ -675,7 +675,7 @@ BUGS: Final = (
     Bug(
         "results of a skipped step",
         "v#48245, s#36475: the answer to a later step is taken for that to the first",
-        "committing/commit.py",
+        "planning/commit.py",
         "commit",
         "event.step != plan.step",
         "event.step < plan.step",
@@ -797,7 +797,7 @@ BUGS: Final = (
     Bug(
         "a window holds the chunks of all steps in flight",
         "a kind: what a window saves is lost to running ahead",
-        "schedule.py",
+        "planning/schedule.py",
         "_bound_prefill",
         "done[i] + budget + budget // 4 - run.scheduled[i]",
         "done[i] + config.depth * budget - run.scheduled[i]",
@@ -829,7 +829,7 @@ BUGS: Final = (
     Bug(
         "what is computed anew is published while it may be",
         "a kind: a row that begins again rewrites blocks that others read",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "not run.seqs[i].request.begins_anew",
         "True",
@@ -837,7 +837,7 @@ BUGS: Final = (
     Bug(
         "pooled prompt ends with its first chunk",
         "a kind: the embedding of a long prompt is that of its beginning",
-        "committing/commit.py",
+        "planning/commit.py",
         "_prompt_only_ends",
         "upto[run.gens[i]] == run.base[i]",
         "run.seqs[i].request.ends_with_prompt",
@@ -845,7 +845,7 @@ BUGS: Final = (
     Bug(
         "vector of a neighbour",
         "a kind: results are read by their places in the batch of now",
-        "committing/commit.py",
+        "planning/commit.py",
         "_kept_pooled",
         "dict(zip(plan.gens, pooled, strict=True))",
         "dict(zip(run.gens, pooled))",
@@ -853,7 +853,7 @@ BUGS: Final = (
     Bug(
         "rejected drafts are taken back one short",
         "a kind: positions that drafts had reserved are given back, but for one",
-        "committing/commit.py",
+        "planning/commit.py",
         "_advance",
         "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))",
         (
@@ -865,7 +865,7 @@ BUGS: Final = (
     Bug(
         "drafts displace a prompt",
         "a kind: a step's tokens go to drafts before they go to prompts",
-        "schedule.py",
+        "planning/schedule.py",
         "_share_tokens",
         "more = max(0, min(work.room // each, left - 1))",
         (
@@ -876,7 +876,7 @@ BUGS: Final = (
     Bug(
         "drafts that a device has no room for",
         "a kind: a row with many drafts beside rows with few, that only together fit",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_fitting",
         "min(one, each)",
         "one",
@@ -892,7 +892,7 @@ BUGS: Final = (
     Bug(
         "drafts beyond the table",
         "a kind: the KV of drafts is written where a table has no block",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_tables",
         "table_blocks(work.config, tables[at[place]]) * size - scheduled[place] - 1",
         "table_blocks(work.config, tables[at[place]]) * size - scheduled[place]",
@@ -900,7 +900,7 @@ BUGS: Final = (
     Bug(
         "drafts where tables end soon",
         "a kind: that a table ends is seen when the row is there, not its drafts",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_tables",
         "map(gt, ends, map(run.grow_at.__getitem__, at))",
         "map(gt, scheduled, map(run.grow_at.__getitem__, at))",
@@ -908,7 +908,7 @@ BUGS: Final = (
     Bug(
         "drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_candidates",
         "map(sub, map(sub, run.last, run.scheduled), ones(len(run)))",
         "map(sub, run.last, run.scheduled)",
@@ -916,7 +916,7 @@ BUGS: Final = (
     Bug(
         "the host's drafts beyond the last token",
         "a kind: what was accepted goes past max_tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
         "map(sub, run.last, run.known)",
         "map(add, map(sub, run.last, run.known), ones(len(run)))",
@@ -924,7 +924,7 @@ BUGS: Final = (
     Bug(
         "stale drafts are verified",
         "a kind: drafts are taken though more is known by now than when they were made",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
         "map(eq, map(_known, found), run.known)",
         "(old <= now for old, now in zip(map(_known, found), run.known))",
@@ -932,7 +932,7 @@ BUGS: Final = (
     Bug(
         "drafts are used twice",
         "a kind: what was proposed stays after the step that it was for",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drop_proposals",
         "evolve(drafting, proposals=Map())",
         "drafting",
@@ -940,7 +940,7 @@ BUGS: Final = (
     Bug(
         "planned behind the host's drafts",
         "a kind: the next step begins where all drafts would have been accepted",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "waits_for_results",
         "any(plan.drafts for plan in state.inflight)",
         "False",
@@ -948,7 +948,7 @@ BUGS: Final = (
     Bug(
         "drafts of the host do not wait",
         "a kind: what was proposed is late for each step, and never used",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "waits_for_results",
         "any(_numbers(how, state, drafters, others, room, prompts))",
         "False",
@@ -956,7 +956,7 @@ BUGS: Final = (
     Bug(
         "drafts behind what is in flight",
         "a kind: what was proposed is verified at the wrong positions",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "how.drafter == HOST and work.state.inflight",
         "False",
@@ -964,7 +964,7 @@ BUGS: Final = (
     Bug(
         "rejected drafts are published",
         "a kind: blocks count as full up to what was planned",
-        "committing/commit.py",
+        "planning/commit.py",
         "_publishable",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: (run.known[i] - 1 + sum(map(len, (d.tokens for d in plan.drafts)))) // size"
@@ -989,7 +989,7 @@ BUGS: Final = (
     Bug(
         "a draft model's drafts for who is bound to the host",
         "a kind: masks are made for tokens that the host does not know",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "may_draft",
         "request.lockstep and drafter != HOST",
         "False",
@@ -997,7 +997,7 @@ BUGS: Final = (
     Bug(
         "drafts for who waits for its mask",
         "a kind: steps of others wait for drafts that nobody can use yet",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_proposed_for",
         "one and name not in paused",
         "one",
@@ -1013,7 +1013,7 @@ BUGS: Final = (
     Bug(
         "drafts for a prompt",
         "a kind: a row that is being filled has drafts behind its chunk",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "work.skipped.union(work.shares)",
         "work.skipped",
@@ -1021,7 +1021,7 @@ BUGS: Final = (
     Bug(
         "drafts for who sits out",
         "a kind: the batch has drafts of rows that it has not",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "work.skipped.union(work.shares)",
         "set(work.shares)",
@@ -1029,7 +1029,7 @@ BUGS: Final = (
     Bug(
         "drafts beyond the budget",
         "budgets: drafts are not counted against that of tokens",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_in_rank_order",
         "room -= number",
         "pass",
@@ -1037,7 +1037,7 @@ BUGS: Final = (
     Bug(
         "drafts in steps of many rows",
         "a kind: verification slows a busy batch down, though it was switched off there",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "_drafters",
         "0 < how.rows < len(run) - len(work.skipped)",
         "0 < how.rows < len(run) - len(work.skipped) - 1",
@@ -1173,7 +1173,7 @@ ESCAPED: Final = (
     Bug(
         "a decode row is counted as prefill",
         _OUTSIDE,
-        "runs/replica_events.py",
+        "routing/replica_events.py",
         "load_report",
         "known - scheduled > 1",
         "known - scheduled > 0",
@@ -1182,7 +1182,7 @@ ESCAPED: Final = (
     Bug(
         "a row that waits for results is taken off the prefill",
         _OUTSIDE,
-        "runs/replica_events.py",
+        "routing/replica_events.py",
         "load_report",
         "known - scheduled > 1",
         "known - scheduled != 1",
@@ -1191,7 +1191,7 @@ ESCAPED: Final = (
     Bug(
         "the state between two segments is not compared",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._join",
         "self._check(self.state, head.state_digest, name)",
         "None",
@@ -1200,7 +1200,7 @@ ESCAPED: Final = (
     Bug(
         "a journal that lacks its last turn is closed",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._other",
         "kind == b'E' and about == self.count",
         "kind == b'E'",
@@ -1209,7 +1209,7 @@ ESCAPED: Final = (
     Bug(
         "a journal that lacks the turn of a digest is whole",
         _OUTSIDE,
-        "runs/replay.py",
+        "journal/replay.py",
         "Journal._other",
         "kind == b'S' and about <= self.count",
         "kind == b'S'",
@@ -1218,7 +1218,7 @@ ESCAPED: Final = (
     Bug(
         "sets are written in the order of their hashes",
         _OUTSIDE,
-        "runs/codec.py",
+        "journal/codec.py",
         "dump",
         "[dump(one) for one in sorted(value)]",
         "[dump(one) for one in value]",
@@ -1227,7 +1227,7 @@ ESCAPED: Final = (
     Bug(
         "maps are written in the order of their hashes",
         _OUTSIDE,
-        "runs/codec.py",
+        "journal/codec.py",
         "dump",
         "[[dump(key), dump(value[key])] for key in sorted(value)]",
         "[[dump(key), dump(value[key])] for key in value]",
@@ -1309,11 +1309,11 @@ ESCAPED: Final = (
     Bug(
         "no drafts under a grammar",
         "a kind: forced text is generated token by token",
-        "speculate/plan_drafts.py",
+        "planning/plan_drafts.py",
         "may_draft",
         "request.lockstep and drafter != HOST",
         "request.lockstep",
-        "speculate/test_plan_drafts.py",
+        "planning/test_plan_drafts.py",
     ),
     Bug(
         "least recently used goes with its child",
@@ -1372,20 +1372,20 @@ ESCAPED: Final = (
     Bug(
         "newcomers are not in rank order",
         _OUTSIDE,
-        "schedule.py",
+        "planning/schedule.py",
         "_admit",
         "work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)",
         "None",
-        "test_schedule.py",
+        "planning/test_schedule.py",
     ),
     Bug(
         "a good step clears the faults of those in the next",
         _OUTSIDE,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
         "positions(run, set(plan.gens))",
         ("positions(run, {gen for one in (plan, *state.inflight) for gen in one.gens})"),
-        "committing/test_discard.py",
+        "planning/test_discard.py",
     ),
     Bug(
         "a first sample computes its prompt again behind its output",
@@ -1445,47 +1445,47 @@ ESCAPED: Final = (
     Bug(
         "results aligned within their window alone",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "align_yields",
         "before[i] in right or before[i] in now[j:]",
         "before[i] in right",
-        "committing/test_commit.py",
+        "planning/test_commit.py",
     ),
     Bug(
         "faults are never cleared",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
         "f[0] not in ran",
         "f[0] is not ran",
-        "committing/test_discard.py",
+        "planning/test_discard.py",
     ),
     Bug(
         "a good step clears everybody's faults",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_update_statistics",
         "tuple(f for f in state.faults if f[0] not in ran)",
         "()",
-        "committing/test_discard.py",
+        "planning/test_discard.py",
     ),
     Bug(
         "empty results are accepted",
         _LET,
-        "committing/commit.py",
+        "planning/commit.py",
         "_flaw",
         "all(map(ge, sizes, least))",
         "True",
-        "committing/test_commit.py",
+        "planning/test_commit.py",
     ),
     Bug(
         "stop ids of newcomers alone",
         _LET,
-        "schedule.py",
+        "planning/schedule.py",
         "_admit",
         "{seq.request.stop_ids for seq in run.seqs}",
         "{one.seat.seqs[0].request.stop_ids for one in work.newcomers}",
-        "test_schedule.py",
+        "planning/test_schedule.py",
     ),
     Bug(
         "held, and never looked at again",
@@ -1548,7 +1548,7 @@ ESCAPED: Final = (
     Bug(
         "all wait for who is paused and has to run alone",
         "one bad request fatal to all: a suspect that cannot run lets nobody run",
-        "schedule.py",
+        "planning/schedule.py",
         "isolated_generation",
         "sample in run.ids and sample not in state.paused",
         "sample in run.ids",
@@ -1570,7 +1570,7 @@ ESCAPED: Final = (
         "restart",
         "dict.fromkeys(anew, 0)",
         "{}",
-        "committing/test_pooled.py",
+        "planning/test_pooled.py",
     ),
 )
 

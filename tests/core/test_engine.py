@@ -30,7 +30,7 @@ from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state import EngineState, Transition, initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.invariants import check
 from tests.core.world import reference
 

@@ -12,6 +12,11 @@ from attrs import evolve, fields, frozen
 from hypothesis import given
 
 from minfer.engine import step
+from minfer.journal.decisions import chained, compact, facts
+from minfer.journal.format import MAGIC, Head
+from minfer.journal.redact import redacted
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import head_record, turn_record
 from minfer.policies.builtin import POLICIES, Priority
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.config import EngineConfig
@@ -36,11 +41,6 @@ from minfer.records.request import ParameterError, Request, SamplingParams
 from minfer.records.state import EngineState, Turn
 from minfer.records.tiers import HostTier, KeyedTier
 from minfer.records.token_logprobs import TokenLogprobs
-from minfer.runs.decisions import chained, compact, facts
-from minfer.runs.journal import MAGIC, Head
-from minfer.runs.journal_writing import head_record, turn_record
-from minfer.runs.redact import redacted
-from minfer.runs.replay import Journal, open_segments
 from minfer.sampling.beam import BeamRound
 from minfer.testing.invariants import check
 from minfer.values.checks import ConfigError

@@ -48,7 +48,7 @@ from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
 from minfer.records.tiers import CHOICES, LOAD, HostTier, KeyedTier
 from minfer.records.token_logprobs import unpack_parts
-from minfer.runs.oracle import ONE_GROUP, START, vector_of
+from minfer.simulation.oracle import ONE_GROUP, START, vector_of
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
 from tests.core.executing import Busy, Habits

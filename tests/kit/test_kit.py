@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from hypothesis import Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from minfer.analysis.drafts import judged, tally_of
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.runs.page.make import page
 from minfer.engine import step
@@ -20,7 +21,6 @@ from minfer.records.policy import FirstCome, Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST
 from minfer.records.state import EngineState
-from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
 from minfer.testing import (
     PolicyError,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
-from minfer.effects.models.cache import PagedCache
-from minfer.effects.models.cache_layout import CacheLayout
+from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.effects.models.ranks import Ranks
-from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Copy, Open

@@ -35,7 +35,7 @@ from minfer.effects.execution.packing.verified import (
     most_of,
     write_drafts,
 )
-from minfer.effects.models.shapes import power_from
+from minfer.effects.models.layout.shapes import power_from
 from minfer.records.plan import Fill, Open, Plan
 
 Item = TypeVar("Item")

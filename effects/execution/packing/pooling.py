@@ -19,7 +19,7 @@ from torch import Tensor
 from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.batch import Tap
+from minfer.effects.models.architecture.batch import Tap
 from minfer.records.plan import MEAN, Open, Plan, Pooled
 
 

@@ -22,7 +22,7 @@ from minfer.effects.execution.contract import LogitsError, names_of
 from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
-from minfer.effects.models.batch import Scored
+from minfer.effects.models.architecture.batch import Scored
 from minfer.records.plan import Open, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS

@@ -4,12 +4,12 @@ Theory. A row that has drafts is a decode row, and comes before those without. I
 are further inputs, each in a line of its own. To attention they are decode rows whose
 context ends with themselves, as all KV of a step is written before any of it is read; or,
 on a GPU, one chunk of a row, which reads the context once (`Verified` in
-models/batch.py). Then places are verified one after the other (speculative_step.py): each
-samples by the usual sampler, with the noise of its position, and with the penalties of
-the tokens before it. So a row yields the same tokens as without drafts, whatever its
-sampling parameters; and all is launched in order, so that a graph can hold it. Under the
-rule "rejection", coins accept a draft or replace it (rejection_sampling.py), and only the
-distribution of a row's tokens is the same.
+models/architecture/batch.py). Then places are verified one after the other
+(speculative_step.py): each samples by the usual sampler, with the noise of its position,
+and with the penalties of the tokens before it. So a row yields the same tokens as without
+drafts, whatever its sampling parameters; and all is launched in order, so that a graph
+can hold it. Under the rule "rejection", coins accept a draft or replace it
+(rejection_sampling.py), and only the distribution of a row's tokens is the same.
 
 Rows with fewer drafts than others fill their lines with the scratch row. So there are few
 shapes of such steps, but a row with many drafts beside many with one costs more than it

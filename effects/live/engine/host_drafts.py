@@ -18,13 +18,13 @@ from typing import Any, Final, Protocol
 from attrs import define, field
 from typing_extensions import override
 
+from minfer.planning.plan_drafts import may_draft
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Propose
 from minfer.records.plan import Open
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import EngineState, Transition
-from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
 
 MAX_TOKENS_READ: Final = 512  # tokens

@@ -13,14 +13,14 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import minfer.records.messages as messages
+from minfer.analysis.drafts import judged
 from minfer.effects.runs.page.entered import entered_requests
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.plan import Plan
 from minfer.records.request import MAX_SAMPLES, Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
-from minfer.runs.cost import drafts_of
-from minfer.runs.drafts import judged
+from minfer.simulation.cost import drafts_of
 
 _TOP: Final = 2**30 - 1  # of a cell; larger values are nonsense, and clipped
 _NONE: Final = -1  # in place of a sample, or a step, that does not exist

@@ -5,10 +5,17 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.committing.discard import discard
 from minfer.engine import step
+from minfer.journal.codec import dump, load
+from minfer.journal.projection import projected, state_digest
+from minfer.journal.redact import redacted
+from minfer.journal.redact_state import redacted_state
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import encode_journal
 from minfer.lifecycle.pausing import apply_pauses, paused_rows
 from minfer.lifecycle.preempt import preempt
+from minfer.planning.discard import discard
+from minfer.planning.schedule import isolated_generation
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -25,15 +32,8 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan
 from minfer.records.request import Request
 from minfer.records.state import Transition, Turn
-from minfer.runs.codec import dump, load
-from minfer.runs.cost import CostModel
-from minfer.runs.fork import Change, fork
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.projection import projected, state_digest
-from minfer.runs.redact import redacted
-from minfer.runs.redact_state import redacted_state
-from minfer.runs.replay import Journal, open_segments
-from minfer.schedule import isolated_generation
+from minfer.simulation.cost import CostModel
+from minfer.simulation.fork import Change, fork
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, Bench, ask
 

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.planning.admission import _load
 from minfer.planning.admit import Admission, current_load
+from minfer.planning.schedule import queue_blocked_by
 from minfer.planning.work import Work
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
@@ -19,7 +20,6 @@ from minfer.records.messages import (
 )
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
-from minfer.schedule import queue_blocked_by
 from tests.core.test_engine import CONFIG, Bench, ask
 
 

@@ -39,7 +39,7 @@ from minfer.records.messages import (
 from minfer.records.policy import FirstCome, Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.state import EngineState, initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
 from minfer.values.checks import ConfigError
 from tests.circles import examples

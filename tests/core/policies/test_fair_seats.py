@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from minfer.planning.admission import _next_admissible
+from minfer.planning.schedule import queue_blocked_by
 from minfer.planning.work import Work
 from minfer.policies.builtin import policy_named
 from minfer.policies.fair_queue import FairQueue
@@ -16,7 +17,6 @@ from minfer.records.messages import Admitted, Cancel, Pause, QueueBlocked, Submi
 from minfer.records.policy import Load
 from minfer.records.request import Request
 from minfer.records.state import initial
-from minfer.schedule import queue_blocked_by
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 from tests.core.lifecycle.test_pausing import Judged

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from minfer.journal.codec import dump, load
 from minfer.records.request import Request, SamplingParams
-from minfer.runs.codec import dump, load
 from minfer.sampling.structured import KINDS, MAX_CONSTRAINT, StructuredOutputs
 from minfer.values.checks import ParameterError
 

@@ -15,7 +15,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import Transition
-from minfer.runs import oracle
+from minfer.simulation import oracle
 from tests.core.lifecycle.test_pausing import Judged
 from tests.core.test_engine import CONFIG
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.planning.plan_drafts import (
+    Drafters,
+    _numbers,
+    waits_for_results,
+)
 from minfer.records.acceptance import Acceptance, Costs, Learning
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Drafting, SampleAcceptance
 from minfer.records.messages import Propose, Submit
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.speculate.plan_drafts import (
-    Drafters,
-    _numbers,
-    waits_for_results,
-)
 from minfer.values.pmap import Map
 from tests.core.speculate.drafted import (
     FLAT,

@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
-from minfer.records.messages import Propose, Submit
-from minfer.speculate.plan_drafts import (
+from minfer.planning.plan_drafts import (
     waits_for_results,
 )
+from minfer.records.messages import Propose, Submit
 from minfer.speculate.proposing import keep_proposals
 from tests.core.speculate.drafted import (
     HOSTED,

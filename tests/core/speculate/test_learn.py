@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
+from minfer.journal.format import FORMAT, LEARNING, MAGIC, framed
+from minfer.journal.reading import payloads
+from minfer.journal.replay import DivergenceError
+from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Acceptance, Learning, counted_drafts
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.messages import Cancel, Discarded, Emit, Executed, Finished, Submit
@@ -14,15 +18,11 @@ from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import Speculation
 from minfer.records.state import Turn
-from minfer.runs.journal import FORMAT, LEARNING, MAGIC, framed
-from minfer.runs.journal_reading import payloads
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.replay import DivergenceError
 from minfer.speculate.learn import update_acceptance
 from minfer.values.pmap import Map
 from tests.circles import seeds
+from tests.core.journal.made import opened
 from tests.core.recorded import recorded
-from tests.core.runs.made import opened
 from tests.core.speculate.drafted import (
     FLAT,
     HOSTED,

@@ -6,17 +6,17 @@ import pytest
 from attrs import evolve
 
 from minfer.engine import step
+from minfer.journal.codec import dump, load
+from minfer.journal.projection import state_digest
+from minfer.journal.redact import redacted, redacted_config
+from minfer.journal.redact_state import redacted_state
+from minfer.journal.replay import Journal, open_segments
+from minfer.journal.writing import encode_journal
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Cancel, Finish, Ignored, Preempted, Propose, Submit
 from minfer.records.speculation import MOST_DRAFTS
 from minfer.records.state import initial
-from minfer.runs.codec import dump, load
-from minfer.runs.fork import Change, fork
-from minfer.runs.journal_writing import encode_journal
-from minfer.runs.projection import state_digest
-from minfer.runs.redact import redacted, redacted_config
-from minfer.runs.redact_state import redacted_state
-from minfer.runs.replay import Journal, open_segments
+from minfer.simulation.fork import Change, fork
 from minfer.speculate.proposing import keep_proposals
 from minfer.values.checks import LARGEST_TOKEN, ParameterError
 from tests.core.lifecycle.test_pausing import COST

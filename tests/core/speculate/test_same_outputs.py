@@ -16,7 +16,7 @@ from minfer.records.messages import Event, Executed, Finished, Propose
 from minfer.records.plan import Draft
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DEVICE, HOST, Speculation
-from minfer.runs.oracle import Oracle, OracleRow
+from minfer.simulation.oracle import Oracle, OracleRow
 from tests.circles import seeds
 from tests.core.speculate.drafted import (
     HOSTED,

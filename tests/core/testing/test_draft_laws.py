@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer import schedule as scheduling
 from minfer.engine import step
+from minfer.planning import plan_drafts as drafting
+from minfer.planning import schedule as scheduling
 from minfer.policies.builtin import Priority
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
@@ -16,7 +17,6 @@ from minfer.records.messages import Execute, Propose, Submit, Tick
 from minfer.records.plan import Draft, Plan
 from minfer.records.speculation import Speculation
 from minfer.records.state import Transition, Turn
-from minfer.speculate import plan_drafts as drafting
 from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer import schedule as scheduling
 from minfer.engine import step
+from minfer.planning import schedule as scheduling
 from minfer.records.messages import Discarded, Execute, Executed, Pause, Submit, Tick
 from minfer.records.plan import Fill
 from minfer.records.state import Transition, Turn

@@ -11,7 +11,7 @@ from minfer.records.messages import Event, Execute, Executed, Propose, Submit, T
 from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState, initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.trial_drafts import proposed
 
 CONFIG = EngineConfig(

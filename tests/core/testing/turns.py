@@ -26,7 +26,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import BlockedHead, EngineState, Transition, Turn, initial
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from minfer.values.log import Log

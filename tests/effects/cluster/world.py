@@ -43,8 +43,8 @@ from minfer.records.state import EngineState, Transition
 from minfer.records.tiers import LOAD, RECOMPUTE, KeyedTier
 from minfer.routing.policies import Prefix, routing_policy_named
 from minfer.routing.state import RouterConfig
-from minfer.runs.oracle import Oracle
 from minfer.sampling.structured import StructuredOutputs
+from minfer.simulation.oracle import Oracle
 
 VOCAB = 50
 CONFIG = EngineConfig(

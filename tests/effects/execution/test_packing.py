@@ -9,7 +9,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.step_shape import StepShape, most_draws, most_lines
 from minfer.effects.execution.packing.inputs import ForwardWords, dummy_words, most_words
 from minfer.effects.execution.packing.pack_plan import Packer
-from minfer.effects.models.shapes import most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import most_drafts, padded_tokens
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, Fill, Plan
 from minfer.records.request import Request, SamplingParams

@@ -16,7 +16,7 @@ from minfer.effects.execution.packing.read_back import (
 )
 from minfer.effects.execution.running import own_model
 from minfer.effects.execution.running.plan_launcher import LaunchedPlan
-from minfer.effects.models.model import forward as model_forward
+from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.records.messages import Discarded, Executed, Preempted
 from minfer.records.plan import Fill, Plan
 from minfer.records.request import Request, SamplingParams

@@ -5,9 +5,9 @@ from attrs import evolve
 
 from minfer.effects.execution.device import routes
 from minfer.effects.execution.device.routes import EXPAND_FROM, FLASH_FROM, Routes
-from minfer.effects.models.attention_window import with_attention_window
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.attention_window import with_attention_window
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.kernels.attention_tunes import num_splits
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.records.config import EngineConfig

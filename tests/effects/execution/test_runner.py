@@ -13,8 +13,9 @@ from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.running import shortcuts
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import Weights, random_weights
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import Weights
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.kernels.packages import FLASH
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Fill, Plan

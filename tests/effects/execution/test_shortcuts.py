@@ -20,7 +20,7 @@ from minfer.effects.execution.running.shortcuts import (
     SPOILED,
     Shortcuts,
 )
-from minfer.effects.models.model import forward as model_forward
+from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.kernels import fused_linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.records.messages import Discarded

@@ -18,7 +18,7 @@ from minfer.effects.execution.running.feeding import StepRows
 from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.speculative_step import speculative_step
-from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.records.plan import Open
 from minfer.records.request import Request, SamplingParams, row_sampling
 from minfer.speculate.accept import Target, Verdict, same_noise

@@ -16,7 +16,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.packing.pack_plan import Packer
 from minfer.effects.execution.running import own_model
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.model import forward as model_forward
+from minfer.effects.models.architecture.model import forward as model_forward
 from minfer.records.messages import Admitted, Cancel, Discarded, Failed, Preempted, Submit
 from minfer.records.plan import Draft, Fill, Grow, Plan
 from minfer.records.request import Request, SamplingParams

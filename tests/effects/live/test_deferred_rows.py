@@ -17,7 +17,7 @@ from minfer.records.plan import Mask, Plan, SampleDeferred
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 
 VOCAB = 40
 CONFIG = EngineConfig(

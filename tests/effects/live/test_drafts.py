@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.analysis.drafts import judged, tally_of
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.host_drafts import (
     MAX_SKIPPED,
@@ -27,8 +28,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST, Speculation
 from minfer.records.state import Transition
-from minfer.runs.drafts import judged, tally_of
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.tally import NO_DRAFTS

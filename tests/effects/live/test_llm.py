@@ -26,7 +26,7 @@ from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import EOS, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -20,7 +20,7 @@ from minfer.effects.serving.observability.metrics import Metrics
 from minfer.records.messages import Admitted, Emit, Execute
 from minfer.records.policy import FirstCome
 from minfer.records.state import Transition
-from minfer.runs.oracle import Oracle
+from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from minfer.analysis.drafts import judged
 from minfer.effects.runs.page.make import page
 from minfer.effects.runs.recorded import wire_name
 from minfer.records.config import EngineConfig
@@ -16,7 +17,6 @@ from minfer.records.messages import (
     Failed,
     Tick,
 )
-from minfer.runs.drafts import judged
 from tests.core.recorded import recorded
 from tests.effects.runs.page.scenes import entries, requested, turns_of, unpacked
 
