@@ -265,8 +265,10 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
     """
     before = gap.turn.before
     plan = before.inflight[0]
-    ids = dict(zip(before.running.gens, before.running.ids, strict=True))
-    chunks = [(len(fill.tokens), ids.get(plan.gens[fill.index])) for fill in plan.fills]
+    ids = dict(zip(before.running.run_ids, before.running.ids, strict=True))
+    chunks = [
+        (len(fill.tokens), ids.get(plan.run_ids[fill.index])) for fill in plan.fills
+    ]
     others = [chunk for chunk in chunks if chunk[1] != life.id]
     chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
     return {
@@ -274,8 +276,8 @@ def _gap(life: Life, gap: Gap) -> dict[str, Any]:
         "since": gap.since,
         "turn": gap.turn.number,
         "step": plan.step,
-        "rows": len(plan.gens),
-        "tokens": sum(plan.counts),
+        "rows": len(plan.run_ids),
+        "tokens": sum(plan.num_scheduled_tokens),
         "chunk": chunk,
         "chunk_of": whose,
     }

@@ -61,9 +61,9 @@ def _steps(first: int, planned: list[PlanBatch]) -> str:
 def batches(before: EngineState, facts: Facts) -> list[PlanBatch]:
     """The plans of these facts, rebuilt from the one before them."""
     run = before.running
-    names = {gen: named(name) for gen, name in zip(run.gens, run.ids, strict=True)}
-    rows = dict(zip(run.gens, run.rows, strict=True))
-    gens = list(before.inflight[-1].gens) if before.inflight else []
+    names = {gen: named(name) for gen, name in zip(run.run_ids, run.ids, strict=True)}
+    rows = dict(zip(run.run_ids, run.rows, strict=True))
+    gens = list(before.inflight[-1].run_ids) if before.inflight else []
     made = []
     # no facts: one plan, equal to the one before it
     for plan in facts.get("plans", [{}]):

@@ -134,13 +134,13 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
     for i, seq in enumerate(run.seqs):
         yield {
             "sequence": _sequence(seq),
-            "generation": run.gens[i],
+            "generation": run.run_ids[i],
             "row": run.rows[i],
             "start": run.starts[i],
-            "base": run.base[i],
+            "base": run.num_known_at_admission[i],
             "known": run.known[i],
             "scheduled": run.scheduled[i],
-            "last": run.last[i],
+            "last": run.last_index[i],
             "leaf": _block(prefix, run.chains[i].leaf),
             **_tables(run.tables[i], run.chains[i]),
         }
@@ -158,11 +158,11 @@ def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
 def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "step": plan.step,
-        "generations": list(plan.gens),
+        "generations": list(plan.run_ids),
         "rows": list(plan.rows),
         "starts": list(plan.starts),
-        "counts": list(plan.counts),
-        "most": list(plan.most),
+        "counts": list(plan.num_scheduled_tokens),
+        "most": list(plan.max_sampled_tokens),
         "repeat": 1,  # a field of all plans in format 3
     }
 

@@ -327,7 +327,7 @@ def read_turn(payload: bytes, state: EngineState, head: Head) -> RecordedTurn:
         begin = 0
         if flags & RESULT:
             plan = state.inflight[0]
-            sizes = tuple(rest.get("sizes", plan.most))
+            sizes = tuple(rest.get("sizes", plan.max_sampled_tokens))
             begin = sum(sizes)
             yields = _split(ids[:begin], sizes)
             logprobs = _logprobs(rest.get("logprobs", ()), yields)

@@ -18,7 +18,7 @@ from attrs import frozen
 from minfer.records.acceptance import Acceptance
 from minfer.records.drafting import SampleAcceptance
 from minfer.records.messages import Discarded, PolicyOverride, QueueBlocked
-from minfer.records.plan import SampleDeferred
+from minfer.records.plan import NewRow, PrefillTokens, SampleDeferred
 from minfer.records.state import BlockedHead, LiveRequest
 from minfer.records.waiting import WaitingQueue
 
@@ -81,6 +81,8 @@ def _queue(field: str) -> Callable[[Any], dict[str, Any]]:
 
 # Classes whose name in journals is not their name in Python, by the name in journals.
 CLASSES: Final[dict[str, type]] = {
+    "Fill": PrefillTokens,
+    "Open": NewRow,
     "Held": QueueBlocked,
     "Hold": BlockedHead,
     "Learnt": SampleAcceptance,
@@ -96,13 +98,24 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "Chain": {"low_by_group": "low", "sealed_by_group": "sealed"},
     "EngineState": {
         "held": "blocked",
+        "lockstep": "needs_host_mask",
         "overruled": "overrides",
         "shut": "deferred_clients",
     },
     "Fence": {"held": "published"},
-    "Plan": {"apart": "deferred"},
+    "Open": {"last": "last_index"},
+    "Plan": {
+        "apart": "deferred",
+        "gens": "run_ids",
+        "counts": "num_scheduled_tokens",
+        "most": "max_sampled_tokens",
+    },
     "PrefixIndex": {"pages": "nodes"},
+    "Request": {"lockstep": "needs_host_mask"},
     "Running": {
+        "base": "num_known_at_admission",
+        "gens": "run_ids",
+        "last": "last_index",
         "mark": "grow_at",
         "ripe": "publish_at",
         "sched": "scheduled",

@@ -34,11 +34,11 @@ from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
     Copy,
     Draft,
-    Fill,
     Grow,
     Mask,
-    Open,
+    NewRow,
     Plan,
+    PrefillTokens,
     SampleDeferred,
     Stand,
 )
@@ -115,11 +115,11 @@ def plan_to(plan: Plan) -> bytes:
     """A plan as bytes."""
     words = array("q", (plan.step,))
     for column in (
-        plan.gens,
+        plan.run_ids,
         plan.rows,
         plan.starts,
-        plan.counts,
-        plan.most,
+        plan.num_scheduled_tokens,
+        plan.max_sampled_tokens,
         plan.deferred,
     ):
         _section(words, column)
@@ -134,7 +134,7 @@ def plan_to(plan: Plan) -> bytes:
         _section(words, grow.blocks)
     words.append(len(plan.opens))
     for opened in plan.opens:
-        words.extend((opened.index, opened.prompt, opened.last))
+        words.extend((opened.index, opened.prompt, opened.last_index))
         _section(words, opened.known)
         words.append(len(opened.tables))
         for table in opened.tables:
@@ -162,7 +162,9 @@ def plan_from(data: bytes) -> Plan:
         words, more = _unpacked(data)
         step = words.one()
         gens, rows, starts, counts, most, apart = (words.section() for _ in range(6))
-        fills = tuple(Fill(words.one(), words.section()) for _ in range(words.one()))
+        fills = tuple(
+            PrefillTokens(words.one(), words.section()) for _ in range(words.one())
+        )
         drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
         grows = tuple(_grow_from(words) for _ in range(words.one()))
         opens = tuple(_opens_from(words, more.get("opens", ())))
@@ -171,11 +173,11 @@ def plan_from(data: bytes) -> Plan:
         raise WireError(f"this is no plan: {error!r}") from error
     return Plan(
         step=step,
-        gens=gens,
+        run_ids=gens,
         rows=rows,
         starts=starts,
-        counts=counts,
-        most=most,
+        num_scheduled_tokens=counts,
+        max_sampled_tokens=most,
         fills=fills,
         opens=opens,
         grows=grows,
@@ -190,7 +192,7 @@ def _grow_from(words: _WordReader) -> Grow:
     return Grow(row, at, words.section(), group)
 
 
-def _opens_from(words: _WordReader, fields: Any) -> Iterator[Open]:
+def _opens_from(words: _WordReader, fields: Any) -> Iterator[NewRow]:
     count = words.one()
     if count != len(fields):
         raise ValueError(f"{count} rows are opened, of which {len(fields)} are described")
@@ -198,12 +200,12 @@ def _opens_from(words: _WordReader, fields: Any) -> Iterator[Open]:
         index, prompt, last = words.take(3)
         known = words.section()
         tables = tuple(words.section() for _ in range(words.one()))
-        yield Open(
+        yield NewRow(
             index=index,
             name=(name, sample),
             known=known,
             prompt=prompt,
-            last=last,
+            last_index=last,
             sampling=_sampling_from(sampling),
             tables=tables,
             adapter=adapter,

@@ -33,7 +33,7 @@ from minfer.records.messages import (
 from minfer.records.plan import (
     MEAN,
     Draft,
-    Open,
+    NewRow,
     Plan,
     Pooled,
     SampleDeferred,
@@ -95,7 +95,7 @@ class OracleRow:
     total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
-    def of(cls, opened: Open) -> "OracleRow":
+    def of(cls, opened: NewRow) -> "OracleRow":
         """The row of a new generation."""
         sampling, pooling = opened.sampling, opened.pooling
         tables = [*map(list, opened.tables)]
@@ -255,13 +255,19 @@ class Oracle:
         drafts = {draft.index: draft for draft in plan.drafts}
         deferred = self.apart.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
-            row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
+            row, start, count = (
+                self.rows[index],
+                plan.starts[i],
+                plan.num_scheduled_tokens[i] - 1,
+            )
             if i in drafts:
                 masks = masks_of(deferred, i, count)
                 yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
                 [bits] = masks_of(deferred, i)
-                yield tuple(self._row(row, fills.get(i), start, plan.most[i], bits))
+                yield tuple(
+                    self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
+                )
 
     def _row(
         self,
@@ -356,7 +362,7 @@ class Oracle:
         }
         for fill in plan.fills:
             row = self.rows[plan.rows[fill.index]]
-            start, count = plan.starts[fill.index], plan.counts[fill.index]
+            start, count = plan.starts[fill.index], plan.num_scheduled_tokens[fill.index]
             followed = min(start + count, row.prompt - 1) - start
             if row.sampling.prompt_logprobs is not None and followed > 0:
                 found[fill.index] = self._part(row, start, followed)

@@ -25,8 +25,12 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
             for batch, plan in zip(made, plans, strict=True):
                 named = [*batch.rows.values()]
                 assert [row["device row"] for row in named] == [*plan.rows]
-                assert [row.get("input tokens", 1) for row in named] == [*plan.counts]
-                assert [row.get("tokens at most", 1) for row in named] == [*plan.most]
+                assert [row.get("input tokens", 1) for row in named] == [
+                    *plan.num_scheduled_tokens
+                ]
+                assert [row.get("tokens at most", 1) for row in named] == [
+                    *plan.max_sampled_tokens
+                ]
                 names = [*batch.rows]
                 for fill in plan.fills:
                     assert named[fill.index]["first position"] == plan.starts[fill.index]
@@ -39,7 +43,9 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
                         tuple(b for at, n in table for b in range(at, at + n))
                         == new.tables[0]
                     )
-                assert not any("generation" in name for name in names[: len(plan.gens)])
+                assert not any(
+                    "generation" in name for name in names[: len(plan.run_ids)]
+                )
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Subm
 from minfer.records.plan import (
     Copy,
     Draft,
-    Fill,
     Grow,
     Mask,
-    Open,
+    NewRow,
     Plan,
+    PrefillTokens,
     SampleDeferred,
     Stand,
 )
@@ -70,7 +70,7 @@ SAMPLINGS = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
-    Open,
+    NewRow,
     index=NUMBERS,
     name=NAMES,
     known=COLUMN,
@@ -89,7 +89,7 @@ PLANS = st.builds(
     starts=COLUMN,
     counts=COLUMN,
     most=COLUMN,
-    fills=st.lists(st.builds(Fill, NUMBERS, COLUMN), max_size=3).map(tuple),
+    fills=st.lists(st.builds(PrefillTokens, NUMBERS, COLUMN), max_size=3).map(tuple),
     opens=st.lists(OPENS, max_size=3).map(tuple),
     grows=st.lists(st.builds(Grow, NUMBERS, NUMBERS, COLUMN, NUMBERS), max_size=3).map(
         tuple
@@ -171,7 +171,7 @@ def test_other_bytes_are_refused_or_mean_something(read: object, data: bytes) ->
 
 
 def test_bytes_that_are_cut_off_are_refused() -> None:
-    plan = Plan(7, (1,), (2,), (3,), (1,), (1,), (Fill(0, (5, 6, 7)),))
+    plan = Plan(7, (1,), (2,), (3,), (1,), (1,), (PrefillTokens(0, (5, 6, 7)),))
     data = plan_to(plan)
     for end in range(len(data)):
         with pytest.raises(WireError, match="no plan"):
@@ -300,7 +300,7 @@ def test_an_oracle_in_another_process_gives_the_same_tokens() -> None:
             prompt=tuple(rng.randrange(50) for _ in range(rng.randint(1, 20))),
             max_tokens=rng.randint(1, 30),
             n=rng.choice((1, 1, 2)),
-            lockstep=number % 3 == 0,
+            needs_host_mask=number % 3 == 0,
         )
         for number in range(12)
     ]
