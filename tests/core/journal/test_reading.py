@@ -319,8 +319,8 @@ def test_a_snapshot_of_other_records_is_refused_with_what_to_do(
         opened(later(change))
     text = str(caught.value)
     assert text.startswith(
-        f"run: it begins with a snapshot of the state before turn {LATER} (format {FORMAT})"
-        f", of records that are not those of this minfer: "
+        f"run: it begins with a snapshot of the state before turn {LATER} (format "
+        f"{FORMAT}), of records that are not those of this minfer: "
     )
     assert text.endswith(
         "if the segment with turn 0 is still there, begin with that, else replay it with "
