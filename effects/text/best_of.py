@@ -23,13 +23,13 @@ def best_of(
     """
     ranked = sorted(samples, key=_rank)[:count]
     return tuple(
-        evolve(one, index=at, logprobs=one.logprobs if scored else None)
-        for at, one in enumerate(ranked)
+        evolve(sample, index=index, logprobs=sample.logprobs if scored else None)
+        for index, sample in enumerate(ranked)
     )
 
 
-def _rank(one: CompletionOutput) -> tuple[bool, float, int]:
+def _rank(sample: CompletionOutput) -> tuple[bool, float, int]:
     mean = -math.inf
-    if one.token_ids and one.cumulative_logprob is not None:
-        mean = one.cumulative_logprob / len(one.token_ids)
-    return one.finish_reason not in _WHOLE, -mean, one.index
+    if sample.token_ids and sample.cumulative_logprob is not None:
+        mean = sample.cumulative_logprob / len(sample.token_ids)
+    return sample.finish_reason not in _WHOLE, -mean, sample.index

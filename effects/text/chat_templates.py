@@ -60,13 +60,13 @@ def conversations(messages: Conversations) -> list[Conversation]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
         raise ChatTemplateError(f"messages must be a list of messages, not a {kind}")
-    several = messages and all(isinstance(one, list | tuple) for one in messages)
-    # `several` has checked it.
-    return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
+    is_batch = messages and all(isinstance(entry, list | tuple) for entry in messages)
+    # `is_batch` has checked it.
+    return list(messages) if is_batch else [messages]  # type: ignore[arg-type, list-item]
 
 
 def render_chat(
-    tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
+    tokenizer: "Tokenizer | None", messages: Conversation, options: ChatOptions
 ) -> str:
     """A conversation (messages with `role` and `content`) through the tokenizer's chat
     template.
@@ -74,29 +74,31 @@ def render_chat(
     Encode the text with `add_special_tokens=False`: templates write their own. Raises
     ChatTemplateError, with the template's own message if it raised.
     """
-    if strange := how.keys() - ChatOptions.__annotations__.keys():
-        raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
+    if unknown := options.keys() - ChatOptions.__annotations__.keys():
+        raise TypeError(f"chat has no option {min(unknown)!r}; see chat_template_kwargs")
     if tokenizer is None:
         raise ChatTemplateError(
             "a conversation needs the tokenizer; leave skip_tokenizer_init out"
         )
-    values = template_values(how)
+    values = template_values(options)
     template = chosen_template(tokenizer, with_tools=values["tools"] is not None)
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
-    goes_on = values.pop("continue_final_message", False)
-    if goes_on and values["add_generation_prompt"]:
-        both = "add_generation_prompt and continue_final_message"
-        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
+    continues = values.pop("continue_final_message", False)
+    if continues and values["add_generation_prompt"]:
+        exclusive = "add_generation_prompt and continue_final_message"
+        raise ChatTemplateError(
+            f"{exclusive} exclude each other; set one of them to false"
+        )
     tokens = tokenizer.special_tokens
     probe = TemplateProbe(template, tuple(tokens.items()), values["tools"] is not None)
     takes_lists = partial(_takes_lists, probe)
     chat = place_system_messages(list(starmap(_message, enumerate(messages))), probe)
     chat = [join_lines(message, takes_lists) for message in chat]
-    if goes_on:
+    if continues:
         chat[-1] = _with_mark(chat[-1])
     text = _either_way(template, chat, tokens, values)
-    return _left_open(text) if goes_on else text
+    return _left_open(text) if continues else text
 
 
 def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
@@ -112,21 +114,21 @@ def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
             f"this model's chat templates are named {names}, and none is the default; "
             f"name one of them `default`, or write it to chat_template.jinja"
         )
-    where = "chat_template.jinja or tokenizer_config.json"
+    files = "chat_template.jinja or tokenizer_config.json"
     remedy = "use a plain prompt, or a model made for chat"
-    raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
+    raise ChatTemplateError(f"this model has no chat template ({files}); {remedy}")
 
 
-def template_values(how: ChatOptions) -> dict[str, Any]:
+def template_values(options: ChatOptions) -> dict[str, Any]:
     """The values that a template gets besides messages and tokens."""
     values: dict[str, Any] = {
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
     }
-    given = how.get("chat_template_kwargs") or {}
-    check_names(given, "chat_template_kwargs", RESERVED)
-    values |= {**how, **given}
+    variables = options.get("chat_template_kwargs") or {}
+    check_names(variables, "chat_template_kwargs", RESERVED)
+    values |= {**options, **variables}
     values.pop("chat_template_kwargs", None)
     return values
 
@@ -150,18 +152,18 @@ def _with_mark(message: Message) -> Message:
         return {**message, "content": f"{content or ''}{_END} "}
     last = content[-1] if isinstance(content, list | tuple) and content else None
     if isinstance(last, Mapping) and isinstance(last.get("text"), str):
-        part = {**last, "text": f"{last['text']}{_END} "}
-        return {**message, "content": [*(content or ())[:-1], part]}
-    needs = "a last message whose content is text"
-    raise ChatTemplateError(f"continue_final_message needs {needs}")
+        text_part = {**last, "text": f"{last['text']}{_END} "}
+        return {**message, "content": [*(content or ())[:-1], text_part]}
+    requirement = "a last message whose content is text"
+    raise ChatTemplateError(f"continue_final_message needs {requirement}")
 
 
 def _left_open(text: str) -> str:
     """The rendered text, without the template's text after the last message."""
-    text, found, rest = text.rpartition(_END)
-    if not found:
-        why = "the template does not show the last message; set it to false"
-        raise ChatTemplateError(f"continue_final_message is set, but {why}")
+    text, mark, rest = text.rpartition(_END)
+    if not mark:
+        reason = "the template does not show the last message; set it to false"
+        raise ChatTemplateError(f"continue_final_message is set, but {reason}")
     # A template that strips messages took the tag's space, so it stripped the message's
     # end too.
     return text if rest.startswith(" ") else text.rstrip()
@@ -178,18 +180,18 @@ def _either_way(
     def render(form: list[Message]) -> str:
         return render_template(template, form, tokens, values)
 
-    first: ChatTemplateError | None = None
-    for way in message_forms(chat):
+    first_error: ChatTemplateError | None = None
+    for form in message_forms(chat):
         try:
-            text = render(way)
+            text = render(form)
         except ChatTemplateError as error:
-            first = first or error
+            first_error = first_error or error
             continue
-        if not _writes_null(text, way, render):
+        if not _writes_null(text, form, render):
             return text
-    if first is None:
+    if first_error is None:
         raise AssertionError("a conversation without null is among its ways")
-    raise first
+    raise first_error
 
 
 def _writes_null(
@@ -199,7 +201,7 @@ def _writes_null(
     only such words of the messages, the tools or its own.
     """
     nulls = text.count(_NULL)
-    if not any(one.get("content", "") is None for one in chat):
+    if not any(message.get("content", "") is None for message in chat):
         return False
     if nulls <= json.dumps(chat).count(_NULL):
         return False

@@ -54,15 +54,15 @@ class Detokenizer:
         """Add tokens; return the text that is certain now: with `final` all, broken
         characters as U+FFFD.
         """
-        kept = [token for token in ids if token not in self._skip]
+        tokens = [token for token in ids if token not in self._skip]
         if self.tokenizer.in_bytes:
-            new = b"".join(map(self.tokenizer.token_bytes, kept))
-            text = self._utf8.decode(new, final)
+            data = b"".join(map(self.tokenizer.token_bytes, tokens))
+            text = self._utf8.decode(data, final)
             if self._leading and text:
                 self._leading, text = False, text.removeprefix(" ")
             self._plain = not self._leading and not self._utf8.getstate()[0]
             return text
-        text = "".join(self._window([token]) for token in kept)
+        text = "".join(self._window([token]) for token in tokens)
         return text + self._window([], final=True) if final else text
 
     def spell(self, token: int) -> str:

@@ -15,11 +15,11 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 
 
-def by_id(one: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+def by_id(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """A token's log-probabilities by id, its own first."""
-    ids = [one.token, *one.likeliest]
-    values = [one.logprob, *one.logprobs]
-    ranks = [one.rank, *range(1, len(ids))]
+    ids = [entry.token, *entry.likeliest]
+    values = [entry.logprob, *entry.logprobs]
+    ranks = [entry.rank, *range(1, len(ids))]
     return {
         token: Logprob(value, rank, text_of(token, tokenizer))
         for token, value, rank in zip(ids, values, ranks, strict=True)
@@ -47,7 +47,7 @@ class PromptScores:
         Raises ValueError.
         """
         while self.unread:
-            for at, one in unpack_parts(self.unread.popleft(), self.prompt):
-                if at == len(self.read):
-                    self.read.append(by_id(one, self.tokenizer))
+            for position, entry in unpack_parts(self.unread.popleft(), self.prompt):
+                if position == len(self.read):
+                    self.read.append(by_id(entry, self.tokenizer))
         return self.read if len(self.read) >= len(self.prompt) else None

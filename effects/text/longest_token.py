@@ -38,9 +38,9 @@ def longest_token(backend: Backend) -> int | None:
     return shrink * max(map(len, vocabulary))
 
 
-def state_of(part: Any) -> dict[str, Any]:
+def state_of(component: Any) -> dict[str, Any]:
     """A part of a tokenizer in the form of tokenizer.json; empty, if it is not there."""
-    state = {} if part is None else json.loads(part.__getstate__())
+    state = {} if component is None else json.loads(component.__getstate__())
     return state if isinstance(state, dict) else {}
 
 
@@ -50,13 +50,13 @@ def _shrink(normalizer: dict[str, Any]) -> int | None:
     if kind is None:
         return 1
     if kind == "Sequence":
-        found = 1
-        for part in normalizer["normalizers"]:
-            one = _shrink(part)
-            if one is None:
+        product = 1
+        for step in normalizer["normalizers"]:
+            factor = _shrink(step)
+            if factor is None:
                 return None
-            found *= one
-        return found
+            product *= factor
+        return product
     if kind == "Replace":  # one character by one or more, as Llama's blanks are
         single = len(normalizer["pattern"].get("String", "")) == 1
         return 1 if single and normalizer["content"] else None

@@ -47,10 +47,10 @@ class OutputBuffer:
         """
         self.count = len(history)
         if self.decoder is not None and history:
-            free = self.decoder.push(history[: self.unstopped])
+            unmatched_text = self.decoder.push(history[: self.unstopped])
             text = self.decoder.push(history[self.unstopped :])
             if self.matcher is not None:
-                self.matcher.pass_by(free)
+                self.matcher.pass_by(unmatched_text)
                 self.matcher.push(text)
 
     @property
@@ -61,10 +61,10 @@ class OutputBuffer:
         ended = self.over and not self.closed
         return ended or bool(self.tokens if self.decoder is None else self.text)
 
-    def finish(self, done: Finished) -> None:
+    def finish(self, ending: Finished) -> None:
         """Note the end, and its length: tokens beyond it do not count."""
-        del self.fresh[max(0, done.length - self.count) :]
-        self.done = done
+        del self.fresh[max(0, ending.length - self.count) :]
+        self.done = ending
 
     def flush(self, stop_ids: frozenset[int]) -> None:
         """Make new tokens ready to be taken, up to a stop string."""
@@ -83,22 +83,22 @@ class OutputBuffer:
     def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
         """The output that was flushed since the last time."""
         tokens = tuple(self.tokens)
-        new = CompletionOutput(
+        output = CompletionOutput(
             index=index, text=self.text, token_ids=tokens, vector=self.vector
         )
         if self.logprobs is not None:
-            own = self.logprobs[: len(tokens)]
+            taken_logprobs = self.logprobs[: len(tokens)]
             del self.logprobs[: len(tokens)]
             tokenizer = None if self.decoder is None else self.decoder.tokenizer
-            logprobs = tuple([by_id(one, tokenizer) for one in own])
-            self.total += sum(one.logprob for one in own)
-            new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
+            logprobs = tuple([by_id(entry, tokenizer) for entry in taken_logprobs])
+            self.total += sum(entry.logprob for entry in taken_logprobs)
+            output = evolve(output, logprobs=logprobs, cumulative_logprob=self.total)
         self.tokens = []
         self.text = ""
         self.closed = self.over
         if self.done is None or not self.over:
-            return new
-        return self._ended(new, self.done, stop_token_ids)
+            return output
+        return self._ended(output, self.done, stop_token_ids)
 
     def _spell(self, decoder: Detokenizer, tokens: list[int]) -> int | None:
         """Add the text of tokens; returns after how many of them a stop string was
@@ -107,35 +107,35 @@ class OutputBuffer:
         if self.matcher is None:
             self.text += decoder.push(tokens, final=self.over)
             return None
-        for at, token in enumerate(tokens, 1):
+        for num_tokens, token in enumerate(tokens, 1):
             text = decoder.spell(token)
-            if self.count + at > self.unstopped:
+            if self.count + num_tokens > self.unstopped:
                 text, self.stop = self.matcher.push(text)
             else:
                 text = self.matcher.pass_by(text)
             self.text += text
             if self.stop is not None:
-                return at
+                return num_tokens
         if self.over:
             text, self.stop = self.matcher.push(decoder.push((), final=True), final=True)
             self.text += text
         return None
 
     def _ended(
-        self, last: CompletionOutput, done: Finished, stop_token_ids: tuple[int, ...]
+        self, last: CompletionOutput, ending: Finished, stop_token_ids: tuple[int, ...]
     ) -> CompletionOutput:
         """The last output, with its finish reason for the consumer."""
         if self.stop is not None:
             return evolve(
-                last, finish_reason="stop", stop_reason=self.stop, error=done.error
+                last, finish_reason="stop", stop_reason=self.stop, error=ending.error
             )
-        if isinstance(done, BeamFinished):
-            last = evolve(last, cumulative_logprob=done.cum_logprob)
-        ending = last.token_ids[-1:]
-        stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids
+        if isinstance(ending, BeamFinished):
+            last = evolve(last, cumulative_logprob=ending.cum_logprob)
+        last_ids = last.token_ids[-1:]
+        stopped = ending.reason == "stop" and last_ids and last_ids[0] in stop_token_ids
         return evolve(
             last,
-            finish_reason="error" if done.reason == "rejected" else done.reason,
-            stop_reason=ending[0] if stopped else None,
-            error=done.error,
+            finish_reason="error" if ending.reason == "rejected" else ending.reason,
+            stop_reason=last_ids[0] if stopped else None,
+            error=ending.error,
         )

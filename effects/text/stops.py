@@ -39,9 +39,9 @@ class StopMatcher:
         """Add text in which a stop string that ends does not count; return the text that
         is certain, as one may begin in it.
         """
-        given, text = self._given(), self._tail + piece
+        num_emitted, text = self._given(), self._tail + piece
         self._tail = self._begun(text)
-        return text[given : len(text) - self._held()]
+        return text[num_emitted : len(text) - self._held()]
 
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Add text; return (text that is certain, the stop string found or None).
@@ -50,13 +50,13 @@ class StopMatcher:
         """
         if not self._tail and self._firsts.isdisjoint(piece):
             return piece, None
-        given, text = self._given(), self._tail + piece
-        end, found = self._ended(text, len(self._tail))
-        if found is not None:
+        num_emitted, text = self._given(), self._tail + piece
+        end, stop = self._ended(text, len(self._tail))
+        if stop is not None:
             self._tail = ""
-            return text[given : end if self._kept else end - len(found)], found
+            return text[num_emitted : end if self._kept else end - len(stop)], stop
         self._tail = "" if final else self._begun(text)
-        return text[given : len(text) - self._held()], None
+        return text[num_emitted : len(text) - self._held()], None
 
     def _held(self) -> int:
         """The number of characters that are kept."""
@@ -70,16 +70,16 @@ class StopMatcher:
         """Where the first stop string ends after `begin`, and which one."""
         for end, char in enumerate(text[begin:], begin + 1):
             if char in self._lasts and text.endswith(self._stops, 0, end):
-                found = [stop for stop in self._stops if text.endswith(stop, 0, end)]
-                return end, max(found, key=len)
+                matches = [stop for stop in self._stops if text.endswith(stop, 0, end)]
+                return end, max(matches, key=len)
         return len(text), None
 
     def _begun(self, text: str) -> str:
         """The longest end of a text that is the beginning of a longer stop string."""
-        for at in range(max(0, len(text) - self._longest + 1), len(text)):
-            if text[at] in self._firsts:
-                end = text[at:]
-                place = bisect(self._stops, end)
-                if place < len(self._stops) and self._stops[place].startswith(end):
-                    return end
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._firsts:
+                suffix = text[start:]
+                index = bisect(self._stops, suffix)
+                if index < len(self._stops) and self._stops[index].startswith(suffix):
+                    return suffix
         return ""

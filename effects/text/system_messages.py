@@ -45,18 +45,18 @@ def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list
 
 def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
     is_system = list(map(_is_system, chat))
-    number = is_system.index(False) if False in is_system else len(chat)
-    front, rest = chat[:number], chat[number:]
+    num_leading = is_system.index(False) if False in is_system else len(chat)
+    front, rest = chat[:num_leading], chat[num_leading:]
     if front and not _shows_leading(probe):
         _log_once(probe, f"no system messages; each becomes {_MARKED_TURN}")
         front, rest = [], chat
     elif len(front) > 1 and not _shows_several(probe):
-        what = "only one leading system message; the texts of others join it"
-        _log_once(probe, what)
+        finding = "only one leading system message; the texts of others join it"
+        _log_once(probe, finding)
         front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
     if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
-        what = f"no system messages behind others; each becomes {_MARKED_TURN}"
-        _log_once(probe, what)
+        finding = f"no system messages behind others; each becomes {_MARKED_TURN}"
+        _log_once(probe, finding)
         rest = _with_marked_turns(rest)
     return [*front, *rest]
 
@@ -125,7 +125,7 @@ def _with_joined_results(chat: list[Message], probe: TemplateProbe) -> list[Mess
 def _with_marked_turns(chat: Sequence[Message]) -> list[Message]:
     """A conversation whose system messages are marked user turns."""
     placed: list[Message] = []
-    before: list[str] = []  # marked texts that join the next user turn
+    pending: list[str] = []  # marked texts that join the next user turn
     for index, message in enumerate(chat):
         role = message.get("role")
         previous = placed[-1].get("role") if placed else None
@@ -135,13 +135,13 @@ def _with_marked_turns(chat: Sequence[Message]) -> list[Message]:
             if previous == "user":
                 placed[-1] = _with_text(placed[-1], [], [text])
             elif following in ("user", "system"):
-                before.append(text)
+                pending.append(text)
             else:
-                placed.append({"role": "user", "content": "\n\n".join([*before, text])})
-                before = []
-        elif role == "user" and before:
-            placed.append(_with_text(message, before, []))
-            before = []
+                placed.append({"role": "user", "content": "\n\n".join([*pending, text])})
+                pending = []
+        elif role == "user" and pending:
+            placed.append(_with_text(message, pending, []))
+            pending = []
         else:
             placed.append(message)
     return placed
@@ -161,8 +161,8 @@ def _with_text(message: Message, before: list[str], after: list[str]) -> Message
             *({"type": "text", "text": text} for text in after),
         ]
         return {**message, "content": parts}
-    own = [str(content)] if content else []
-    return {**message, "content": "\n\n".join([*before, *own, *after])}
+    own_texts = [str(content)] if content else []
+    return {**message, "content": "\n\n".join([*before, *own_texts, *after])}
 
 
 def _text(message: Message) -> str:
@@ -181,9 +181,9 @@ def _as_system(message: Message) -> Message:
 
 
 @cached_by_template
-def _log_once(_: TemplateProbe, what: str) -> None:
+def _log_once(_: TemplateProbe, finding: str) -> None:
     if not are_of_requests():
-        _log.warning("the chat template shows %s", what)
+        _log.warning("the chat template shows %s", finding)
 
 
 def _is_system(message: Message) -> bool:

@@ -49,13 +49,13 @@ class TemplateCache:
 
 
 def _touch(
-    kept: OrderedDict[Any, Any], key: object, most: int, make: Callable[[], Any]
+    cache: OrderedDict[Any, Any], key: object, max_size: int, make: Callable[[], Any]
 ) -> Any:
     """The value of a key, which becomes the latest; the oldest of too many is removed."""
-    value = kept.setdefault(key, make())
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+    value = cache.setdefault(key, make())
+    cache.move_to_end(key)
+    if len(cache) > max_size:
+        cache.popitem(last=False)
     return value
 
 

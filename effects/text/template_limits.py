@@ -26,11 +26,11 @@ class LoopBudget:
 
     def range(self, *bounds: Any) -> range:
         """Python's. Raises TemplateError once all loops together are too long."""
-        found = range(*bounds)
-        self.left -= len(found)
+        numbers = range(*bounds)
+        self.left -= len(numbers)
         if self.left < 0:
             raise TemplateError(f"its loops go round more than {ROUNDS} times")
-        return found
+        return numbers
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
@@ -57,5 +57,5 @@ def _times(left: Any, right: Any) -> int:
 
 def _bits(base: Any, power: Any) -> int:
     """The most bits of a power of whole numbers; 0: it is of another kind."""
-    whole = isinstance(base, int) and isinstance(power, int)
-    return base.bit_length() * power if whole else 0
+    are_integers = isinstance(base, int) and isinstance(power, int)
+    return base.bit_length() * power if are_integers else 0

@@ -66,21 +66,24 @@ def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
         return message
     if takes_lists(str(message.get("role"))):
         return message
-    return {**message, "content": "\n".join([part["text"] for part in content])}
+    return {
+        **message,
+        "content": "\n".join([content_part["text"] for content_part in content]),
+    }
 
 
 def list_probe(role: str) -> list[Message]:
     """A conversation with a list of texts in a message of this role."""
-    parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
-    probed = {"role": role, "content": parts}
+    content_parts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+    message = {"role": role, "content": content_parts}
     match role:
         case "system":
-            return [probed, _HI]
+            return [message, _HI]
         case "tool":
-            return [_HI, CALLED, {**TOOL_RESULT, **probed}]
+            return [_HI, CALLED, {**TOOL_RESULT, **message}]
         case "assistant":
-            return [_HI, probed, _HI]
-    return [probed]
+            return [_HI, message, _HI]
+    return [message]
 
 
 def shows_texts(rendered: str) -> bool:
@@ -88,8 +91,8 @@ def shows_texts(rendered: str) -> bool:
     list as Python does.
     """
     quoted = (f"'{_FIRST}'", f'"{_FIRST}"')
-    both = _FIRST in rendered and _SECOND in rendered
-    return both and not any(one in rendered for one in quoted)
+    shows_both = _FIRST in rendered and _SECOND in rendered
+    return shows_both and not any(text in rendered for text in quoted)
 
 
 def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
@@ -118,11 +121,11 @@ def mark_verbatim(chat: Sequence[Message]) -> list[Message]:
     return [_with_arguments(message, _as_verbatim) for message in chat]
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(content_part: Any) -> bool:
     return (
-        isinstance(part, Mapping)
-        and part.get("type") == "text"
-        and isinstance(part.get("text"), str)
+        isinstance(content_part, Mapping)
+        and content_part.get("type") == "text"
+        and isinstance(content_part.get("text"), str)
     )
 
 
@@ -165,17 +168,17 @@ def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
                 yield message
             continue
         results = _results_behind(chat, position)
-        rest = {"role": message.get("role"), "content": ""}
+        empty_message = {"role": message.get("role"), "content": ""}
         ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
         for index, call in enumerate(calls):
-            yield {**(message if index == 0 else rest), "tool_calls": [call]}
-            answers = results.get(ids[index], [])
+            yield {**(message if index == 0 else empty_message), "tool_calls": [call]}
+            own_results = results.get(ids[index], [])
             # Of calls with one id, each has one result, and the last one the others.
-            number = 1 if ids[index] in ids[index + 1 :] else len(answers)
-            for answer in answers[:number]:
-                moved.add(answer)
-                yield chat[answer]
-            del answers[:number]
+            number = 1 if ids[index] in ids[index + 1 :] else len(own_results)
+            for result_position in own_results[:number]:
+                moved.add(result_position)
+                yield chat[result_position]
+            del own_results[:number]
 
 
 def _results_behind(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
@@ -215,11 +218,11 @@ def _read(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments or "{}")
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        value = json.loads(arguments or "{}")
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _text_of(arguments: Any) -> Any:

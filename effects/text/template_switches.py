@@ -99,8 +99,8 @@ def _turns_off(probe: TemplateProbe, variables: Variables) -> bool:
     if text is None or text == probe.text(_CHAT, _effort("high")):
         return False
     word = next(iter(variables.values()))
-    other = probe.text(_CHAT, _effort(_NO_WORD))
-    return other is None or other.replace(_NO_WORD, word) != text
+    unknown_text = probe.text(_CHAT, _effort(_NO_WORD))
+    return unknown_text is None or unknown_text.replace(_NO_WORD, word) != text
 
 
 def _effort(effort: str) -> Variables:

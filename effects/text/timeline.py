@@ -45,11 +45,12 @@ class Timeline:
         if self.started is not None:
             return
         spent = {
-            cause: s - self.waits_before.get(cause, 0.0) for cause, s in waits.items()
+            cause: seconds - self.waits_before.get(cause, 0.0)
+            for cause, seconds in waits.items()
         }
         # Time in which the queue was not blocked was spent on the step that ran.
-        rest = now - self.arrived - sum(spent.values())
-        spent["step"] = rest + spent.get("step", 0.0)
+        unblocked = now - self.arrived - sum(spent.values())
+        spent["step"] = unblocked + spent.get("step", 0.0)
         self.started = now
         self.queued = {cause: seconds for cause, seconds in spent.items() if seconds > 0}
 

@@ -50,15 +50,15 @@ class Tokenizer:
         backend, tokens, self.templates = load_backend(folder)
         self._backend = backend
         self.special_tokens = tokens.texts
-        added = backend.get_added_tokens_decoder()
+        added_tokens = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(
-            token for token in added if _is_skipped(backend, token)
+            token for token in added_tokens if _is_skipped(backend, token)
         )
-        self.added_ids = frozenset(added)
+        self.added_ids = frozenset(added_tokens)
         # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
-        own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        eos_id = backend.token_to_id(self.special_tokens.get("eos_token", ""))
         self.eos_ids = tuple(
-            dict.fromkeys((*eos_ids(folder), *([] if own is None else [own])))
+            dict.fromkeys((*eos_ids(folder), *([] if eos_id is None else [eos_id])))
         )
         self.chat_template = self.templates.plain
         # How answers are parsed, as JSON; empty if the checkpoint does not say.
@@ -103,11 +103,11 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            why = (
+            reason = (
                 f"text has a lone surrogate at character {error.start}; remove it or "
                 f"decode"
             )
-            raise TextError(f"{why} the bytes it came from as UTF-8") from error
+            raise TextError(f"{reason} the bytes it came from as UTF-8") from error
         try:
             # Of one text, but unlike `encode` it lets other threads run meanwhile.
             return self._backend.encode_batch_fast(
@@ -124,13 +124,13 @@ class Tokenizer:
 
     def special(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of those of these texts that are special tokens."""
-        found = map(self._backend.token_to_id, texts)
-        return self.special_ids.intersection(one for one in found if one is not None)
+        ids = map(self._backend.token_to_id, texts)
+        return self.special_ids.intersection(token for token in ids if token is not None)
 
     def added(self, text: str) -> int | None:
         """The id of the added token with this text, special or not, if there is one."""
-        found = self._backend.token_to_id(text)
-        return found if found in self.added_ids else None
+        token = self._backend.token_to_id(text)
+        return token if token in self.added_ids else None
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """Tokens in the vocabulary's spelling; empty for ids without a token."""
@@ -183,7 +183,9 @@ def _is_skipped(backend: Backend, token: int) -> bool:
     the library compares texts, and one that was ever special stays so.
     """
     ids = [token] * 3  # a decoder may strip the first
-    shown, skipped = (backend.decode(ids, skip_special_tokens=on) for on in (False, True))
+    shown, skipped = (
+        backend.decode(ids, skip_special_tokens=skip) for skip in (False, True)
+    )
     return shown != skipped
 
 
@@ -191,12 +193,12 @@ def _falls_back(backend: Backend) -> int | None:
     """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
     as ▁, and bytes for what is in no other token. None for other kinds.
     """
-    parts = state_of(backend.decoder).get("decoders", ())
-    kinds = [part["type"] for part in parts]
-    strip = parts[-1] if kinds[-1:] == ["Strip"] else None
+    steps = state_of(backend.decoder).get("decoders", ())
+    kinds = [step["type"] for step in steps]
+    strip = steps[-1] if kinds[-1:] == ["Strip"] else None
     if kinds[: len(kinds) - bool(strip)] != ["Replace", "ByteFallback", "Fuse"]:
         return None
     if strip is None:
         return 0
-    usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
-    return int(strip["start"]) if usual else None
+    is_usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
+    return int(strip["start"]) if is_usual else None

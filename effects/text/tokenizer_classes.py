@@ -61,10 +61,10 @@ def _metaspace_parts(config: Mapping[str, Any]) -> State:
     }
 
 
-def _fallback_decoder(*more: State) -> State:
+def _fallback_decoder(*extra_steps: State) -> State:
     blanks = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    parts = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *more]
-    return {"type": "Sequence", "decoders": parts}
+    steps = [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}, *extra_steps]
+    return {"type": "Sequence", "decoders": steps}
 
 
 def _gemma_parts(_config: Mapping[str, Any]) -> State:
@@ -83,8 +83,8 @@ def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?" + letters + r"+|\p{N}"
         r"| ?[^\s\p{L}" + marks + r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    how = {"behavior": "Isolated", "invert": False}
-    split = {"type": "Split", "pattern": {"Regex": regex}, **how}
+    split_options = {"behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": regex}, **split_options}
 
     def parts(config: Mapping[str, Any]) -> State:
         level = _byte_level(_prefix_space(config), regex=False)
@@ -134,8 +134,8 @@ def _code_llama_parts(config: Mapping[str, Any]) -> State:
     """Llama's, but for a first blank that is taken off whether one was put there or not,
     and never a blank behind a special token.
     """
-    found = _metaspace_parts({**config, "legacy": False})
-    return {**found, "decoder": _metaspace_parts({})["decoder"]}
+    components = _metaspace_parts({**config, "legacy": False})
+    return {**components, "decoder": _metaspace_parts({})["decoder"]}
 
 
 _SPM: Final = {"fuse_unk": True, "byte_fallback": True}
@@ -247,18 +247,20 @@ def class_name(
     `model` is config.json, `tokenizer` tokenizer_config.json; `byte_level` says that
     tokenizer.json mentions ByteLevel.
     """
-    kind = str(model.get("model_type") or "")
-    own = CLASS_OF.get(kind)
+    model_type = str(model.get("model_type") or "")
+    class_of_type = CLASS_OF.get(model_type)
     named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
     if not isinstance(named, str):
-        return own or PLAIN
+        return class_of_type or PLAIN
     named = named.removesuffix("Fast")
-    code = tokenizer.get("auto_map")
-    if not (code.get("AutoTokenizer") if isinstance(code, dict) else code):
-        overruled = kind in OVERRULED
+    auto_map = tokenizer.get("auto_map")
+    if not (auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map):
+        overruled = model_type in OVERRULED
         foreign = named == "LlamaTokenizer" and byte_level
-        if foreign and not overruled and kind not in _MISTRAL:
+        if foreign and not overruled and model_type not in _MISTRAL:
             return PLAIN
-        if own and own != named:
-            named = PLAIN if own == PLAIN else own if overruled else named
+        if class_of_type and class_of_type != named:
+            named = (
+                PLAIN if class_of_type == PLAIN else class_of_type if overruled else named
+            )
     return named if named in CLASSES else PLAIN

@@ -58,14 +58,14 @@ def converted_folder(folder: Path) -> Path:
     """
     from huggingface_hub import constants
 
-    kept = Path(constants.HF_HOME) / "minfer" / "tokenizers" / _digest(folder)
-    if not kept.exists():
+    cached = Path(constants.HF_HOME) / "minfer" / "tokenizers" / _digest(folder)
+    if not cached.exists():
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            cached.parent.mkdir(parents=True, exist_ok=True)
         except OSError:  # no cache can be kept: the result serves this process alone
-            kept = Path(tempfile.mkdtemp(prefix="minfer-tokenizer-")) / kept.name
-        _convert_into(folder, kept)
-    return kept
+            cached = Path(tempfile.mkdtemp(prefix="minfer-tokenizer-")) / cached.name
+        _convert_into(folder, cached)
+    return cached
 
 
 def _digest(folder: Path) -> str:
@@ -90,26 +90,26 @@ def _convert_into(folder: Path, target: Path) -> None:
     """Write the converted tokenizer to `target`, whole or not at all."""
     _log.info("transformers converts %s of %s", ", ".join(sources(folder)), folder)
     with tempfile.TemporaryDirectory(dir=target.parent) as parent:
-        made = Path(parent) / "tokenizer"
+        staging = Path(parent) / "tokenizer"
         for path in _files(folder):
-            copy = made / path.relative_to(folder)
+            copy = staging / path.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        _run(folder, made)
+        _run(folder, staging)
         try:
-            made.rename(target)
+            staging.rename(target)
         except OSError:
             if not target.exists():  # else another process was faster
                 raise
 
 
-def _run(folder: Path, made: Path) -> None:
-    """Have another process convert the files in `made`, which are copies of those in
+def _run(folder: Path, staging: Path) -> None:
+    """Have another process convert the files in `staging`, which are copies of those in
     `folder`. Raises ConversionError.
     """
     try:
         process = subprocess.run(
-            [sys.executable, "-m", __name__, str(made)],
+            [sys.executable, "-m", __name__, str(staging)],
             capture_output=True,
             text=True,
             errors="replace",
@@ -121,7 +121,7 @@ def _run(folder: Path, made: Path) -> None:
         failed = process.returncode != 0
     except subprocess.TimeoutExpired:
         failed, output = True, f"it took more than {_MAX_SECONDS:.0f} s"
-    if not failed and (made / "tokenizer.json").is_file():
+    if not failed and (staging / "tokenizer.json").is_file():
         return
     cause = output.rsplit("\n", 1)[-1] or "it wrote no tokenizer.json"
     missing = [name for name in _LIBRARIES if not _is_installed(name)]

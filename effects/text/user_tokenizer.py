@@ -74,21 +74,21 @@ class UserTokenizer:
         Other arguments are variables of the template. Raises ChatTemplateError.
         """
         _check_arguments(chat_template_kwargs)
-        how: ChatOptions = {
+        options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        text = render_chat(self._tokenizer, conversation, how)
+        text = render_chat(self._tokenizer, conversation, options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that are no variables of the template; false and None
     ask for nothing.
     """
     for name in _REFUSED:
-        if given.get(name) not in (None, False):
-            why = f"apply_chat_template: {name} is not supported"
-            raise TypeError(f"{why}; it returns a text, or a list of token ids")
+        if arguments.get(name) not in (None, False):
+            reason = f"apply_chat_template: {name} is not supported"
+            raise TypeError(f"{reason}; it returns a text, or a list of token ids")
