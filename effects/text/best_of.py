@@ -10,7 +10,7 @@ from attrs import evolve
 
 from minfer.effects.text.outputs import CompletionOutput
 
-_WHOLE = ("stop", "length")  # reasons of a sample that came to its end
+_COMPLETE_REASONS = ("stop", "length")  # reasons of a sample that came to its end
 
 
 def best_of(
@@ -32,4 +32,4 @@ def _rank(sample: CompletionOutput) -> tuple[bool, float, int]:
     mean = -math.inf
     if sample.token_ids and sample.cumulative_logprob is not None:
         mean = sample.cumulative_logprob / len(sample.token_ids)
-    return sample.finish_reason not in _WHOLE, -mean, sample.index
+    return sample.finish_reason not in _COMPLETE_REASONS, -mean, sample.index

@@ -35,13 +35,13 @@ Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
 Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 # Names that cannot be a template's variables: each has a field.
-RESERVED: Final = frozenset(
+RESERVED_NAMES: Final = frozenset(
     {"chat_template", "chat_template_kwargs", "messages", "tokenize", "tools"}
 )
 # Nor can these be the same for all requests.
-OF_REQUESTS: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+PER_REQUEST_NAMES: Final = frozenset({"add_generation_prompt", "continue_final_message"})
 _NULL: Final = "None"
-_END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
+_CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
 class ChatOptions(TypedDict, total=False):
@@ -93,12 +93,14 @@ def render_chat(
     tokens = tokenizer.special_tokens
     probe = TemplateProbe(template, tuple(tokens.items()), values["tools"] is not None)
     takes_lists = partial(_takes_lists, probe)
-    chat = place_system_messages(list(starmap(_message, enumerate(messages))), probe)
+    chat = place_system_messages(
+        list(starmap(_read_valid_message, enumerate(messages))), probe
+    )
     chat = [join_lines(message, takes_lists) for message in chat]
     if continues:
-        chat[-1] = _with_mark(chat[-1])
-    text = _either_way(template, chat, tokens, values)
-    return _left_open(text) if continues else text
+        chat[-1] = _with_continuation_mark(chat[-1])
+    text = _render_accepted_form(template, chat, tokens, values)
+    return _cut_at_mark(text) if continues else text
 
 
 def chosen_template(tokenizer: "Tokenizer", *, with_tools: bool) -> str:
@@ -127,7 +129,7 @@ def template_values(options: ChatOptions) -> dict[str, Any]:
         "add_generation_prompt": True,
     }
     variables = options.get("chat_template_kwargs") or {}
-    check_names(variables, "chat_template_kwargs", RESERVED)
+    check_names(variables, "chat_template_kwargs", RESERVED_NAMES)
     values |= {**options, **variables}
     values.pop("chat_template_kwargs", None)
     return values
@@ -145,22 +147,22 @@ def check_names(
             raise ChatTemplateError(reason, setting)
 
 
-def _with_mark(message: Message) -> Message:
+def _with_continuation_mark(message: Message) -> Message:
     """The message that is to be continued, with a mark after its text."""
     content = message.get("content", ())
     if content is None or isinstance(content, str):
-        return {**message, "content": f"{content or ''}{_END} "}
+        return {**message, "content": f"{content or ''}{_CONTINUATION_MARK} "}
     last = content[-1] if isinstance(content, list | tuple) and content else None
     if isinstance(last, Mapping) and isinstance(last.get("text"), str):
-        text_part = {**last, "text": f"{last['text']}{_END} "}
+        text_part = {**last, "text": f"{last['text']}{_CONTINUATION_MARK} "}
         return {**message, "content": [*(content or ())[:-1], text_part]}
     requirement = "a last message whose content is text"
     raise ChatTemplateError(f"continue_final_message needs {requirement}")
 
 
-def _left_open(text: str) -> str:
+def _cut_at_mark(text: str) -> str:
     """The rendered text, without the template's text after the last message."""
-    text, mark, rest = text.rpartition(_END)
+    text, mark, rest = text.rpartition(_CONTINUATION_MARK)
     if not mark:
         reason = "the template does not show the last message; set it to false"
         raise ChatTemplateError(f"continue_final_message is set, but {reason}")
@@ -169,7 +171,7 @@ def _left_open(text: str) -> str:
     return text if rest.startswith(" ") else text.rstrip()
 
 
-def _either_way(
+def _render_accepted_form(
     template: str,
     chat: list[Message],
     tokens: Mapping[str, str],
@@ -218,7 +220,7 @@ def _takes_lists(probe: TemplateProbe, role: str) -> bool:
     return text is not None and shows_texts(text)
 
 
-def _message(index: int, message: Any) -> Message:
+def _read_valid_message(index: int, message: Any) -> Message:
     """A message in its first form. Raises ChatTemplateError if it cannot be read."""
     if (error := message_error(message)) is not None:
         raise ChatTemplateError(f"messages[{index}]{error}")

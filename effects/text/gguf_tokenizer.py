@@ -32,7 +32,7 @@ from minfer.effects.text.side_files import SpecialTokens, Templates
 from minfer.effects.text.tokenizer_classes import State
 
 _PREFIX: Final = "tokenizer.ggml."
-_NAMES: Final = {
+_SPECIAL_TOKEN_KEYS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -41,18 +41,18 @@ _NAMES: Final = {
     "mask_token": "mask_token_id",
 }
 _TEMPLATE: Final = "tokenizer.chat_template"
-LONGEST: Final = 1024  # characters of a token; a longer one has too many merges
+MAX_TOKEN_CHARS: Final = 1024  # characters of a token; a longer one has too many merges
 _BLANK: Final = "▁"
 
 
 @frozen(eq=False)
-class _Words:
+class _Vocabulary:
     """The tokens of a file, in the order of their ids."""
 
     texts: list[str]
     types: tuple[int, ...]
 
-    def vocabulary(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
         """Returns the ids of all tokens but unused ones, by their texts."""
         return {
             text: token
@@ -60,7 +60,7 @@ class _Words:
             if kind != UNUSED
         }
 
-    def added(self) -> list[AddedToken]:
+    def added_tokens(self) -> list[AddedToken]:
         """Returns the added tokens, which are matched before a text is divided."""
         return [
             AddedToken(text, special=kind != USER_DEFINED, normalized=False)
@@ -83,10 +83,10 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
             f"{path}: metadata {_PREFIX}model = {kind!r:.100} is not supported; gpt2 and "
             f"llama are. Give the Hugging Face checkpoint that the file was made from"
         )
-    vocabulary = _read_words(
+    vocabulary = _read_vocabulary(
         metadata, gguf_config(path)["vocab_size"], byte_level=kind == "gpt2"
     )
-    named = _named(metadata, vocabulary)
+    named = _special_token_texts(metadata, vocabulary)
     try:
         byte_level = kind == "gpt2"
         backend = (
@@ -94,8 +94,8 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
             if byte_level
             else _sentencepiece(metadata, vocabulary)
         )
-        backend.add_tokens(vocabulary.added())
-        _add_ends(
+        backend.add_tokens(vocabulary.added_tokens())
+        _add_post_processor(
             metadata, backend, named, bos=_adds_bos(metadata, byte_level=byte_level)
         )
     except (GgufError, UnsupportedModelError):
@@ -103,11 +103,11 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     except Exception as error:  # the library raises bare Exception for any fault
         fault = f"the tokenizer cannot be built ({error}); convert the model again"
         raise GgufError(f"{path}: {fault}") from error
-    tokens = SpecialTokens(added=tuple(vocabulary.added()), named=named, extra=())
+    tokens = SpecialTokens(added=tuple(vocabulary.added_tokens()), named=named, extra=())
     return backend, tokens, _templates(metadata)
 
 
-def _read_words(metadata: Metadata, rows: int, *, byte_level: bool) -> _Words:
+def _read_vocabulary(metadata: Metadata, rows: int, *, byte_level: bool) -> _Vocabulary:
     """Returns the tokens of a file whose matrix of embeddings has `rows` rows."""
     texts, types = metadata.array(TOKENS).texts(), token_types(metadata)
     if not texts or len(texts) > rows:
@@ -116,16 +116,19 @@ def _read_words(metadata: Metadata, rows: int, *, byte_level: bool) -> _Words:
         )
     if not byte_level:  # files have Gemma's runs of ▁ as runs of blanks
         texts = [text if text.strip(" ") else _BLANK * len(text) for text in texts]
-    vocabulary = _Words(texts, types)
-    if (longest := max(map(len, texts))) > LONGEST:
-        fault = f"has a string of {longest} characters; at most {LONGEST} are supported"
+    vocabulary = _Vocabulary(texts, types)
+    if (longest := max(map(len, texts))) > MAX_TOKEN_CHARS:
+        fault = (
+            f"has a string of {longest} characters; at most {MAX_TOKEN_CHARS} are "
+            f"supported"
+        )
         raise metadata.fault(TOKENS, fault)
-    if len(vocabulary.vocabulary()) != len(texts) - types.count(UNUSED):
+    if len(vocabulary.ids()) != len(texts) - types.count(UNUSED):
         raise metadata.fault(TOKENS, "has the same string twice")
     return vocabulary
 
 
-def _byte_level(metadata: Metadata, vocabulary: _Words) -> Backend:
+def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
     name = metadata.text(f"{_PREFIX}pre", "")
     pretokenizer = PRETOKENIZERS.get(name)
     if pretokenizer is None:
@@ -144,14 +147,14 @@ def _byte_level(metadata: Metadata, vocabulary: _Words) -> Backend:
             )
             raise metadata.fault(f"{_PREFIX}merges", fault)
         merges.append((left, right))
-    ids = vocabulary.vocabulary()
-    return _built(
-        pretokenizer.parts,
+    ids = vocabulary.ids()
+    return _build_backend(
+        pretokenizer.components,
         models.BPE(ids, merges, ignore_merges=pretokenizer.ignore_merges),
     )
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: _Words) -> Backend:
+def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
     """Returns SentencePiece's BPE with byte fallback. Raises `UnsupportedModelError` if
     it normalizes white space.
     """
@@ -177,16 +180,18 @@ def _sentencepiece(metadata: Metadata, vocabulary: _Words) -> Backend:
     }
     unknown = vocabulary.types.index(UNKNOWN) if UNKNOWN in vocabulary.types else None
     bpe = models.BPE(
-        vocabulary.vocabulary(),
-        _merges(metadata, vocabulary),
+        vocabulary.ids(),
+        _merges_by_score(metadata, vocabulary),
         unk_token=None if unknown is None else vocabulary.texts[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
-    return _built(components, bpe)
+    return _build_backend(components, bpe)
 
 
-def _merges(metadata: Metadata, vocabulary: _Words) -> list[tuple[str, str]]:
+def _merges_by_score(
+    metadata: Metadata, vocabulary: _Vocabulary
+) -> list[tuple[str, str]]:
     """Returns the merges that follow from the scores, in transformers' order."""
     key = f"{_PREFIX}scores"
     scores = metadata.array(key).numbers()
@@ -221,7 +226,7 @@ def _merges(metadata: Metadata, vocabulary: _Words) -> list[tuple[str, str]]:
     return merges
 
 
-def _built(components: Mapping[str, Any], model: models.BPE) -> Backend:
+def _build_backend(components: Mapping[str, Any], model: models.BPE) -> Backend:
     """Returns a tokenizer of a model and of parts in the form of tokenizer.json."""
     import json
 
@@ -232,11 +237,11 @@ def _built(components: Mapping[str, Any], model: models.BPE) -> Backend:
     return backend
 
 
-def _named(metadata: Metadata, vocabulary: _Words) -> dict[str, str]:
+def _special_token_texts(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]:
     """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
         name: vocabulary.texts[metadata.whole(key, low=0, below=len(vocabulary.texts))]
-        for name, short in _NAMES.items()
+        for name, short in _SPECIAL_TOKEN_KEYS.items()
         if metadata.get(key := _PREFIX + short) is not None
     }
 
@@ -248,7 +253,7 @@ def _adds_bos(metadata: Metadata, *, byte_level: bool) -> bool:
     return metadata.flag(f"{_PREFIX}add_bos_token", default=default)
 
 
-def _add_ends(
+def _add_post_processor(
     metadata: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
 ) -> None:
     """Make the tokenizer add the tokens to texts that the metadata say it adds."""

@@ -108,7 +108,7 @@ class OutputBuffer:
             self.text += decoder.push(tokens, final=self.over)
             return None
         for num_tokens, token in enumerate(tokens, 1):
-            text = decoder.spell(token)
+            text = decoder.push_token(token)
             if self.count + num_tokens > self.unstopped:
                 text, self.stop = self.matcher.push(text)
             else:

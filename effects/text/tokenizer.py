@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from minfer.effects.models.checkpoint import eos_ids
 from minfer.effects.models.gguf.container import is_gguf
-from minfer.effects.text.longest_token import longest_token, state_of
+from minfer.effects.text.longest_token import component_state, max_token_chars
 from minfer.effects.text.side_files import Templates, read_response_template
 from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerError
 from minfer.effects.text.tokenizer_loading import load_backend
@@ -40,7 +40,7 @@ class TextTooLongError(TextError):
 class Tokenizer:
     """A checkpoint's tokenizer. Immutable after loading; safe to share between threads.
 
-    A text that cannot fit into a `context` of so many tokens is refused unread. Raises
+    A text that cannot fit into `context` tokens is refused unread. Raises
     `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError` for the
     small files beside it.
     """
@@ -72,9 +72,11 @@ class Tokenizer:
         self.strips = bool(fallback)
         self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
         self._texts: dict[int, str | None] = {}  # likewise
-        longest = longest_token(backend) if context else None
+        max_chars_per_token = max_token_chars(backend) if context else None
         # The most characters of a text that may fit, if known.
-        self.most = longest * context if longest and context else None
+        self.max_chars = (
+            max_chars_per_token * context if max_chars_per_token and context else None
+        )
         self.context = context
 
     @property
@@ -94,10 +96,10 @@ class Tokenizer:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
         surrogates), and `TextTooLongError`.
         """
-        if self.most is not None and len(text) > self.most:
+        if self.max_chars is not None and len(text) > self.max_chars:
             raise TextTooLongError(
                 f"the text has {len(text)} characters; this model's maximum context "
-                f"length is {self.context} tokens, which hold {self.most} at most: "
+                f"length is {self.context} tokens, which hold {self.max_chars} at most: "
                 f"shorten it"
             )
         try:
@@ -193,7 +195,7 @@ def _falls_back(backend: Backend) -> int | None:
     """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
     as ▁, and bytes for what is in no other token. None for other kinds.
     """
-    steps = state_of(backend.decoder).get("decoders", ())
+    steps = component_state(backend.decoder).get("decoders", ())
     kinds = [step["type"] for step in steps]
     strip = steps[-1] if kinds[-1:] == ["Strip"] else None
     if kinds[: len(kinds) - bool(strip)] != ["Replace", "ByteFallback", "Fuse"]:

@@ -14,16 +14,18 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 PLAIN: Final = "TokenizersBackend"  # takes tokenizer.json as it is
-State = dict[str, Any]  # a part of a tokenizer, as tokenizer.json spells it
+State = dict[str, Any]  # a component of a tokenizer, as tokenizer.json spells it
 
 
 @frozen(kw_only=True)
 class TokenizerClass:
-    """The parts of a class. `parts` and `model` are made from tokenizer_config.json."""
+    """The components of a class. `components` and `model` are made from
+    tokenizer_config.json.
+    """
 
     special_tokens: Mapping[str, str]  # by name, where the config names none
     model: Mapping[str, Any]  # settings of its byte-pair encoding
-    parts: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
+    components: Callable[[Mapping[str, Any]], State]  # normalizer, pre_tokenizer, decoder
     more_tokens: tuple[str, ...] = ()  # special, where the config lists none
     # The beginning of each text, whatever the post-processor of tokenizer.json is.
     begins: Literal["as the file says", "plain", "with bos_token"] = "as the file says"
@@ -44,7 +46,7 @@ def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
     }
 
 
-def _metaspace_parts(config: Mapping[str, Any]) -> State:
+def _metaspace_components(config: Mapping[str, Any]) -> State:
     """Llama's: blanks as ▁, one before the text, or behind each special token too."""
     prefix = _prefix_space(config, default=True)
     scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
@@ -67,7 +69,7 @@ def _fallback_decoder(*extra_steps: State) -> State:
     return {"type": "Sequence", "decoders": steps}
 
 
-def _gemma_parts(_config: Mapping[str, Any]) -> State:
+def _gemma_components(_config: Mapping[str, Any]) -> State:
     blank = {"String": " "}
     split = {"behavior": "MergedWithPrevious", "invert": False}
     return {
@@ -77,7 +79,7 @@ def _gemma_parts(_config: Mapping[str, Any]) -> State:
     }
 
 
-def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State]:
+def _qwen_components(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State]:
     """Qwen's: words by a regular expression over classes of characters."""
     regex = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?" + letters + r"+|\p{N}"
@@ -86,7 +88,7 @@ def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State
     split_options = {"behavior": "Isolated", "invert": False}
     split = {"type": "Split", "pattern": {"Regex": regex}, **split_options}
 
-    def parts(config: Mapping[str, Any]) -> State:
+    def components(config: Mapping[str, Any]) -> State:
         level = _byte_level(_prefix_space(config), regex=False)
         return {
             "normalizer": {"type": "NFC"},
@@ -94,10 +96,10 @@ def _qwen_parts(letters: str, marks: str) -> Callable[[Mapping[str, Any]], State
             "decoder": _byte_level(prefix=True),
         }
 
-    return parts
+    return components
 
 
-def _gpt2_parts(config: Mapping[str, Any]) -> State:
+def _gpt2_components(config: Mapping[str, Any]) -> State:
     return {
         "normalizer": None,
         "pre_tokenizer": _byte_level(_prefix_space(config)),
@@ -105,13 +107,17 @@ def _gpt2_parts(config: Mapping[str, Any]) -> State:
     }
 
 
-def _neox_parts(config: Mapping[str, Any]) -> State:
+def _neox_components(config: Mapping[str, Any]) -> State:
     trim = bool(config.get("trim_offsets", True))
     level = _byte_level(_prefix_space(config), trim=trim)
-    return {**_gpt2_parts(config), "normalizer": {"type": "NFC"}, "pre_tokenizer": level}
+    return {
+        **_gpt2_components(config),
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": level,
+    }
 
 
-def _cohere_parts(config: Mapping[str, Any]) -> State:
+def _cohere_components(config: Mapping[str, Any]) -> State:
     level = _byte_level(_prefix_space(config))
     digits = {"type": "Digits", "individual_digits": True}
     return {
@@ -130,12 +136,12 @@ def _named(text: str, *names: str) -> dict[str, str]:
     return {f"{name}_token": text for name in names}
 
 
-def _code_llama_parts(config: Mapping[str, Any]) -> State:
+def _code_llama_components(config: Mapping[str, Any]) -> State:
     """Llama's, but for a first blank that is taken off whether one was put there or not,
     and never a blank behind a special token.
     """
-    components = _metaspace_parts({**config, "legacy": False})
-    return {**components, "decoder": _metaspace_parts({})["decoder"]}
+    components = _metaspace_components({**config, "legacy": False})
+    return {**components, "decoder": _metaspace_components({})["decoder"]}
 
 
 _SPM: Final = {"fuse_unk": True, "byte_fallback": True}
@@ -155,14 +161,14 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
     "LlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA,
         model=_SPM,
-        parts=_metaspace_parts,
+        components=_metaspace_components,
         pads_as_the_file_says=True,
     ),
     "CodeLlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA | _FILL,
         more_tokens=tuple(_FILL.values()),
         model=_SPM,
-        parts=_code_llama_parts,
+        components=_code_llama_components,
         unknown_token=True,
         begins="with bos_token",
         pads_as_the_file_says=True,
@@ -172,27 +178,27 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
             f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")
         },
         model=_SPM,
-        parts=_gemma_parts,
+        components=_gemma_components,
         unknown_token=True,
     ),
     "Qwen2Tokenizer": TokenizerClass(
         special_tokens=_QWEN,
         model=_AFFIXES,
-        parts=_qwen_parts(r"\p{L}", ""),
+        components=_qwen_components(r"\p{L}", ""),
         adds_again="texts",
     ),
     "Qwen3_5Tokenizer": TokenizerClass(
         special_tokens=_QWEN,
         model=_AFFIXES,
-        parts=_qwen_parts(r"[\p{L}\p{M}]", r"\p{M}"),
+        components=_qwen_components(r"[\p{L}\p{M}]", r"\p{M}"),
     ),
     "GPT2Tokenizer": TokenizerClass(
-        special_tokens=_GPT2, model=_AFFIXES, parts=_gpt2_parts
+        special_tokens=_GPT2, model=_AFFIXES, components=_gpt2_components
     ),
     "GPTNeoXTokenizer": TokenizerClass(
         special_tokens=_GPT2 | {"pad_token": "<|padding|>"},
         model=_AFFIXES,
-        parts=_neox_parts,
+        components=_neox_components,
         begins="plain",
     ),
     "CohereTokenizer": TokenizerClass(
@@ -206,7 +212,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
             "mask_token": "<MASK_TOKEN>",
         },
         model=_AFFIXES,
-        parts=_cohere_parts,
+        components=_cohere_components,
         adds_again="tokens",
     ),
 }

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from minfer.effects.models.checkpoint import CheckpointError, read_optional
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.text.gguf_tokenizer import gguf_backend
-from minfer.effects.text.longest_token import state_of
+from minfer.effects.text.longest_token import component_state
 from minfer.effects.text.side_files import (
     SpecialTokens,
     Templates,
@@ -134,8 +134,8 @@ def _is_made_so(
     for name, value in _model(tokenizer_class, tokens).items():
         if (getattr(model, name) or None) != (value or None):
             return False
-    for name, component in tokenizer_class.parts(config).items():
-        state = state_of(getattr(backend, name))
+    for name, component in tokenizer_class.components(config).items():
+        state = component_state(getattr(backend, name))
         is_byte_level = name == "decoder" and state.get("type") == "ByteLevel"
         if is_byte_level and component["type"] == "ByteLevel":
             continue  # whose settings have no effect in a decoder
@@ -168,7 +168,12 @@ def _remade(
         vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
     tables = {"vocab": vocabulary, "merges": old_model.get("merges") or []}
     model = {"type": "BPE", **_model(tokenizer_class, tokens), **tables}
-    return {**state, **tokenizer_class.parts(config), "model": model, "added_tokens": []}
+    return {
+        **state,
+        **tokenizer_class.components(config),
+        "model": model,
+        "added_tokens": [],
+    }
 
 
 def _add_tokens(

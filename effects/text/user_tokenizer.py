@@ -34,7 +34,7 @@ class UserTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = copy.copy(tokenizer)
-        self._tokenizer.most = None
+        self._tokenizer.max_chars = None
         self.chat_template = tokenizer.chat_template
         self.bos_token = tokenizer.special_tokens.get("bos_token")
         self.eos_token = tokenizer.special_tokens.get("eos_token")
