@@ -356,7 +356,9 @@ class ServedModel(Renders):
         if isinstance(params, str):
             request = input_processor.make_pooled_request(given, params)
             return OutputProcessor(request, sink, tokenized.text, session=urgency.session)
-        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+        special = (
+            self.tokenizer.find_special_ids(shown) if self.tokenizer else frozenset[int]()
+        )
         bad_words: BadWords = ()
         if isinstance(params, BeamSearchParams):
             request = input_processor.make_search(given, params)

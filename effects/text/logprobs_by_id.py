@@ -15,18 +15,20 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.token_logprobs import TokenLogprobs, unpack_parts
 
 
-def by_id(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+def logprobs_by_id(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None
+) -> dict[int, Logprob]:
     """A token's log-probabilities by id, its own first."""
     ids = [entry.token, *entry.likeliest]
     values = [entry.logprob, *entry.logprobs]
     ranks = [entry.rank, *range(1, len(ids))]
     return {
-        token: Logprob(value, rank, text_of(token, tokenizer))
+        token: Logprob(value, rank, decode_token(token, tokenizer))
         for token, value, rank in zip(ids, values, ranks, strict=True)
     }
 
 
-def text_of(token: int, tokenizer: Tokenizer | None) -> str | None:
+def decode_token(token: int, tokenizer: Tokenizer | None) -> str | None:
     """A token's text; None without a tokenizer."""
     if tokenizer is None:
         return None
@@ -49,5 +51,5 @@ class PromptScores:
         while self.unread:
             for position, entry in unpack_parts(self.unread.popleft(), self.prompt):
                 if position == len(self.read):
-                    self.read.append(by_id(entry, self.tokenizer))
+                    self.read.append(logprobs_by_id(entry, self.tokenizer))
         return self.read if len(self.read) >= len(self.prompt) else None

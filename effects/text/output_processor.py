@@ -93,7 +93,7 @@ class OutputProcessor:
     @property
     def rejected(self) -> str:
         """Why the engine refused it, or an empty string."""
-        ending = self.samples[0].done
+        ending = self.samples[0].ending
         return ending.error if ending is not None and ending.reason == "rejected" else ""
 
     def feed(
@@ -107,11 +107,11 @@ class OutputProcessor:
         request wants them.
         """
         sample = self.samples[index]
-        if sample.done is None and sample.stop is None:
-            sample.fresh += tokens
+        if sample.ending is None and sample.stop_string is None:
+            sample.new_tokens += tokens
             if sample.logprobs is not None:
                 sample.logprobs.extend(logprobs[: len(tokens)])
-            self.times.output(now)
+            self.times.record_output(now)
 
     def pool(self, data: bytes, now: float) -> None:
         """Add the prompt's results at the time `now`: a vector, or log-probabilities."""
@@ -120,7 +120,7 @@ class OutputProcessor:
         else:
             self.scores.unread.append(data)
         if self.request.ends_with_prompt:
-            self.times.output(now)
+            self.times.record_output(now)
 
     def finish(self, ending: Finished) -> None:
         """Take over the engine's last message on a sample."""
@@ -136,18 +136,18 @@ class OutputProcessor:
         any_ended = False
         with self.lock:
             for i, sample in enumerate(self.samples):
-                if (self.eager and sample.fresh) or (
-                    sample.done is not None and not sample.over
+                if (self.eager and sample.new_tokens) or (
+                    sample.ending is not None and not sample.end_flushed
                 ):
                     sample.flush(self.request.stop_ids)
-                    any_ended = any_ended or sample.over
-                    if sample.stop is not None and not sample.over:
-                        finishes.append(Finish(self.request.id, i, sample.count))
+                    any_ended = any_ended or sample.end_flushed
+                    if sample.stop_string is not None and not sample.end_flushed:
+                        finishes.append(Finish(self.request.id, i, sample.num_flushed))
             if any_ended:
-                self.finished = all(sample.over for sample in self.samples)
+                self.finished = all(sample.end_flushed for sample in self.samples)
             if self.finished:
                 on_end(self.request.id)
-            has_output = self.finished or self._streams_news()
+            has_output = self.finished or self._has_new_output()
             notify = has_output and not self.notified
             self.notified = self.notified or has_output
         if notify:
@@ -175,7 +175,7 @@ class OutputProcessor:
             stops = self.request.sampling.stop_token_ids
             num_earlier_tokens = len(self.request.output)  # of the only sample
             num_output_tokens = (
-                sum(sample.count for sample in self.samples) - num_earlier_tokens
+                sum(sample.num_flushed for sample in self.samples) - num_earlier_tokens
             )
             outputs = tuple(
                 sample.take(i, stops)
@@ -183,19 +183,19 @@ class OutputProcessor:
                 if sample.has_output
             )
             prompt = None if self.scores is None else self.scores.by_token()
-            ending = self.samples[0].done
+            ending = self.samples[0].ending
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 finished=self.finished,
                 prompt_token_ids=self.request.prompt,
-                outputs=self._chosen(outputs, prompt),
+                outputs=self._for_consumer(outputs, prompt),
                 metrics=self.times.metrics(num_output_tokens),
                 num_cached_tokens=0 if ending is None else ending.cached,
                 prompt_logprobs=prompt,
             )
 
-    def _chosen(
+    def _for_consumer(
         self, outputs: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
     ) -> tuple[CompletionOutput, ...]:
         """The new outputs of samples, in the form for the consumer."""
@@ -213,11 +213,11 @@ class OutputProcessor:
         with self.lock:
             if self.error is not None:
                 raise self.error
-            ending = self.samples[0].done
+            ending = self.samples[0].ending
             if ending is None:
                 raise AssertionError(f"{self.request.id} has not ended")
             pooled = self.samples[0].vector
-            reason, error = _ended_pooled(ending, pooled)
+            reason, error = _pooled_finish_reason(ending, pooled)
             vector = pooled if reason == "stop" else b""
             return EmbeddingOutput(
                 request_id=self.request.id,
@@ -230,11 +230,11 @@ class OutputProcessor:
                 error=error,
             )
 
-    def _streams_news(self) -> bool:
+    def _has_new_output(self) -> bool:
         return self.streaming and any(sample.has_output for sample in self.samples)
 
 
-def _ended_pooled(ending: Finished, vector: bytes) -> tuple[str, str]:
+def _pooled_finish_reason(ending: Finished, vector: bytes) -> tuple[str, str]:
     """The finish reason of a pooled prompt, for the consumer, and its error."""
     if ending.reason == "cancelled":
         return "cancelled", ""

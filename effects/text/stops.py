@@ -28,20 +28,20 @@ class StopMatcher:
         """
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
-        self._kept = kept
+        self._keeps_stops = kept
         self._stops = tuple(sorted(set(stops)))
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._lasts = frozenset(stop[-1] for stop in self._stops)
         self._tail = ""  # the longest end of the text that may begin a stop string
 
-    def pass_by(self, piece: str) -> str:
+    def push_without_stop(self, piece: str) -> str:
         """Add text in which a stop string that ends does not count; return the text that
         is certain, as one may begin in it.
         """
-        num_emitted, text = self._given(), self._tail + piece
-        self._tail = self._begun(text)
-        return text[num_emitted : len(text) - self._held()]
+        num_emitted, text = self._num_emitted(), self._tail + piece
+        self._tail = self._partial_stop(text)
+        return text[num_emitted : len(text) - self._num_held()]
 
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Add text; return (text that is certain, the stop string found or None).
@@ -50,23 +50,23 @@ class StopMatcher:
         """
         if not self._tail and self._firsts.isdisjoint(piece):
             return piece, None
-        num_emitted, text = self._given(), self._tail + piece
-        end, stop = self._ended(text, len(self._tail))
+        num_emitted, text = self._num_emitted(), self._tail + piece
+        end, stop = self._find_stop(text, len(self._tail))
         if stop is not None:
             self._tail = ""
-            return text[num_emitted : end if self._kept else end - len(stop)], stop
-        self._tail = "" if final else self._begun(text)
-        return text[num_emitted : len(text) - self._held()], None
+            return text[num_emitted : end if self._keeps_stops else end - len(stop)], stop
+        self._tail = "" if final else self._partial_stop(text)
+        return text[num_emitted : len(text) - self._num_held()], None
 
-    def _held(self) -> int:
+    def _num_held(self) -> int:
         """The number of characters that are kept."""
-        return 0 if self._kept else len(self._tail)
+        return 0 if self._keeps_stops else len(self._tail)
 
-    def _given(self) -> int:
+    def _num_emitted(self) -> int:
         """The number of characters of the longest end that were not kept."""
-        return len(self._tail) if self._kept else 0
+        return len(self._tail) if self._keeps_stops else 0
 
-    def _ended(self, text: str, begin: int) -> tuple[int, str | None]:
+    def _find_stop(self, text: str, begin: int) -> tuple[int, str | None]:
         """Where the first stop string ends after `begin`, and which one."""
         for end, char in enumerate(text[begin:], begin + 1):
             if char in self._lasts and text.endswith(self._stops, 0, end):
@@ -74,7 +74,7 @@ class StopMatcher:
                 return end, max(matches, key=len)
         return len(text), None
 
-    def _begun(self, text: str) -> str:
+    def _partial_stop(self, text: str) -> str:
         """The longest end of a text that is the beginning of a longer stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._firsts:

@@ -23,14 +23,14 @@ from itertools import pairwise
 from typing import Final
 
 from minfer.effects.text.template_cache import are_of_requests, cached_by_template
-from minfer.effects.text.template_messages import CALLED, TOOL_RESULT, Message
+from minfer.effects.text.template_messages import TOOL_CALL, TOOL_RESULT, Message
 from minfer.effects.text.template_probe import TemplateProbe
 
 _SYSTEM: Final[Message] = {"role": "system", "content": "probe of a leading message"}
-_LATE: Final[Message] = {"role": "system", "content": "probe of another message"}
+_LATER_SYSTEM: Final[Message] = {"role": "system", "content": "probe of another message"}
 _USER: Final[Message] = {"role": "user", "content": "probe of a question"}
 _ASSISTANT: Final[Message] = {"role": "assistant", "content": "probe of an answer"}
-_NEXT: Final[Message] = {"role": "user", "content": "probe of the next question"}
+_NEXT_USER: Final[Message] = {"role": "user", "content": "probe of the next question"}
 _MARKED_TURN: Final = "a user turn in <system-message> tags, at its place"
 _log: Final = logging.getLogger("minfer.templates")
 
@@ -39,11 +39,11 @@ def place_system_messages(chat: Sequence[Message], probe: TemplateProbe) -> list
     """A conversation whose system messages are all shown by the probed template."""
     chat = [_as_system(message) for message in chat]
     if any(map(_is_system, chat)):
-        chat = _placed(chat, probe)
+        chat = _place(chat, probe)
     return _with_joined_results(chat, probe)
 
 
-def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
+def _place(chat: list[Message], probe: TemplateProbe) -> list[Message]:
     is_system = list(map(_is_system, chat))
     num_leading = is_system.index(False) if False in is_system else len(chat)
     front, rest = chat[:num_leading], chat[num_leading:]
@@ -54,7 +54,7 @@ def _placed(chat: list[Message], probe: TemplateProbe) -> list[Message]:
         finding = "only one leading system message; the texts of others join it"
         _log_once(probe, finding)
         front = [{**front[0], "content": "\n\n".join(map(_text, front))}]
-    if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_late(probe)):
+    if any(map(_is_system, rest)) and not (_shows_leading(probe) and _shows_later(probe)):
         finding = f"no system messages behind others; each becomes {_MARKED_TURN}"
         _log_once(probe, finding)
         rest = _with_marked_turns(rest)
@@ -70,7 +70,7 @@ def _shows_leading(probe: TemplateProbe) -> bool:
     conversation without one: Mistral Nemo's moves it to the last user turn, and loses it
     when a tool has answered.
     """
-    chats = ([_USER], [_USER, _ASSISTANT, _NEXT], [_USER, CALLED, TOOL_RESULT])
+    chats = ([_USER], [_USER, _ASSISTANT, _NEXT_USER], [_USER, TOOL_CALL, TOOL_RESULT])
     shown = filter(probe.shows, chats)
     return all(probe.shows([_SYSTEM, *chat]) for chat in shown)
 
@@ -78,21 +78,25 @@ def _shows_leading(probe: TemplateProbe) -> bool:
 @cached_by_template
 def _shows_several(probe: TemplateProbe) -> bool:
     """Whether it shows two of them."""
-    return probe.shows([_SYSTEM, _LATE, _USER])
+    return probe.shows([_SYSTEM, _LATER_SYSTEM, _USER])
 
 
 @cached_by_template
-def _shows_late(probe: TemplateProbe) -> bool:
+def _shows_later(probe: TemplateProbe) -> bool:
     """Whether it shows system messages behind others, whatever follows."""
-    tool_use = [_USER, CALLED, TOOL_RESULT]
+    tool_use = [_USER, TOOL_CALL, TOOL_RESULT]
     places = [
-        [_SYSTEM, _USER, _LATE],
-        [_SYSTEM, _USER, _LATE, _ASSISTANT, _NEXT],
-        [_SYSTEM, _USER, _ASSISTANT, _LATE, _NEXT],
-        [_USER, _LATE, _ASSISTANT, _NEXT],
-        *([[_SYSTEM, *tool_use, _LATE]] if probe.text(tool_use) is not None else []),
+        [_SYSTEM, _USER, _LATER_SYSTEM],
+        [_SYSTEM, _USER, _LATER_SYSTEM, _ASSISTANT, _NEXT_USER],
+        [_SYSTEM, _USER, _ASSISTANT, _LATER_SYSTEM, _NEXT_USER],
+        [_USER, _LATER_SYSTEM, _ASSISTANT, _NEXT_USER],
+        *(
+            [[_SYSTEM, *tool_use, _LATER_SYSTEM]]
+            if probe.text(tool_use) is not None
+            else []
+        ),
     ]
-    mark = _LATE["content"]
+    mark = _LATER_SYSTEM["content"]
     ends, goes_on = (str(probe.text(chat)).partition(mark)[0] for chat in places[:2])
     return ends == goes_on and all(map(probe.shows, places))
 
@@ -100,8 +104,8 @@ def _shows_late(probe: TemplateProbe) -> bool:
 @cached_by_template
 def _shows_user_after_tool(probe: TemplateProbe) -> bool:
     """Whether it shows a user turn behind a tool's result, if it shows results."""
-    tool_use = [_USER, CALLED, TOOL_RESULT]
-    return not probe.shows(tool_use) or probe.shows([*tool_use, _NEXT])
+    tool_use = [_USER, TOOL_CALL, TOOL_RESULT]
+    return not probe.shows(tool_use) or probe.shows([*tool_use, _NEXT_USER])
 
 
 # --- marked turns -------------------------------------------------------------------

@@ -19,8 +19,8 @@ Message = dict[str, Any]
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _FIRST: Final = "first of two"
 _SECOND: Final = "second of two"
-_HI: Final[Message] = {"role": "user", "content": "hi"}
-CALLED: Final[Message] = {
+_USER: Final[Message] = {"role": "user", "content": "hi"}
+TOOL_CALL: Final[Message] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -56,7 +56,7 @@ def read_message(message: Mapping[str, Any]) -> Message:
         fields = {"thinking": thought, **fields, "reasoning_content": thought}
     if fields.get("role") == "assistant" and "content" in message:
         fields.setdefault("content", None)
-    return _with_arguments(fields, _read)
+    return _with_arguments(fields, _parse_arguments)
 
 
 def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
@@ -78,11 +78,11 @@ def list_probe(role: str) -> list[Message]:
     message = {"role": role, "content": content_parts}
     match role:
         case "system":
-            return [message, _HI]
+            return [message, _USER]
         case "tool":
-            return [_HI, CALLED, {**TOOL_RESULT, **message}]
+            return [_USER, TOOL_CALL, {**TOOL_RESULT, **message}]
         case "assistant":
-            return [_HI, message, _HI]
+            return [_USER, message, _USER]
     return [message]
 
 
@@ -100,13 +100,13 @@ def message_forms(chat: Sequence[Message]) -> Iterator[list[Message]]:
     one is for templates that refuse several calls at once, by an error of their own.
     """
     tried: list[list[Message]] = []
-    for change in (_without_content, _same, without_null, _with_text, _with_objects):
+    for change in (_without_content, _unchanged, without_null, _with_text, _with_objects):
         form = [change(message) for message in chat]
         if form not in tried:
             tried.append(form)
             yield form
     plain = [without_null(message) for message in chat]
-    if (separate := [*_one_at_a_time(plain)]) != plain:
+    if (separate := [*_with_single_calls(plain)]) != plain:
         yield separate
 
 
@@ -129,10 +129,10 @@ def _is_text(content_part: Any) -> bool:
     )
 
 
-# --- ways -------------------------------------------------------------------------------
+# --- forms ------------------------------------------------------------------------------
 
 
-def _same(message: Message) -> Message:
+def _unchanged(message: Message) -> Message:
     return message
 
 
@@ -153,10 +153,10 @@ def _with_text(message: Message) -> Message:
 
 def _with_objects(message: Message) -> Message:
     """With arguments as objects only: other values are put into one."""
-    return _with_arguments(without_null(message), _object_around)
+    return _with_arguments(without_null(message), _wrap_in_object)
 
 
-def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
+def _with_single_calls(chat: Sequence[Message]) -> Iterator[Message]:
     """With one call in each message, and its results after it: some templates refuse
     several.
     """
@@ -167,7 +167,7 @@ def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
             if position not in moved:
                 yield message
             continue
-        results = _results_behind(chat, position)
+        results = _results_after(chat, position)
         empty_message = {"role": message.get("role"), "content": ""}
         ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
         for index, call in enumerate(calls):
@@ -181,7 +181,7 @@ def _one_at_a_time(chat: Sequence[Message]) -> Iterator[Message]:
             del own_results[:number]
 
 
-def _results_behind(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
+def _results_after(chat: Sequence[Message], position: int) -> dict[Any, list[int]]:
     """The positions of the results of a message's calls, by the id of the call: those up
     to the next answer, as clients may use an id again.
     """
@@ -202,10 +202,10 @@ def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return message
-    return {**message, "tool_calls": [_changed(call, change) for call in calls]}
+    return {**message, "tool_calls": [_change_call(call, change) for call in calls]}
 
 
-def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
+def _change_call(call: Any, change: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call
@@ -213,7 +213,7 @@ def _changed(call: Any, change: Callable[[Any], Any]) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read(arguments: Any) -> Any:
+def _parse_arguments(arguments: Any) -> Any:
     """The object in a text, if it is one that can be sent on."""
     if not isinstance(arguments, str):
         return arguments
@@ -231,7 +231,7 @@ def _text_of(arguments: Any) -> Any:
     return json.dumps(dict(arguments), ensure_ascii=False, default=dict)
 
 
-def _object_around(arguments: Any) -> Any:
+def _wrap_in_object(arguments: Any) -> Any:
     return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 

@@ -20,10 +20,10 @@ from minfer.effects.text.tokenizer_loading import TokenizerError as TokenizerErr
 from minfer.effects.text.tokenizer_loading import load_backend
 
 # GPT-2's printable stand-ins for bytes: character -> byte.
-_PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
-_ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
-    chr(256 + i): b for i, b in enumerate(_OTHER)
+_PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_REMAPPED: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_CHAR: Final = {chr(b): b for b in _PRINTABLE} | {
+    chr(256 + i): b for i, b in enumerate(_REMAPPED)
 }
 
 _BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # sentencepiece's form of a byte
@@ -66,7 +66,7 @@ class Tokenizer:
         self.byte_level = (
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes
-        fallback = _falls_back(backend)
+        fallback = _num_stripped_blanks(backend)
         # A text is what its tokens' bytes are in UTF-8, or that without a first blank.
         self.in_bytes = self.byte_level or fallback is not None
         self.strips = bool(fallback)
@@ -124,17 +124,17 @@ class Tokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def special(self, texts: Iterable[str]) -> frozenset[int]:
+    def find_special_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of those of these texts that are special tokens."""
         ids = map(self._backend.token_to_id, texts)
         return self.special_ids.intersection(token for token in ids if token is not None)
 
-    def added(self, text: str) -> int | None:
+    def added_token_id(self, text: str) -> int | None:
         """The id of the added token with this text, special or not, if there is one."""
         token = self._backend.token_to_id(text)
         return token if token in self.added_ids else None
 
-    def names(self, ids: Sequence[int]) -> list[str]:
+    def token_names(self, ids: Sequence[int]) -> list[str]:
         """Tokens in the vocabulary's spelling; empty for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
@@ -174,7 +174,7 @@ class Tokenizer:
             self._bytes[token] = twice[len(once) :].encode()
         else:
             try:
-                self._bytes[token] = bytes(_ALPHABET[char] for char in name)
+                self._bytes[token] = bytes(_BYTE_OF_CHAR[char] for char in name)
             except KeyError:  # an added token in plain text
                 self._bytes[token] = name.encode()
         return self._bytes[token]
@@ -191,7 +191,7 @@ def _is_skipped(backend: Backend, token: int) -> bool:
     return shown != skipped
 
 
-def _falls_back(backend: Backend) -> int | None:
+def _num_stripped_blanks(backend: Backend) -> int | None:
     """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
     as ▁, and bytes for what is in no other token. None for other kinds.
     """

@@ -34,7 +34,7 @@ class TokenizerClass:
     adds_again: Literal["nothing", "texts", "tokens"] = "nothing"
     unknown_token: bool = False  # byte-pair encoding gets the `unk_token`
     # The `pad_token` is that of the padding in tokenizer.json, where the config has none.
-    pads_as_the_file_says: bool = False
+    pad_token_from_file: bool = False
 
 
 def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
@@ -162,7 +162,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
         special_tokens=_LLAMA,
         model=_SPM,
         components=_metaspace_components,
-        pads_as_the_file_says=True,
+        pad_token_from_file=True,
     ),
     "CodeLlamaTokenizer": TokenizerClass(
         special_tokens=_LLAMA | _FILL,
@@ -171,7 +171,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
         components=_code_llama_components,
         unknown_token=True,
         begins="with bos_token",
-        pads_as_the_file_says=True,
+        pad_token_from_file=True,
     ),
     "GemmaTokenizer": TokenizerClass(
         special_tokens={
@@ -217,7 +217,7 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
     ),
 }
 # The class of a `model_type`, in transformers; others have none of their own.
-_OF_TYPES: Final = {
+_MODEL_TYPES: Final = {
     "Qwen2Tokenizer": "dots3_note moss_transcribe_diarize qwen2 qwen2_moe qwen3 "
     "qwen3_moe qwen3_next",
     "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
@@ -232,17 +232,17 @@ _OF_TYPES: Final = {
     "minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder "
     "nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm xlm-roberta-xl",
 }
-CLASS_OF: Final[Mapping[str, str]] = {
-    kind: name for name, kinds in _OF_TYPES.items() for kind in kinds.split()
+CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
+    kind: name for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()
 }
 _MISTRAL: Final = {"ministral", "ministral3", "mistral", "mixtral"}
 # Types whose class holds whatever tokenizer_config.json names.
-_OVERRULED: Final = (
+_FIXED_CLASS_TYPES: Final = (
     "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba minicpm3 "
     "minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe "
     "qwen3_5_moe_text qwen4_exp"
 )
-OVERRULED: Final = frozenset(_OVERRULED.split())
+FIXED_CLASS_TYPES: Final = frozenset(_FIXED_CLASS_TYPES.split())
 
 
 def class_name(
@@ -254,14 +254,14 @@ def class_name(
     tokenizer.json mentions ByteLevel.
     """
     model_type = str(model.get("model_type") or "")
-    class_of_type = CLASS_OF.get(model_type)
+    class_of_type = CLASS_BY_MODEL_TYPE.get(model_type)
     named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
     if not isinstance(named, str):
         return class_of_type or PLAIN
     named = named.removesuffix("Fast")
     auto_map = tokenizer.get("auto_map")
     if not (auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map):
-        overruled = model_type in OVERRULED
+        overruled = model_type in FIXED_CLASS_TYPES
         foreign = named == "LlamaTokenizer" and byte_level
         if foreign and not overruled and model_type not in _MISTRAL:
             return PLAIN

@@ -30,13 +30,19 @@ SOURCES: Final = (
     "vocab.json",
     "vocab.txt",
 )
-_CODE_NEEDED: Final = "*.tiktoken"  # what only code of a checkpoint reads
+_CUSTOM_CODE_FILES: Final = "*.tiktoken"  # what only code of a checkpoint reads
 # What else decides which tokenizer transformers makes.
-_BESIDE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
-_UNUSED: Final = ("*.index.json", "generation_config.json")
+_RELATED_FILES: Final = (
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "additional_chat_templates/*",
+)
+_IGNORED_FILES: Final = ("*.index.json", "generation_config.json")
 # Imported names of the extra `tokenizers`.
 _LIBRARIES: Final = ("sentencepiece", "tiktoken", "mistral_common", "google.protobuf")
-_MAX_SECONDS: Final = 300.0
+_MAX_CONVERSION_SECONDS: Final = 300.0
 _DIGEST_BYTES: Final = 16
 _BOS: Final = "<s>"  # of tekken's tokenizers
 _log: Final = logging.getLogger("minfer.text")
@@ -49,7 +55,7 @@ class ConversionError(ValueError):
 def sources(folder: Path) -> list[str]:
     """The names of the files in a folder of which a tokenizer may be made."""
     names = [name for name in SOURCES if (folder / name).is_file()]
-    return [*names, *sorted(path.name for path in folder.glob(_CODE_NEEDED))]
+    return [*names, *sorted(path.name for path in folder.glob(_CUSTOM_CODE_FILES))]
 
 
 def converted_folder(folder: Path) -> Path:
@@ -81,8 +87,8 @@ def _digest(folder: Path) -> str:
 
 def _files(folder: Path) -> set[Path]:
     """The files of a folder that decide which tokenizer transformers makes."""
-    files = {path for pattern in _BESIDE for path in folder.glob(pattern)}
-    unused = {path for pattern in _UNUSED for path in folder.glob(pattern)}
+    files = {path for pattern in _RELATED_FILES for path in folder.glob(pattern)}
+    unused = {path for pattern in _IGNORED_FILES for path in folder.glob(pattern)}
     return {path for path in files - unused if path.is_file()}
 
 
@@ -95,7 +101,7 @@ def _convert_into(folder: Path, target: Path) -> None:
             copy = staging / path.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        _run(folder, staging)
+        _convert_in_process(folder, staging)
         try:
             staging.rename(target)
         except OSError:
@@ -103,7 +109,7 @@ def _convert_into(folder: Path, target: Path) -> None:
                 raise
 
 
-def _run(folder: Path, staging: Path) -> None:
+def _convert_in_process(folder: Path, staging: Path) -> None:
     """Have another process convert the files in `staging`, which are copies of those in
     `folder`. Raises ConversionError.
     """
@@ -113,14 +119,14 @@ def _run(folder: Path, staging: Path) -> None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_MAX_SECONDS,
+            timeout=_MAX_CONVERSION_SECONDS,
             check=False,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "USE_TORCH": "0"},
         )
         output = process.stderr.strip() if process.returncode else ""
         failed = process.returncode != 0
     except subprocess.TimeoutExpired:
-        failed, output = True, f"it took more than {_MAX_SECONDS:.0f} s"
+        failed, output = True, f"it took more than {_MAX_CONVERSION_SECONDS:.0f} s"
     if not failed and (staging / "tokenizer.json").is_file():
         return
     cause = output.rsplit("\n", 1)[-1] or "it wrote no tokenizer.json"

@@ -22,7 +22,7 @@ from minfer.effects.text.side_files import (
     Token,
     read_templates,
     special_tokens,
-    text_of,
+    token_content,
 )
 from minfer.effects.text.tokenizer_classes import CLASSES, TokenizerClass, class_name
 from minfer.effects.text.tokenizer_conversion import (
@@ -52,22 +52,22 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
             raise TokenizerError(str(error)) from error
     path = folder / "tokenizer.json"
     config = read_optional(folder / "tokenizer_config.json")
-    backend, data = _read(path)
+    backend, data = _read_backend(path)
     model = read_optional(folder / "config.json")
     tokenizer_class = CLASSES.get(class_name(model, config, b'"ByteLevel"' in data))
     stored = backend.get_added_tokens_decoder()
     padding = backend.padding
     if padding is not None and (
-        tokenizer_class is None or tokenizer_class.pads_as_the_file_says
+        tokenizer_class is None or tokenizer_class.pad_token_from_file
     ):
         config.setdefault("pad_token", padding["pad_token"])
     tokens = special_tokens(folder, config, stored, tokenizer_class)
     try:
-        if tokenizer_class is not None and not _is_made_so(
+        if tokenizer_class is not None and not _has_class_components(
             backend, tokenizer_class, config, tokens
         ):
             backend = Backend.from_str(
-                json.dumps(_remade(data, tokenizer_class, config, tokens))
+                json.dumps(_with_class_components(data, tokenizer_class, config, tokens))
             )
     except Exception as error:  # the library raises bare Exception
         raise _unusable(path, f"not what its tokenizer_class takes ({error})") from error
@@ -89,7 +89,7 @@ def load_backend(folder: Path) -> tuple[Backend, SpecialTokens, Templates]:
     return backend, tokens, read_templates(folder, config)
 
 
-def _read(path: Path) -> tuple[Backend, bytes]:
+def _read_backend(path: Path) -> tuple[Backend, bytes]:
     try:
         data = path.read_bytes()
         return Backend.from_buffer(data), data
@@ -104,7 +104,9 @@ def _unusable(path: Path, reason: str) -> TokenizerError:
     return TokenizerError(f"{path}: {reason}; write it with transformers: {remedy}")
 
 
-def _model(tokenizer_class: TokenizerClass, tokens: SpecialTokens) -> dict[str, Any]:
+def _bpe_settings(
+    tokenizer_class: TokenizerClass, tokens: SpecialTokens
+) -> dict[str, Any]:
     """The settings of a class's byte-pair encoding."""
     unknown = tokens.texts.get("unk_token") if tokenizer_class.unknown_token else None
     return {
@@ -119,7 +121,7 @@ def _model(tokenizer_class: TokenizerClass, tokens: SpecialTokens) -> dict[str, 
     }
 
 
-def _is_made_so(
+def _has_class_components(
     backend: Backend,
     tokenizer_class: TokenizerClass,
     config: Mapping[str, Any],
@@ -131,7 +133,7 @@ def _is_made_so(
     model: Any = backend.model
     if type(model).__name__ != "BPE":
         return False
-    for name, value in _model(tokenizer_class, tokens).items():
+    for name, value in _bpe_settings(tokenizer_class, tokens).items():
         if (getattr(model, name) or None) != (value or None):
             return False
     for name, component in tokenizer_class.components(config).items():
@@ -139,22 +141,22 @@ def _is_made_so(
         is_byte_level = name == "decoder" and state.get("type") == "ByteLevel"
         if is_byte_level and component["type"] == "ByteLevel":
             continue  # whose settings have no effect in a decoder
-        if _bare(state) != _bare(component or {}):
+        if _relevant_state(state) != _relevant_state(component or {}):
             return False
     stored = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
     return [*map(repr, stored)] == [*map(repr, tokens.added[: len(stored)])]
 
 
-def _bare(state: Any) -> Any:
+def _relevant_state(state: Any) -> Any:
     """A part of a tokenizer without fields that do not influence token ids."""
     if isinstance(state, list):
-        return [*map(_bare, state)]
+        return [*map(_relevant_state, state)]
     if isinstance(state, dict):
-        return {k: _bare(v) for k, v in state.items() if k != "trim_offsets"}
+        return {k: _relevant_state(v) for k, v in state.items() if k != "trim_offsets"}
     return state
 
 
-def _remade(
+def _with_class_components(
     data: bytes,
     tokenizer_class: TokenizerClass,
     config: Mapping[str, Any],
@@ -167,7 +169,7 @@ def _remade(
     if isinstance(vocabulary, list):  # of a unigram model, with scores
         vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
     tables = {"vocab": vocabulary, "merges": old_model.get("merges") or []}
-    model = {"type": "BPE", **_model(tokenizer_class, tokens), **tables}
+    model = {"type": "BPE", **_bpe_settings(tokenizer_class, tokens), **tables}
     return {
         **state,
         **tokenizer_class.components(config),
@@ -187,22 +189,26 @@ def _add_tokens(
     new_tokens: list[Token] = [*tokens.added]
     for token in other_tokens:
         # Of equal texts with other flags, the later one is used.
-        if text_of(token) not in known_texts and token not in new_tokens:
+        if token_content(token) not in known_texts and token not in new_tokens:
             new_tokens.append(token)
     backend.add_tokens(
         [
-            _special(token) if isinstance(token, str) or token.content in names else token
+            _as_special(token)
+            if isinstance(token, str) or token.content in names
+            else token
             for token in new_tokens
         ]
     )
     if tokenizer_class is not None and tokenizer_class.adds_again == "texts":
-        repeated = [AddedToken(text_of(token), special=True) for token in other_tokens]
+        repeated = [
+            AddedToken(token_content(token), special=True) for token in other_tokens
+        ]
         backend.add_tokens(repeated)
     elif tokenizer_class is not None and tokenizer_class.adds_again == "tokens":
-        backend.add_special_tokens([_special(token) for token in other_tokens])
+        backend.add_special_tokens([_as_special(token) for token in other_tokens])
 
 
-def _special(token: Token) -> AddedToken:
+def _as_special(token: Token) -> AddedToken:
     """The token as a special one."""
     if isinstance(token, str):
         return AddedToken(token, special=True)

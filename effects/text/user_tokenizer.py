@@ -42,7 +42,7 @@ class UserTokenizer:
         self.eos_token_id = self._id(self.eos_token)
 
     def _id(self, text: str | None) -> int | None:
-        return None if text is None else self._tokenizer.added(text)
+        return None if text is None else self._tokenizer.added_token_id(text)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises TextError if it is not valid Unicode."""
@@ -57,7 +57,7 @@ class UserTokenizer:
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Tokens in the vocabulary's spelling; empty for ids without a token."""
-        return self._tokenizer.names(ids)
+        return self._tokenizer.token_names(ids)
 
     def apply_chat_template(
         self,

@@ -233,7 +233,7 @@ def constrain_after_reasoning(
 
 def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
     """A function from the text of a marker to its token id."""
-    return llm.tokenizer.added if llm.tokenizer else lambda _: None
+    return llm.tokenizer.added_token_id if llm.tokenizer else lambda _: None
 
 
 @cache

@@ -14,7 +14,7 @@ from minfer.effects.text.detokenizer import (
     NUM_CONTEXT_TOKENS,
     Detokenizer,
 )
-from minfer.effects.text.tokenizer import _ALPHABET, Tokenizer
+from minfer.effects.text.tokenizer import _BYTE_OF_CHAR, Tokenizer
 from tests.circles import seeds
 from tests.effects.text.languages import LANGUAGES
 from tests.effects.text.trained import (
@@ -65,12 +65,12 @@ def bytes_of(tokenizer: Tokenizer, token: int, *, skip: bool) -> bytes:
     """What one token of a sequence is, said by the vocabulary alone."""
     if skip and token in tokenizer.special_ids:
         return b""
-    (name,) = tokenizer.names([token])
+    (name,) = tokenizer.token_names([token])
     if name in BYTES and not tokenizer.byte_level:
         return bytes([BYTES.index(name)])
-    if not tokenizer.byte_level or any(char not in _ALPHABET for char in name):
+    if not tokenizer.byte_level or any(char not in _BYTE_OF_CHAR for char in name):
         return name.replace("▁", " ").encode()
-    return bytes(_ALPHABET[char] for char in name)
+    return bytes(_BYTE_OF_CHAR[char] for char in name)
 
 
 def random_ids(tokenizer: Tokenizer, draw: random.Random) -> list[int]:
@@ -139,7 +139,7 @@ def test_real_texts_and_cut_ones_join_to_the_whole(
 
 def in_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """Token ids that spell `data` byte by byte."""
-    letters = {value: char for char, value in _ALPHABET.items()}
+    letters = {value: char for char, value in _BYTE_OF_CHAR.items()}
     names = [letters[byte] if tokenizer.byte_level else BYTES[byte] for byte in data]
     ids = [tokenizer._backend.token_to_id(name) for name in names]
     assert None not in ids
@@ -164,7 +164,7 @@ def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> N
 
 def test_special_tokens_are_shown_where_they_are_requested(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|start|>b<|end|>")
-    shown = tokenizer.special(["<|start|>", "a", "<|nobody|>"])
+    shown = tokenizer.find_special_ids(["<|start|>", "a", "<|nobody|>"])
     assert len(shown) == 1
     assert Detokenizer(tokenizer).push(ids) == "ab"
     assert Detokenizer(tokenizer, shown=shown).push(ids) == "a<|start|>b"
