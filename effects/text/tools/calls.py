@@ -57,9 +57,9 @@ def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
     scanner = JsonScanner()
     while True:
         end = scanner.feed(source.text, source.at)
-        was = source.take(end - source.at)
-        now = scanner.taken()
-        if text := now if mended else was:
+        taken = source.take(end - source.at)
+        scanned = scanner.taken()
+        if text := scanned if mended else taken:
             emit(text)
         if scanner.done or scanner.broken:
             return scanner.done
@@ -73,9 +73,9 @@ def string(source: Source) -> Reading[str | None]:
     """Take a JSON string; returns its value, or None if there is none."""
     if (yield from char(source)) != '"':
         return None
-    parts: list[str] = []
-    whole = yield from value(source, parts.append)
-    return str(json.loads("".join(parts))) if whole else None
+    pieces: list[str] = []
+    complete = yield from value(source, pieces.append)
+    return str(json.loads("".join(pieces))) if complete else None
 
 
 def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[bool]:
@@ -84,10 +84,10 @@ def stream_arguments(source: Source, out: DeltaWriter, name: str) -> Reading[boo
     `source` keeps the text that was not emitted.
     """
     out.start(name)
-    whole = yield from value(source, out.arguments)
-    if out.end(whole=whole):
+    complete = yield from value(source, out.arguments)
+    if out.end(whole=complete):
         source.keep()
-    return whole
+    return complete
 
 
 def start(source: Source, out: DeltaWriter, name: str) -> None:
@@ -138,13 +138,13 @@ class _CallReader:
             self.name = yield from string(source)
             return bool(self.name) and self.accept(str(self.name)) and self._emit()
         if key in _ARGUMENTS:
-            given = self.emitted or self.arguments is not None
-            return False if given else (yield from self._arguments())
-        whole = yield from value(source, lambda _: None)
-        if whole and key not in _KEYS:  # after the call
+            has_arguments = self.emitted or self.arguments is not None
+            return False if has_arguments else (yield from self._arguments())
+        complete = yield from value(source, lambda _: None)
+        if complete and key not in _KEYS:  # after the call
             self.out.content(source.kept().lstrip(f",{SPACE}"))
             source.keep()
-        return whole
+        return complete
 
     def _arguments(self) -> Reading[bool]:
         first = yield from char(self.source)
@@ -153,10 +153,10 @@ class _CallReader:
             return (yield from stream_arguments(self.source, self.out, self.name))
         if first not in ("{", '"', "n"):
             return False
-        parts: list[str] = []
-        if not (yield from value(self.source, parts.append)):
+        pieces: list[str] = []
+        if not (yield from value(self.source, pieces.append)):
             return False
-        text = "".join(parts)
+        text = "".join(pieces)
         if first == '"':
             text = str(json.loads(text))
         self.arguments = _NONE if text == "null" else _as_object(text)
@@ -192,10 +192,10 @@ def call(
     if (yield from char(source)) != "{":
         return False
     source.take(1)
-    read = _CallReader(source, out, accept)
+    reader = _CallReader(source, out, accept)
     while True:
         yield from space(source)
-        if not (yield from read.field()):
+        if not (yield from reader.field()):
             return False
         yield from space(source)
         after = yield from char(source)
@@ -203,7 +203,7 @@ def call(
             return False
         source.take(1)
         if after == "}":
-            return read.finish(bare=bare)
+            return reader.finish(bare=bare)
 
 
 def calls(
@@ -256,5 +256,5 @@ def _as_object(text: str) -> str | None:
     text = text.strip(SPACE)
     scanner = JsonScanner()
     end = scanner.feed(text)
-    whole = text.startswith("{") and scanner.done and end == len(text)
-    return scanner.taken() if whole else None
+    complete = text.startswith("{") and scanner.done and end == len(text)
+    return scanner.taken() if complete else None

@@ -66,22 +66,24 @@ def chosen_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | No
     """The format in which a model with this chat template writes calls; None: it is none
     of the table's.
     """
-    signed = [name for name, form in ROWS.items() if form.shown_in(template)]
+    signed = [
+        name for name, tool_format in ROWS.items() if tool_format.shown_in(template)
+    ]
     if not signed:
         return None
     rendered = _rendered_call(template, tokens)
     if rendered is None:
         return next((name for name in signed if ROWS[name].specific), None)
     # Of formats that are read alike, the one that is written so.
-    read = [name for name in signed if _reads(ROWS[name], rendered)]
-    written = (name for name in read if _begins_as_written(ROWS[name], rendered))
-    return next(written, read[0] if read else None)
+    readable = [name for name in signed if _reads(ROWS[name], rendered)]
+    as_written = (name for name in readable if _begins_as_written(ROWS[name], rendered))
+    return next(as_written, readable[0] if readable else None)
 
 
 def chosen_reasoning(template: str) -> str | None:
     """The format of reasoning that a chat template shows."""
-    there = (name for sign, name in SIGNS if all(text in template for text in sign))
-    return next(there, None)
+    names = (name for sign, name in SIGNS if all(text in template for text in sign))
+    return next(names, None)
 
 
 def _rendered_call(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
@@ -102,8 +104,8 @@ def _rendered_call(template: str, tokens: tuple[tuple[str, str], ...]) -> str | 
 
 def _common_beginning(first: str, second: str) -> str:
     pairs = enumerate(zip(first, second, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-    return first[:at]
+    length = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return first[:length]
 
 
 def _values() -> Iterator[dict[str, Any]]:
@@ -112,18 +114,20 @@ def _values() -> Iterator[dict[str, Any]]:
     yield {"tools": [_TOOL], "functions": json.dumps([_TOOL])}  # firefunction's
 
 
-def _begins_as_written(form: Format, rendered: str) -> bool:
+def _begins_as_written(tool_format: Format, rendered: str) -> bool:
     """Whether a call begins as the format has it."""
-    if form.written is None:
+    if tool_format.written is None:
         return True
-    head = form.written.begins + form.written.call.partition("{arguments}")[0]
-    parts = map(re.escape, re.split("{name}|{index}|{id}|{gap}", head))
-    return re.search(r"[\w.]* ?".join(parts), rendered) is not None
+    head = (
+        tool_format.written.begins + tool_format.written.call.partition("{arguments}")[0]
+    )
+    pieces = map(re.escape, re.split("{name}|{index}|{id}|{gap}", head))
+    return re.search(r"[\w.]* ?".join(pieces), rendered) is not None
 
 
-def _reads(form: Format, rendered: str) -> bool:
+def _reads(tool_format: Format, rendered: str) -> bool:
     """Whether a format reads the rendered call: one, with its name and arguments."""
-    deltas = Parser(form, _OFFERED).push(rendered, final=True)
+    deltas = Parser(tool_format, _OFFERED).push(rendered, final=True)
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     text = "".join(delta.text for delta in deltas if isinstance(delta, Arguments))
     try:

@@ -66,13 +66,13 @@ class Parsing:
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that must not be skipped: a tokenizer may leave special tokens out."""
-        found = TOOLS[self.form].markers if self.form in TOOLS else ()
+        markers = TOOLS[self.form].markers if self.form in TOOLS else ()
         if self.tools == RESPONSE:
-            found = markers_of(self.response)
+            markers = markers_of(self.response)
         if self.reasoning == NONE:
-            return found
+            return markers
         thinking = REASONING[self.reasoning]
-        return (*found, thinking.opens, thinking.closes, *thinking.around)
+        return (*markers, thinking.opens, thinking.closes, *thinking.around)
 
     def parser(self, *, streaming: bool = True) -> Parser:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
@@ -83,18 +83,20 @@ class Parsing:
         offered = Offered(
             frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
         )
-        made = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
+        parser = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
         if self.begun:
-            made.begin(self.begun)
-        return made
+            parser.begin(self.begun)
+        return parser
 
     @property
     def thinking(self) -> Thinking | None:
         """The reasoning within which the answer begins, if it does."""
-        if (one := REASONING.get(self.reasoning)) is None or one.closes in self.begun:
+        if (
+            thinking := REASONING.get(self.reasoning)
+        ) is None or thinking.closes in self.begun:
             return None
-        begins = self.opened or self.begun.lstrip().startswith(one.opens)
-        return one if begins else None
+        begins = self.opened or self.begun.lstrip().startswith(thinking.opens)
+        return thinking if begins else None
 
 
 @frozen
@@ -136,34 +138,34 @@ class Parsers:
         """
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            found = chosen_tools(
+            chosen = chosen_tools(
                 with_tools or template or "", tuple((tokens or {}).items())
             )
-            tools = found or UNKNOWN
+            tools = chosen or UNKNOWN
         if reasoning == AUTO:  # channels have their own
-            found = chosen_reasoning(template or "") if tools != HARMONY else None
-            reasoning = found or NONE
+            chosen = chosen_reasoning(template or "") if tools != HARMONY else None
+            reasoning = chosen or NONE
         return Parsers(tools, reasoning)
 
     def settled_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
         """The formats for the model of this tokenizer, without `AUTO`."""
         if tokenizer is None:
             return self.settled(None)
-        found = self.settled(
+        resolved = self.settled(
             tokenizer.all_templates,
             tokens=tokenizer.special_tokens,
             with_tools=tokenizer.templates.with_tools,
         )
-        described = tokenizer.response_template
-        if self.tools != AUTO or self.reasoning != AUTO or not described:
-            return found
+        response_template = tokenizer.response_template
+        if self.tools != AUTO or self.reasoning != AUTO or not response_template:
+            return resolved
         try:
-            load(described)
+            load(response_template)
         except ResponseTemplateError as error:
             _log.warning("%s; it is ignored", error)
-            return found
-        written = "" if found.unknown_tools else found.tools
-        return Parsers(RESPONSE, NONE, described, written)
+            return resolved
+        written = "" if resolved.unknown_tools else resolved.tools
+        return Parsers(RESPONSE, NONE, response_template, written)
 
     def parsing(
         self, offered: Tools, prompt: str, *, parallel: bool = True, begun: str = ""
@@ -180,15 +182,15 @@ class Parsers:
         if tools == RESPONSE:
             begun = begun_answer(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
-        form = TOOLS.get(tools)
-        dialect = form.dialect if form is not None else None
+        tool_format = TOOLS.get(tools)
+        dialect = tool_format.dialect if tool_format is not None else None
         typed = tools == RESPONSE or isinstance(dialect, Tags | NestedTags)
-        find = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
+        list_typed = typed_paths if isinstance(dialect, NestedTags) else typed_parameters
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
             names=tuple(offered),
-            typed=tuple(find(offered)) if typed else (),
+            typed=tuple(list_typed(offered)) if typed else (),
             nullable=tuple(nullable_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             begun=begun,
@@ -198,8 +200,8 @@ class Parsers:
         )
 
 
-def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
-    known = (AUTO, NONE, *there)
-    if name not in known:
-        what = f"there is no {kind} parser {name!r}"
-        raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
+def _check(kind: str, name: str, formats: Mapping[str, object]) -> None:
+    names = (AUTO, NONE, *formats)
+    if name not in names:
+        message = f"there is no {kind} parser {name!r}"
+        raise UnknownFormatError(f"{message}; use one of {', '.join(names)}")

@@ -71,8 +71,8 @@ class GemmaCalls:
             return False
         source.take(1)
         start(source, out, name)
-        whole = yield from self._object(source, out, _DEEP)
-        if not out.end(whole=whole) or not whole:
+        complete = yield from self._object(source, out, _DEEP)
+        if not out.end(whole=complete) or not complete:
             return False
         source.keep()
         yield from skip_stray(source)
@@ -132,9 +132,9 @@ class GemmaCalls:
         if (yield from ahead(source, [self.quote])):
             source.take(len(self.quote))
             key = yield from run(source, _KEY)
-            whole = yield from ahead(source, [self.quote])
-            source.take(len(whole))
-            return key if whole else None
+            end_quote = yield from ahead(source, [self.quote])
+            source.take(len(end_quote))
+            return key if end_quote else None
         quote = '"' if (yield from char(source)) == '"' else ""
         source.take(len(quote))
         key = yield from run(source, _KEY)

@@ -63,14 +63,14 @@ class _MessageHeader:
     @property
     def function(self) -> str:
         """The name of the called function, if any."""
-        found = _FUNCTION.search(self.text)
-        return found[1] if found else ""
+        match = _FUNCTION.search(self.text)
+        return match[1] if match else ""
 
     @property
     def channel(self) -> str:
         """The channel of the message, if there is one."""
-        found = _CHANNEL.search(self.text)
-        return found[1] if found else ""
+        match = _CHANNEL.search(self.text)
+        return match[1] if match else ""
 
     @property
     def is_analysis(self) -> bool:
@@ -88,8 +88,8 @@ class _MessageHeader:
         if not self.cut or self.function:
             return False
         foreign = self.foreign
-        begins = any(own.startswith(foreign) for own in _BEGINNINGS)
-        return not foreign or (begins and self.text.endswith(foreign))
+        is_partial_word = any(word.startswith(foreign) for word in _BEGINNINGS)
+        return not foreign or (is_partial_word and self.text.endswith(foreign))
 
 
 def is_analysis(header: str) -> bool:
@@ -123,9 +123,9 @@ def _read(source: Source, out: DeltaWriter) -> Reading[None]:
             return
 
 
-def _message(source: Source, out: DeltaWriter, begun: str) -> Reading[str]:
-    """Take a message whose header has `begun`; returns the marker after it."""
-    header = yield from _header(source, begun)
+def _message(source: Source, out: DeltaWriter, prefix: str) -> Reading[str]:
+    """Take a message whose header begins with `prefix`; returns the marker after it."""
+    header = yield from _header(source, prefix)
     if header.is_own_beginning:
         return ""  # no text yet
     if not header.whole:
@@ -151,10 +151,10 @@ def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[N
     yield from space(source)
     first = yield from char(source)
     if first == "{":
-        whole = yield from stream_arguments(source, out, header.function)
+        complete = yield from stream_arguments(source, out, header.function)
     else:
-        whole = not first or bool((yield from ahead(source, STOPS)))
-        if whole:
+        complete = not first or bool((yield from ahead(source, STOPS)))
+        if complete:
             out.start(header.function)
             out.arguments(_NONE)
             out.end(whole=True)
@@ -162,7 +162,7 @@ def _call(source: Source, out: DeltaWriter, header: _MessageHeader) -> Reading[N
     if out.calls > calls and header.foreign:
         out.content(header.foreign)
         out.mark()
-    if not whole:
+    if not complete:
         out.content(left)
 
 
@@ -173,14 +173,14 @@ def _answer(source: Source, out: DeltaWriter) -> Reading[None]:
         yield from value(source, out.content, mended=False)
 
 
-def _header(source: Source, begun: str) -> Reading[_MessageHeader]:
+def _header(source: Source, prefix: str) -> Reading[_MessageHeader]:
     """Take a header; text that is no header is the message's text."""
-    text = marker = begun
+    text = marker = prefix
     while marker != MESSAGE:
         marker = yield from ahead(source, MARKERS)
         piece = marker or (yield from char(source))
-        odd = piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _LONGEST
-        if odd or not piece:
+        is_invalid = piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _LONGEST
+        if is_invalid or not piece:
             cut = not piece and text.startswith((START, CHANNEL))
             return _MessageHeader(text, whole=False, cut=cut)
         text += source.take(len(piece))

@@ -74,15 +74,17 @@ class Headers:
 
         if self.begun:
             yield from self._first(source, out, tools)
-        closes = [one for one in (self.ends, self.group_ends, *self.others) if one]
+        closes = [
+            marker for marker in (self.ends, self.group_ends, *self.others) if marker
+        ]
         yield from sections(
             source, out, self.opens, body, closes=closes, drops=self.drops
         )
 
     def _first(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
         """Take a call at the beginning, whose marker may be in the prompt."""
-        begun = [one.removeprefix(self.call) for one in self.drops]
-        if word := (yield from ahead(source, begun)):
+        drop_ends = [marker.removeprefix(self.call) for marker in self.drops]
+        if word := (yield from ahead(source, drop_ends)):
             source.take(len(word))
             out.mark()
             return
@@ -115,13 +117,13 @@ class Headers:
         """Take one call, up to its end; returns whether it is complete."""
         yield from repeats(source, self.call)
         if self.lists and (yield from char(source)) in _LISTS:
-            whole = yield from calls(source, out)
+            complete = yield from calls(source, out)
         else:
             name = yield from self._name(source)
             if not name or (self.offered and name not in tools.names):
                 return False
-            whole = yield from stream_arguments(source, out, name)
-        if not whole:
+            complete = yield from stream_arguments(source, out, name)
+        if not complete:
             return False
         yield from skip_stray(source)
         if any(map(_FENCE.search, self.heads)):
@@ -137,10 +139,11 @@ class Headers:
         while True:
             brace = source.text.find("{", source.at, source.at + _LONGEST + 1)
             if brace >= 0:
-                found = (
-                    one.fullmatch(source.text, source.at, brace) for one in self._patterns
+                matches = (
+                    pattern.fullmatch(source.text, source.at, brace)
+                    for pattern in self._patterns
                 )
-                match = next(filter(None, found), None)
+                match = next(filter(None, matches), None)
                 source.take(brace - source.at if match else 0)
                 return match["name"] if match else ""
             if source.ended or len(source.text) - source.at > _LONGEST:
@@ -154,13 +157,13 @@ class Headers:
 
 def _pattern(head: str, markers: Sequence[str]) -> re.Pattern[str]:
     """A header as a pattern; markers may be repeated."""
-    parts = re.split("|".join(map(re.escape, [*_FIELDS, *markers])), head)
-    words = re.findall("|".join(map(re.escape, [*_FIELDS, *markers])), head)
-    written = [r"\s*"]
-    for text, word in zip_longest(parts, words, fillvalue=""):
-        written += [rf"{re.escape(piece)}\s*" for piece in text.split()]
-        if word in _FIELDS:
-            written.append(rf"{_FIELDS[word]}\s*")
-        elif word:
-            written.append(rf"(?:{re.escape(word)}\s*)+")
-    return re.compile("".join(written))
+    texts = re.split("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    tokens = re.findall("|".join(map(re.escape, [*_FIELDS, *markers])), head)
+    pieces = [r"\s*"]
+    for text, token in zip_longest(texts, tokens, fillvalue=""):
+        pieces += [rf"{re.escape(word)}\s*" for word in text.split()]
+        if token in _FIELDS:
+            pieces.append(rf"{_FIELDS[token]}\s*")
+        elif token:
+            pieces.append(rf"(?:{re.escape(token)}\s*)+")
+    return re.compile("".join(pieces))

@@ -79,8 +79,10 @@ class NestedTags:
                 return False
             source.take(2)
             start(source, out, name)
-            whole = yield from self._members(source, out, tools, (name, ""), end_of_call)
-            if not out.end(whole=whole) or not whole:
+            complete = yield from self._members(
+                source, out, tools, (name, ""), end_of_call
+            )
+            if not out.end(whole=complete) or not complete:
                 return False
             source.keep()
             yield from space(source)
@@ -101,7 +103,7 @@ class NestedTags:
         """Take the tags up to an end, and emit them as an object, or as a list if they
         are items; returns whether they are complete.
         """
-        begun, closes = "{", "{}"
+        lead, closes = "{", "{}"
         while True:
             yield from space(source)
             if (yield from ahead(source, [end])):
@@ -111,13 +113,13 @@ class NestedTags:
             key = yield from self._tag(source)
             if not key or not levels:
                 return False
-            if begun == "{" and key == _ITEM and path[1]:
-                begun = "["
-            listed = begun == "[" or closes == "]"
-            if listed and key != _ITEM:
+            if lead == "{" and key == _ITEM and path[1]:
+                lead = "["
+            is_list = lead == "[" or closes == "]"
+            if is_list and key != _ITEM:
                 return False
-            emit(source, out, begun if listed else f"{begun}{quoted(key)}: ")
-            begun, closes = ", ", "]" if listed else "}"
+            emit(source, out, lead if is_list else f"{lead}{quoted(key)}: ")
+            lead, closes = ", ", "]" if is_list else "}"
             if not (yield from self._value(source, out, tools, path, key, levels)):
                 return False
 
@@ -143,21 +145,23 @@ class NestedTags:
         levels: int,
     ) -> Reading[bool]:
         """Take a value and its closing tag; returns whether it is complete."""
-        name, above = path
-        here = (name, f"{above}/{key}" if above else key)
+        name, parent = path
+        parameter = (name, f"{parent}/{key}" if parent else key)
         end = f"{self.mark}</{key}>"
         next_tag = yield from ahead(source, [f"{self.mark}</", f"{self.mark}<"])
         if next_tag == f"{self.mark}<":
-            return (yield from self._members(source, out, tools, here, end, levels - 1))
-        if here not in tools.typed:
+            return (
+                yield from self._members(source, out, tools, parameter, end, levels - 1)
+            )
+        if parameter not in tools.typed:
             emit(source, out, '"')
             marker = yield from until(
                 source, [end], lambda text: emit(source, out, quoted(text)[1:-1])
             )
             emit(source, out, '"' if marker else "")
             return bool(marker)
-        parts: list[str] = []
-        marker = yield from until(source, [end], parts.append)
-        text = "".join(parts)
+        pieces: list[str] = []
+        marker = yield from until(source, [end], pieces.append)
+        text = "".join(pieces)
         emit(source, out, json_of(text) if marker else begun_json(text))
         return bool(marker)

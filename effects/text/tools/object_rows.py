@@ -85,7 +85,7 @@ def gemma(call: str, ends: str, quote: str) -> Format:
 def python(opens: str, closes: str, *signs: tuple[str, ...], bare: bool) -> Format:
     """A format in Python's notation; `bare`, its markers may be missing."""
     begins, ends = ("[", "]") if bare else (f"{opens}[", f"]{closes}")
-    markers = [one for one in (opens, closes) if one]
+    markers = [marker for marker in (opens, closes) if marker]
     return Format(
         dialect=PythonCalls(
             opens=tuple(markers[:1]), closes=tuple(markers[1:]), bare=bare
@@ -110,28 +110,28 @@ def followed(marker: str, *signs: tuple[str, ...]) -> Format:
 
 def gigachat() -> Format:
     """GigaChat's format, newer and older."""
-    form = followed(
+    tool_format = followed(
         "<|function_call|>", ("<|function_call|>",), ("function call", "<|role_sep|>")
     )
     opens = ("<|function_call|>", "function call<|role_sep|>\n")
     written = Written(call=f"<|function_call|>{OBJECT}", between=None)
-    return evolve(form, dialect=Objects(opens=opens), written=written)
+    return evolve(tool_format, dialect=Objects(opens=opens), written=written)
 
 
 def internlm() -> Format:
     """InternLM's format."""
     begins, ends = "<|action_start|><|plugin|>", "<|action_end|>"
-    form = each(begins, ends, call=PARAMETERS, pad="")
-    return evolve(form, markers=("<|action_start|>", "<|plugin|>", ends))
+    tool_format = each(begins, ends, call=PARAMETERS, pad="")
+    return evolve(tool_format, markers=("<|action_start|>", "<|plugin|>", ends))
 
 
 def minimax_m1() -> Format:
     """MiniMax M1's format: an object on each line."""
-    form = listed(
+    tool_format = listed(
         "<tool_calls>", "</tool_calls>", ("<beginning_of_sentence>", "<tool_calls>")
     )
     written = Written(begins="<tool_calls>\n", call=f"{OBJECT}\n", ends="</tool_calls>")
-    return evolve(form, written=written)
+    return evolve(tool_format, written=written)
 
 
 def bare(call: str, *signs: tuple[str, ...], tag: str = "") -> Format:

@@ -75,16 +75,16 @@ def _several(
     source: Source,
     out: DeltaWriter,
     accept: Accept,
-    begun: str = "",
+    prefix: str = "",
     *,
     bare: bool = False,
 ) -> Reading[None]:
-    """Take calls as long as there are any. Other text, after `begun`, is content."""
-    source.keep(begun)
+    """Take calls as long as there are any. Other text, after `prefix`, is content."""
+    source.keep(prefix)
     yield from space(source)
     while (yield from char(source)) in _BEGIN:
-        whole = yield from calls(source, out, accept, bare=bare)
-        if not whole:
+        complete = yield from calls(source, out, accept, bare=bare)
+        if not complete:
             break
         yield from skip_stray(source)
         source.keep()

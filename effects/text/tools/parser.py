@@ -53,8 +53,8 @@ class Parser:
         if not self._over:
             self._source.push(text, final=final)
             self._over = next(self._reading, self) is self
-        begun, self._begun = self._begun, []
-        return [*begun, *self._out.take()]
+        prefix_deltas, self._begun = self._begun, []
+        return [*prefix_deltas, *self._out.take()]
 
     def _read(
         self,
@@ -67,12 +67,14 @@ class Parser:
         read = partial(_content, drops) if tools is None else tools.dialect.read
         opens = tools.opens if tools is not None else ()
         if thinking is not None:
-            held = yield from thinking.read(
+            unclosed = yield from thinking.read(
                 self._source, self._out, opened=opened, calls=opens
             )
-            at = self._call_within(held, opens, partial(self._begins_call, read, offered))
-            self._out.reasoning(held[:at])
-            self._source.put_back(held[at:])
+            index = self._call_within(
+                unclosed, opens, partial(self._begins_call, read, offered)
+            )
+            self._out.reasoning(unclosed[:index])
+            self._source.put_back(unclosed[index:])
         yield from read(self._source, self._out, offered)
         self._out.close()
 

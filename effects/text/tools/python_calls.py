@@ -99,20 +99,20 @@ def _call(source: Source, out: DeltaWriter, accept: Accept) -> Reading[bool]:
     if key is None:
         return False
     start(source, out, name)
-    whole = yield from _arguments(source, out, key)
-    if out.end(whole=whole) and whole:
+    complete = yield from _arguments(source, out, key)
+    if out.end(whole=complete) and complete:
         source.keep()
-    return whole
+    return complete
 
 
 def _arguments(source: Source, out: DeltaWriter, key: str | None) -> Reading[bool]:
     """Take arguments, the first of which is `key`, up to the closing parenthesis; returns
     whether they are complete.
     """
-    begun = "{"
+    lead = "{"
     while key:
-        emit(source, out, f"{begun}{quoted(key)}: ")
-        begun = ", "
+        emit(source, out, f"{lead}{quoted(key)}: ")
+        lead = ", "
         text = yield from _value(source)
         if not (yield from char(source)):
             emit(source, out, begun_json(text.lstrip(_QUOTES)))
@@ -127,7 +127,7 @@ def _arguments(source: Source, out: DeltaWriter, key: str | None) -> Reading[boo
     if key is None:
         return False
     source.take(1)
-    emit(source, out, "{}" if begun == "{" else "}")
+    emit(source, out, "{}" if lead == "{" else "}")
     return True
 
 
@@ -143,39 +143,39 @@ def _key(source: Source) -> Reading[str | None]:
 
 def _value(source: Source) -> Reading[str]:
     """Take a value, up to what follows it, or to the end; returns its text."""
-    parts: list[str] = []
+    pieces: list[str] = []
     depth = 0
     while True:
-        parts.append((yield from run(source, _PLAIN)))
+        pieces.append((yield from run(source, _PLAIN)))
         mark = yield from char(source)
         if not mark or (depth == 0 and mark in (",", *_CLOSES)):
-            return "".join(parts).strip()
+            return "".join(pieces).strip()
         source.take(1)
-        parts.append(mark)
+        pieces.append(mark)
         depth += (mark in _OPENS) - (mark in _CLOSES)
         if mark in _QUOTES:
-            parts.append((yield from _string(source, mark)))
+            pieces.append((yield from _string(source, mark)))
 
 
 def _string(source: Source, quote: str) -> Reading[str]:
     """Take the rest of a string; line breaks in it become escapes."""
     if (yield from ahead(source, [quote * 2])):
         source.take(2)
-        parts = [quote * 2]
+        pieces = [quote * 2]
         end = quote * 3
     else:
-        parts, end = [], quote
+        pieces, end = [], quote
     while True:
-        parts.append((yield from run(source, _WITHIN[quote])))
+        pieces.append((yield from run(source, _WITHIN[quote])))
         mark = yield from char(source)
         if not mark:
-            return "".join(parts)
+            return "".join(pieces)
         if (yield from ahead(source, [end])):
-            parts.append(source.take(len(end)))
-            return "".join(parts)
+            pieces.append(source.take(len(end)))
+            return "".join(pieces)
         source.take(1)
         if mark == "\\":
-            parts.append(mark)
+            pieces.append(mark)
             mark = yield from char(source)
             source.take(1)
-        parts.append("\\n" if mark == "\n" and len(end) == 1 else mark)
+        pieces.append("\\n" if mark == "\n" and len(end) == 1 else mark)

@@ -35,11 +35,11 @@ def literal_json(text: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
             tree = ast.parse(text, mode="eval")
-        made = json.dumps(_value(tree.body), ensure_ascii=False, allow_nan=False)
-        made.encode()
+        json_text = json.dumps(_value(tree.body), ensure_ascii=False, allow_nan=False)
+        json_text.encode()
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    return made
+    return json_text
 
 
 def _value(node: ast.expr) -> Any:
@@ -53,9 +53,9 @@ def _value(node: ast.expr) -> Any:
             if isinstance(value, int | float):
                 return -value
         case ast.List(elts=values) | ast.Tuple(elts=values):
-            return [_value(one) for one in values]
+            return [_value(element) for element in values]
         case ast.Dict(keys=keys, values=values):
-            names = [None if one is None else _value(one) for one in keys]
+            names = [None if key is None else _value(key) for key in keys]
             if all(isinstance(name, str) for name in names):
                 return dict(zip(names, map(_value, values), strict=True))
     raise ValueError("this is not JSON")

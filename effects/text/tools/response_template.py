@@ -57,10 +57,10 @@ class _Patterns:
 
     seconds: float = _MAX_SECONDS  # that are left
 
-    def search(self, pattern: Any, text: str, at: int, *, partial: bool) -> Any:
-        """The first match from `at` on, or None."""
+    def search(self, pattern: Any, text: str, start: int, *, partial: bool) -> Any:
+        """The first match from `start` on, or None."""
         return self._timed(
-            lambda seconds: pattern.search(text, at, partial=partial, timeout=seconds),
+            lambda seconds: pattern.search(text, start, partial=partial, timeout=seconds),
             f"the pattern {pattern.pattern[:_MAX_SHOWN]!r}",
         )
 
@@ -74,25 +74,25 @@ class _Patterns:
 
         return self._timed(parse, f"the content of {region.name!r}")
 
-    def _timed(self, work: Callable[[float], Any], what: str) -> Any:
+    def _timed(self, work: Callable[[float], Any], description: str) -> Any:
         """What `work` makes of the seconds that are left, or None."""
         if self.seconds <= 0:
             return None
         start = time.thread_time()
-        found = None
+        result = None
         try:
-            found = work(self.seconds)
+            result = work(self.seconds)
         except TimeoutError:
             self.seconds = 0.0
         finally:
             self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
             self.seconds = min(self.seconds, _MAX_SECONDS)
         if self.seconds > 0:
-            return found
+            return result
         _log.warning(
             "the checkpoint's response_template: %s takes too long; the rest of this "
             "answer stays text",
-            what,
+            description,
         )
         return None
 
@@ -107,18 +107,18 @@ def load(text: str) -> Any:
             load_response_template,
         )
 
-        made = load_response_template(json.loads(text))
+        template = load_response_template(json.loads(text))
     except Exception as error:  # of an older transformers, and whatever it raises
         reason = f"the checkpoint's response_template cannot be used: {error}"
         raise ResponseTemplateError(reason) from error
-    if made.implicit == _CALLS:
+    if template.implicit == _CALLS:
         reason = "calls without a marker are not supported"
         raise ResponseTemplateError(f"the checkpoint's response_template: {reason}")
-    for region in made.fields.values():
+    for region in template.fields.values():
         if reason := _fault_of(region):
-            what = f"the checkpoint's response_template: field {region.name!r}"
-            raise ResponseTemplateError(f"{what}: {reason}")
-    return made
+            prefix = f"the checkpoint's response_template: field {region.name!r}"
+            raise ResponseTemplateError(f"{prefix}: {reason}")
+    return template
 
 
 def _fault_of(region: Any) -> str:
@@ -141,17 +141,17 @@ def _matches_nothing(pattern: Any) -> bool:
 def markers_of(text: str) -> tuple[str, ...]:
     """The texts of a template that may be special tokens."""
     fields = json.loads(text)["fields"].values()
-    literals = [one.get(key, ()) for one in fields for key in ("open", "close")]
-    listed = [[one] if isinstance(one, str) else one for one in literals]
+    literals = [region.get(key, ()) for region in fields for key in ("open", "close")]
+    listed = [[literal] if isinstance(literal, str) else literal for literal in literals]
     tokens = _TOKEN.findall(text.replace("\\\\", "").replace('\\"', '"'))
     return tuple(dict.fromkeys([*chain.from_iterable(listed), *tokens]))
 
 
 def begun_answer(text: str, prompt: str) -> str:
     """The part of the answer at the end of a prompt; empty if it does not show."""
-    found = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
+    matches = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
     try:
-        ends = [match.end() for match in found]
+        ends = [match.end() for match in matches]
     except TimeoutError:
         return ""
     return prompt[ends[-1] :] if ends else ""
@@ -169,18 +169,24 @@ class ResponseReader:
         template = load(self.text)
         fields = template.fields.values()
         implicit = template.fields.get(template.implicit)
-        watched = [(one, one.open_re, True) for one in fields if one.open_re is not None]
+        watched = [
+            (region, region.open_re, True)
+            for region in fields
+            if region.open_re is not None
+        ]
         if implicit is not None and implicit.close_re is not None:
             watched.append((implicit, implicit.close_re, False))
         emit = _emitter(template.implicit or "", out)
         patterns = _Patterns()
-        while (found := (yield from _until(source, watched, emit, patterns))) is not None:
-            if found.opens and found.field.name == _CALLS:
-                yield from _read_calls(source, out, tools, found, patterns)
+        while (
+            boundary := (yield from _until(source, watched, emit, patterns))
+        ) is not None:
+            if boundary.opens and boundary.field.name == _CALLS:
+                yield from _read_calls(source, out, tools, boundary, patterns)
                 continue
             out.mark()
-            if found.opens:
-                yield from _read_text(source, out, found.field, patterns)
+            if boundary.opens:
+                yield from _read_text(source, out, boundary.field, patterns)
 
 
 def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
@@ -207,13 +213,13 @@ def _read_calls(
     region = opening.field
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
     source.keep(opening.match[0])
-    parts: list[str] = []
+    pieces: list[str] = []
     for _ in range(_MAX_CLOSES):
-        found = yield from _until(source, closes, parts.append, patterns)
+        closing = yield from _until(source, closes, pieces.append, patterns)
         captures = opening.match.groupdict()
-        if found is not None:
-            captures |= found.match.groupdict()
-        calls = _calls_of(region, "".join(parts), captures, patterns)
+        if closing is not None:
+            captures |= closing.match.groupdict()
+        calls = _calls_of(region, "".join(pieces), captures, patterns)
         if calls:
             for name, arguments in calls:
                 out.start(name)
@@ -221,9 +227,9 @@ def _read_calls(
                 out.end(whole=True)
             source.kept()
             return
-        if found is None:
+        if closing is None:
             break
-        parts.append(found.match[0])
+        pieces.append(closing.match[0])
     out.content(source.kept())
 
 
@@ -231,9 +237,9 @@ def _calls_of(
     region: Any, text: str, captures: Mapping[str, Any], patterns: _Patterns
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The names and arguments of the calls in a region; empty if it cannot be parsed."""
-    known = {name: value for name, value in captures.items() if value is not None}
+    named = {name: value for name, value in captures.items() if value is not None}
     try:
-        value = patterns.parse(region, text, known)
+        value = patterns.parse(region, text, named)
         return [*map(_call, value if isinstance(value, list) else [value])]
     except Exception:  # a checkpoint's own template: transformers does not check all
         return []
@@ -280,8 +286,8 @@ def _until(
     Returns it, or None at the end. A match at the end of the text may become longer.
     """
     while True:
-        found: _Found | None = None
-        held = len(source.text)
+        boundary: _Found | None = None
+        safe_end = len(source.text)
         for region, pattern, opens in watched:
             match = patterns.search(
                 pattern, source.text, source.at, partial=not source.ended
@@ -290,14 +296,14 @@ def _until(
                 continue
             grows = match.partial or match.end() == len(source.text)
             if grows and not source.ended:
-                held = min(held, match.start())
-            elif found is None or _order(match) < _order(found.match):
-                found = _Found(region, match, opens)
-        if found is not None and found.match.start() < held:
-            emit(source.take(found.match.start() - source.at))
-            source.take(len(found.match[0]))
-            return found
-        emit(source.take(held - source.at))
+                safe_end = min(safe_end, match.start())
+            elif boundary is None or _order(match) < _order(boundary.match):
+                boundary = _Found(region, match, opens)
+        if boundary is not None and boundary.match.start() < safe_end:
+            emit(source.take(boundary.match.start() - source.at))
+            source.take(len(boundary.match[0]))
+            return boundary
+        emit(source.take(safe_end - source.at))
         if source.ended:
             return None
         yield

@@ -40,13 +40,13 @@ def sections(
             continue
         source.keep(marker)
         before = out.calls
-        whole = yield from body(marker)
+        complete = yield from body(marker)
         # Without streaming, a call that goes wrong is text up to there.
         wrong, left = source.settled(), source.kept()
         marker = ""
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]
-        if whole:
+        if complete:
             continue
         out.content(wrong)
         if not (called or wrong) or read_again > _MAX_READ_AGAIN:

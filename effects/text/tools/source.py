@@ -45,9 +45,9 @@ class Source:
         self.text = text + self.text[self.at :]
         self.at = 0
 
-    def keep(self, begun: str = "") -> None:
-        """Keep a copy of the text taken from here on, after what has `begun`."""
-        self._kept = [begun]
+    def keep(self, prefix: str = "") -> None:
+        """Keep a copy of the text taken from here on, after `prefix`."""
+        self._kept = [prefix]
         self._settled = []
 
     def settle(self) -> None:
@@ -74,11 +74,11 @@ def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
     A word that begins another stands behind it.
     """
     while True:
-        there = source.text[source.at : source.at + max(map(len, words))]
+        upcoming = source.text[source.at : source.at + max(map(len, words))]
         for word in words:
-            if there.startswith(word):
+            if upcoming.startswith(word):
                 return word
-            if word.startswith(there) and not source.ended:
+            if word.startswith(upcoming) and not source.ended:
                 break
         else:
             return ""
@@ -96,13 +96,13 @@ def char(source: Source) -> Reading[str]:
 
 def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
     """Take characters as long as they match a pattern, which matches any number."""
-    taken = []
+    pieces = []
     while (yield from char(source)):
         match = characters.match(source.text, source.at)
         if match is None or not match[0]:
             break
-        taken.append(source.take(len(match[0])))
-    return "".join(taken)
+        pieces.append(source.take(len(match[0])))
+    return "".join(pieces)
 
 
 _SPACES: Final = re.compile(f"[{SPACE}]*")
@@ -132,9 +132,9 @@ def until(
     search = _search(tuple(markers))
     while True:
         match = search.pattern.search(source.text, source.at)
-        held = 0 if source.ended else search.begun(source.text, source.at)
-        before = len(source.text) - held  # a marker may begin there, or a longer one
-        if match is not None and (not held or match.start() < before):
+        num_held = 0 if source.ended else search.begun(source.text, source.at)
+        before = len(source.text) - num_held  # a marker may begin there, or a longer one
+        if match is not None and (not num_held or match.start() < before):
             emit(source.take(match.start() - source.at))
             return source.take(len(match[0]))
         if before > source.at:
@@ -152,9 +152,9 @@ class _MarkerSearch:
     beginnings: frozenset[str]  # of markers, which may be at the end of a text
     longest: int  # of those
 
-    def begun(self, text: str, at: int) -> int:
-        """The number of characters at the end, from `at` on, that may begin a marker."""
-        for count in range(min(self.longest, len(text) - at), 0, -1):
+    def begun(self, text: str, start: int) -> int:
+        """The number of last characters, from `start` on, that may begin a marker."""
+        for count in range(min(self.longest, len(text) - start), 0, -1):
             if text[-count:] in self.beginnings:
                 return count
         return 0
@@ -163,7 +163,7 @@ class _MarkerSearch:
 @lru_cache(maxsize=512)
 def _search(markers: tuple[str, ...]) -> _MarkerSearch:
     ordered = sorted(markers, key=len, reverse=True)
-    beginnings = {one[:end] for one in markers for end in range(1, len(one))}
+    beginnings = {marker[:end] for marker in markers for end in range(1, len(marker))}
     return _MarkerSearch(
         re.compile("|".join(map(re.escape, ordered))),
         frozenset(beginnings),

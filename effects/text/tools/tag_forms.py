@@ -85,19 +85,19 @@ def _body(arguments: ArgumentSchema, tags: _Tags) -> tuple[str, list[str]]:
     properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
     if properties is None:
         return _ANY, []
-    parts, rules = [], []
-    for at, one in enumerate(properties):
-        rule = f"tagged_{arguments.number}_{at}"
-        where = f"{name}.{one.key}"
-        head = tags.before(one.key, text=may_be_text(one.schema, root))
-        value = _value(one.schema, root, where, tags, lenient=lenient)
+    parameters, rules = [], []
+    for index, parameter in enumerate(properties):
+        rule = f"tagged_{arguments.number}_{index}"
+        path = f"{name}.{parameter.key}"
+        head = tags.before(parameter.key, text=may_be_text(parameter.schema, root))
+        value = _value(parameter.schema, root, path, tags, lenient=lenient)
         rules.append(f"{rule}: {head} {value}")
-        parts.append(rule if one.required else f"{rule}?")
-    return " ".join(parts) or '""', rules
+        parameters.append(rule if parameter.required else f"{rule}?")
+    return " ".join(parameters) or '""', rules
 
 
 def _value(
-    schema: Any, root: Mapping[str, Any], where: str, tags: _Tags, *, lenient: bool
+    schema: Any, root: Mapping[str, Any], path: str, tags: _Tags, *, lenient: bool
 ) -> str:
     """A rule of a value, and the tag after it."""
     behind = tags.marks.rule(tags.behind)
@@ -106,6 +106,6 @@ def _value(
         if texts is not None:
             return f"({' | '.join(map(quote, texts))}) {behind}"
         if not lenient and not any(map(is_free_text, branches(schema, root))):
-            raise GrammarError(f"{where}: a text cannot be bound in this format")
+            raise GrammarError(f"{path}: a text cannot be bound in this format")
         return _TEXT
     return f"{json_value(schema, root)} {behind}"

@@ -40,8 +40,8 @@ def dsml(group: str, space: str = "") -> Format:
         ),
         ends=f"{closes}{group}>",
     )
-    form = _tagged(tags, written, ("｜DSML｜", group))
-    return evolve(form, markers=(*form.markers, "｜DSML｜"))
+    tool_format = _tagged(tags, written, ("｜DSML｜", group))
+    return evolve(tool_format, markers=(*tool_format.markers, "｜DSML｜"))
 
 
 def glm(gap: str) -> Format:
@@ -166,9 +166,9 @@ def step3() -> Format:
         parameter='<steptml:parameter name="{key}">{value}</steptml:parameter>',
         ends="<｜tool_calls_end｜>",
     )
-    form = _tagged(tags, written, ("steptml:invoke",), ("<｜tool_calls_begin｜>",))
-    parts = ("<｜tool_call_begin｜>", "<｜tool_sep｜>")
-    return evolve(form, markers=(*form.markers, *parts))
+    tool_format = _tagged(tags, written, ("steptml:invoke",), ("<｜tool_calls_begin｜>",))
+    extra_markers = ("<｜tool_call_begin｜>", "<｜tool_sep｜>")
+    return evolve(tool_format, markers=(*tool_format.markers, *extra_markers))
 
 
 def minimax_m3() -> Format:
@@ -202,5 +202,7 @@ def kimi_k3() -> Format:
         drops=KIMI_K3_AROUND,
     )
     # An answer has channels, which no form of ours writes.
-    form = _tagged(tags, None, ("<|open|>", "'argument'"))
-    return evolve(form, markers=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"))
+    tool_format = _tagged(tags, None, ("<|open|>", "'argument'"))
+    return evolve(
+        tool_format, markers=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+    )

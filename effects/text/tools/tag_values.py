@@ -103,19 +103,19 @@ def nullable_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading
     text = ""
     open_string = False
 
-    def emit(part: str) -> None:
+    def emit(piece: str) -> None:
         nonlocal text, open_string
-        text += part if not open_string else ""
+        text += piece if not open_string else ""
         if open_string:
-            out.arguments(_inner(part))
+            out.arguments(_inner(piece))
         elif not _NULL.startswith(text):
             open_string = True
             out.arguments(quoted(text)[:-1])
 
     marker = yield from ends.read(source, emit)
     if not open_string:
-        whole = _NULL if text == _NULL else quoted(text)
-        out.arguments(whole if marker else quoted(text)[:-1])
+        complete_value = _NULL if text == _NULL else quoted(text)
+        out.arguments(complete_value if marker else quoted(text)[:-1])
     elif marker:
         out.arguments('"')
     return marker
@@ -123,9 +123,9 @@ def nullable_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading
 
 def typed_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[str]:
     """Take a value that is no text; returns the tag after it."""
-    parts: list[str] = []
-    marker = yield from ends.read(source, parts.append)
-    value = "".join(parts)
+    pieces: list[str] = []
+    marker = yield from ends.read(source, pieces.append)
+    value = "".join(pieces)
     out.arguments(
         json_of(value)
         if marker
@@ -136,9 +136,9 @@ def typed_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[st
 
 def without_begun(text: str, tags: Sequence[str]) -> str:
     """A text without an incomplete tag at its end."""
-    at = text.rfind("<")
-    begun = at >= 0 and any(tag.strip().startswith(text[at:]) for tag in tags)
-    return text[:at] if begun else text
+    start = text.rfind("<")
+    is_partial = start >= 0 and any(tag.strip().startswith(text[start:]) for tag in tags)
+    return text[:start] if is_partial else text
 
 
 def json_of(value: str) -> str:

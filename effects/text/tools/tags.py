@@ -95,7 +95,9 @@ class Tags:
         """The tags that have no fields in them."""
         texts = (self.function, self.parameter, self.parameter_ends, self.function_ends)
         pieces = [piece for text in texts for piece in _FIELD.split(text)]
-        return tuple(dict.fromkeys(tag for one in pieces for tag in _TAG.findall(one)))
+        return tuple(
+            dict.fromkeys(tag for piece in pieces for tag in _TAG.findall(piece))
+        )
 
     @property
     def value_ends(self) -> tuple[str, ...]:
@@ -133,12 +135,14 @@ class Tags:
         """What may come after a value: a text may have any tag in it, so that a closing
         one counts if what follows it is right; and others may be missing.
         """
-        function = [f"\n{self.function_ends}\n{one}" for one in self.group_ends]
+        function_ends = [
+            f"\n{self.function_ends}\n{group_end}" for group_end in self.group_ends
+        ]
         return ValueEnds(
             sure=(
                 *([f"\n{self.parameter_ends}"] if self.breaks else []),
                 f"\n{self._begins_value}",
-                *(function if self.function_ends else []),
+                *(function_ends if self.function_ends else []),
             ),
             unsure=(
                 self.parameter_ends,
@@ -206,20 +210,20 @@ class Tags:
             return bool((yield from ahead(source, [self._begins_value, *self._ends])))
         if "{" in after:
             last, pattern = _rest_of_tag(after)
-            parts: list[str] = []
-            marker = yield from until(source, [last, *self._ends], parts.append)
-            return marker == last and bool(pattern.fullmatch("".join(parts)))
-        right = yield from ahead(source, [after])
-        source.take(len(right))
-        return bool(right)
+            pieces: list[str] = []
+            marker = yield from until(source, [last, *self._ends], pieces.append)
+            return marker == last and bool(pattern.fullmatch("".join(pieces)))
+        tag_end = yield from ahead(source, [after])
+        source.take(len(tag_end))
+        return bool(tag_end)
 
     def _another(self, source: Source, end: str) -> Reading[bool]:
         """Take what follows a call; returns whether that begins one more in its group."""
         before = self._function[0]
         if end and end not in self.group_ends:
             yield from skip_stray(source)
-            wanted = [*self.group_ends, *filter(None, [before])]
-            after = yield from ahead(source, wanted)
+            candidates = [*self.group_ends, *filter(None, [before])]
+            after = yield from ahead(source, candidates)
             source.take(len(after))
             if after and after == before:
                 return True
@@ -232,32 +236,38 @@ class Tags:
         """Take parameters and emit them as an object, up to the end of a call; returns
         the tag there, or None if the call was not emitted.
         """
-        begun = "{"
-        odd: list[str] = []
-        within = (self._begins_value, *self._ends)
+        lead = "{"
+        stray_text: list[str] = []
+        boundaries = (self._begins_value, *self._ends)
         last, pattern = self._key
-        marker = yield from until(source, within, odd.append)
+        marker = yield from until(source, boundaries, stray_text.append)
         while marker.endswith(self._begins_value):
-            parts: list[str] = []
-            marker = yield from until(source, [last, *self._ends], parts.append)
-            tag = pattern.fullmatch("".join(parts)) if marker == last else None
+            pieces: list[str] = []
+            marker = yield from until(source, [last, *self._ends], pieces.append)
+            tag = pattern.fullmatch("".join(pieces)) if marker == last else None
             if tag is None:
-                odd += [self._begins_value, *parts, *([last] if marker == last else ())]
+                stray_text += [
+                    self._begins_value,
+                    *pieces,
+                    *([last] if marker == last else ()),
+                ]
             else:
                 if self.breaks and (yield from ahead(source, ["\n"])):
                     source.take(1)
                 key = unescape(tag["key"]) if self.escaped else tag["key"]
-                out.arguments(f"{begun}{quoted(key)}: ")
-                begun = ", "
+                out.arguments(f"{lead}{quoted(key)}: ")
+                lead = ", "
                 take = _value_of(tag.groupdict(), (name, key), tools)
                 marker = yield from take(source, out, self._value_ends)
             if marker.endswith(self.parameter_ends) or marker == last:
-                marker = yield from until(source, within, odd.append)
+                marker = yield from until(source, boundaries, stray_text.append)
         if marker:
-            out.arguments(_NO_ARGUMENTS if begun == "{" else "}")
+            out.arguments(_NO_ARGUMENTS if lead == "{" else "}")
         if not out.end(whole=bool(marker)):
             return None
-        out.content(without_begun("".join(odd).strip(), (*within, self.parameter_ends)))
+        out.content(
+            without_begun("".join(stray_text).strip(), (*boundaries, self.parameter_ends))
+        )
         return marker
 
 

@@ -46,8 +46,8 @@ class TextArgument:
         """
         rule, prefix = f"text_{number}", f"TEXT_{number}_"
         forbidden = "|".join(as_regex(end) for end in ends if not marks.is_token(end))
-        without = rf" & ~/(?s:.*)({forbidden})(?s:.*)/" if forbidden else ""
-        terminal = f"({prefix}0{without})"
+        exclusion = rf" & ~/(?s:.*)({forbidden})(?s:.*)/" if forbidden else ""
+        terminal = f"({prefix}0{exclusion})"
         end, token = marks.split_at_token(behind)
         if token:  # the lexer takes what is before it for the text's
             terminal += f" {quote(end)}" if end else ""

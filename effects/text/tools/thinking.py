@@ -41,11 +41,11 @@ class Thinking:
         marker = yield from until(source, [self.closes, *calls], out.reasoning)
         if marker not in calls:
             return ""
-        held = [marker]
-        closes = yield from until(source, [self.closes], held.append)
+        unclosed = [marker]
+        closes = yield from until(source, [self.closes], unclosed.append)
         if closes:
-            out.reasoning("".join(held))
-        return "" if closes else "".join(held)
+            out.reasoning("".join(unclosed))
+        return "" if closes else "".join(unclosed)
 
     def open_at_end(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning."""
