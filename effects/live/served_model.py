@@ -266,7 +266,7 @@ class ServedModel(Renders):
 
     def set_parsers(self, parsers: Parsers) -> None:
         """Parse tool calls and reasoning with `parsers`, from now on."""
-        self.parsers = parsers.settled_for(self.tokenizer)
+        self.parsers = parsers.resolve_for(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the parameters of a request that has none: of the model's

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.effects.text.grammars.grammar_text import json_rule
 from minfer.effects.text.tools.argument_rules import ArgumentRules, ArgumentSchema
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.gemma import GemmaCalls
 from minfer.effects.text.tools.gemma_forms import gemma_form
 from minfer.effects.text.tools.marker_rules import MarkerRules
@@ -28,7 +28,7 @@ class Callee:
 
 
 def argument_form(
-    tool_format: Format, marks: MarkerRules, callee: Callee, number: int
+    tool_format: ToolFormat, marks: MarkerRules, callee: Callee, number: int
 ) -> ArgumentRules:
     """The rules of the arguments of a tool of this number. Raises GrammarError for a
     schema that cannot be enforced.
@@ -53,7 +53,7 @@ def argument_form(
 
 
 def _text_form(
-    tool_format: Format, marks: MarkerRules, text: TextArgument, number: int
+    tool_format: ToolFormat, marks: MarkerRules, text: TextArgument, number: int
 ) -> ArgumentRules:
     """The rules of arguments that are one text of a grammar."""
     match tool_format.dialect:
@@ -69,5 +69,5 @@ def _text_form(
     return text.escaped(number, f'{{{json.dumps(text.name)}: "', '"}')
 
 
-def _tags_around(tool_format: Format) -> str:
+def _tags_around(tool_format: ToolFormat) -> str:
     return tool_format.written.parameter if tool_format.written is not None else ""

@@ -12,8 +12,15 @@ from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.offered import resolve
 
 DEFINITIONS: Final = ("$defs", "definitions")
-SAID: Final = frozenset({"title", "description", "default", "examples", "$comment"})
-_OBJECT: Final = SAID | {"type", "properties", "required", "additionalProperties"}
+ANNOTATIONS: Final = frozenset(
+    {"title", "description", "default", "examples", "$comment"}
+)
+_OBJECT_KEYWORDS: Final = ANNOTATIONS | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+}
 
 
 @frozen
@@ -56,7 +63,7 @@ def properties_of(
     """The properties of an object; None if it may have any. Raises GrammarError for what
     cannot be enforced; with `lenient`, that is left free as far as it can be.
     """
-    unsupported = sorted(schema.keys() - _OBJECT.union(DEFINITIONS))
+    unsupported = sorted(schema.keys() - _OBJECT_KEYWORDS.union(DEFINITIONS))
     if unsupported and not lenient:
         raise GrammarError(
             f"{path}: {unsupported[0]!r} cannot be enforced in this format"
@@ -131,4 +138,4 @@ def is_free_text(schema: Any) -> bool:
         return schema is True
     kinds = schema.get("type", "string")
     text = "string" in (kinds if isinstance(kinds, list) else [kinds])
-    return text and not schema.keys() - SAID - {"type"}
+    return text and not schema.keys() - ANNOTATIONS - {"type"}

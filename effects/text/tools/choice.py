@@ -12,15 +12,15 @@ from functools import lru_cache
 from typing import Any, Final
 
 from minfer.effects.text.tools.deltas import Arguments, CallStart
-from minfer.effects.text.tools.format import Format
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.format import ToolFormat
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.table import ROWS
 from minfer.effects.text.tools.thinking import SIGNS
 
-_NAME: Final = "probe_of_calls"
+_PROBE_NAME: Final = "probe_of_calls"
 # A text with what markers are made of, a number and an object: types must come back.
-_ARGUMENTS: Final[Mapping[str, Any]] = {
+_PROBE_ARGUMENTS: Final[Mapping[str, Any]] = {
     "text": 'a <b> "c"',
     "count": 3,
     "object": {"list": [1, 2], "flag": True},
@@ -29,7 +29,7 @@ _TYPES: Final = {"text": "string", "count": "integer", "object": "object"}
 _TOOL: Final = {
     "type": "function",
     "function": {
-        "name": _NAME,
+        "name": _PROBE_NAME,
         "description": "probe of calls",
         "parameters": {
             "type": "object",
@@ -42,7 +42,7 @@ _TOOL: Final = {
                 }
                 for key, kind in _TYPES.items()
             },
-            "required": [*_ARGUMENTS],
+            "required": [*_PROBE_ARGUMENTS],
         },
     },
 }
@@ -51,18 +51,26 @@ _USER: Final = "question to the probe"
 _CALL: Final = {
     "id": "call00000",
     "type": "function",
-    "function": {"name": _NAME, "arguments": {**_ARGUMENTS}},
+    "function": {"name": _PROBE_NAME, "arguments": {**_PROBE_ARGUMENTS}},
 }
 _CHAT: Final[list[dict[str, Any]]] = [
     {"role": "user", "content": _USER},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]
-_TYPED: Final = ("count", "object", "object/list", "object/list/item", "object/flag")
-_OFFERED: Final = Offered(frozenset({_NAME}), frozenset((_NAME, path) for path in _TYPED))
+_TYPED_PATHS: Final = (
+    "count",
+    "object",
+    "object/list",
+    "object/list/item",
+    "object/flag",
+)
+_OFFERED: Final = OfferedTools(
+    frozenset({_PROBE_NAME}), frozenset((_PROBE_NAME, path) for path in _TYPED_PATHS)
+)
 
 
 @lru_cache(maxsize=64)
-def chosen_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
+def choose_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | None:
     """The format in which a model with this chat template writes calls; None: it is none
     of the table's.
     """
@@ -80,7 +88,7 @@ def chosen_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | No
     return next(as_written, readable[0] if readable else None)
 
 
-def chosen_reasoning(template: str) -> str | None:
+def choose_reasoning(template: str) -> str | None:
     """The format of reasoning that a chat template shows."""
     names = (name for sign, name in SIGNS if all(text in template for text in sign))
     return next(names, None)
@@ -93,11 +101,11 @@ def _rendered_call(template: str, tokens: tuple[tuple[str, str], ...]) -> str | 
     from minfer.effects.text.template_probe import TemplateProbe  # it imports jinja2
 
     probe = TemplateProbe(template, tokens)
-    for values in _values():
+    for values in _template_values():
         text = probe.text(_CHAT, {**values, "add_generation_prompt": False}) or ""
         prompt = probe.text(_CHAT[:1], values) or ""
         before = _MARKER_BEGUN.sub("", _common_beginning(text, prompt))
-        if _NAME in (answer := text[len(before) :]):
+        if _PROBE_NAME in (answer := text[len(before) :]):
             return answer
     return None
 
@@ -108,13 +116,13 @@ def _common_beginning(first: str, second: str) -> str:
     return first[:length]
 
 
-def _values() -> Iterator[dict[str, Any]]:
+def _template_values() -> Iterator[dict[str, Any]]:
     """The variables with which templates may render calls."""
     yield {"tools": [_TOOL]}
     yield {"tools": [_TOOL], "functions": json.dumps([_TOOL])}  # firefunction's
 
 
-def _begins_as_written(tool_format: Format, rendered: str) -> bool:
+def _begins_as_written(tool_format: ToolFormat, rendered: str) -> bool:
     """Whether a call begins as the format has it."""
     if tool_format.written is None:
         return True
@@ -125,12 +133,12 @@ def _begins_as_written(tool_format: Format, rendered: str) -> bool:
     return re.search(r"[\w.]* ?".join(pieces), rendered) is not None
 
 
-def _reads(tool_format: Format, rendered: str) -> bool:
+def _reads(tool_format: ToolFormat, rendered: str) -> bool:
     """Whether a format reads the rendered call: one, with its name and arguments."""
     deltas = Parser(tool_format, _OFFERED).push(rendered, final=True)
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     text = "".join(delta.text for delta in deltas if isinstance(delta, Arguments))
     try:
-        return names == [_NAME] and json.loads(text) == _ARGUMENTS
+        return names == [_PROBE_NAME] and json.loads(text) == _PROBE_ARGUMENTS
     except ValueError:
         return False

@@ -110,15 +110,15 @@ class DeltaWriter:
         else:
             self._arguments.append(text)
 
-    def end(self, *, whole: bool) -> bool:
+    def end(self, *, complete: bool) -> bool:
         """End the last call; returns whether it was emitted."""
         self._running = False
         if not self.streaming:
-            if not whole:
+            if not complete:
                 return False
             self._start()
             self._put(Arguments(self._index - 1, "".join(self._arguments)))
-        self._put(CallEnd(self._index - 1, whole))
+        self._put(CallEnd(self._index - 1, complete))
         return True
 
     @property

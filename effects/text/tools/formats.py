@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.choice import chosen_reasoning, chosen_tools
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.choice import choose_reasoning, choose_tools
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.nested_tags import NestedTags
 from minfer.effects.text.tools.offered import (
-    Offered,
+    OfferedTools,
     Tools,
     nullable_parameters,
     typed_parameters,
@@ -21,7 +21,7 @@ from minfer.effects.text.tools.response_template import (
     RESPONSE,
     ResponseReader,
     ResponseTemplateError,
-    begun_answer,
+    answer_prefix,
     load,
     markers_of,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"  # by the checkpoint
 NONE: Final = "none"
-_WHOLE: Final = (HARMONY, RESPONSE)  # formats that have more than calls
+_FULL_FORMATS: Final = (HARMONY, RESPONSE)  # formats that have more than calls
 _log: Final = logging.getLogger("minfer.tools")
 UNKNOWN: Final = "unknown"  # what `AUTO` becomes if no format fits: calls stay text
 
@@ -50,7 +50,7 @@ class Parsing:
     tools: str = NONE  # a format, or none
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of the request's tools
-    typed: tuple[tuple[str, str], ...] = ()  # as in `Offered`
+    typed: tuple[tuple[str, str], ...] = ()  # as in `OfferedTools`
     nullable: tuple[tuple[str, str], ...] = ()  # likewise
     opened: bool = False  # the prompt ends within reasoning, before `begun`
     begun: str = ""  # of the answer, at the end of the prompt
@@ -78,9 +78,9 @@ class Parsing:
         """A parser for an answer; without `streaming`, it emits complete calls only."""
         tools = TOOLS.get(self.tools)
         if self.tools == RESPONSE:
-            tools = Format(dialect=ResponseReader(self.response))
+            tools = ToolFormat(dialect=ResponseReader(self.response))
         thinking = REASONING.get(self.reasoning)
-        offered = Offered(
+        offered = OfferedTools(
             frozenset(self.names), frozenset(self.typed), frozenset(self.nullable)
         )
         parser = Parser(tools, offered, thinking, opened=self.opened, streaming=streaming)
@@ -114,8 +114,8 @@ class Parsers:
 
     def __attrs_post_init__(self) -> None:
         if self.tools != UNKNOWN and not (self.tools == RESPONSE and self.response):
-            _check("tool", self.tools, TOOLS)
-        _check("reasoning", self.reasoning, REASONING)
+            _check_name("tool", self.tools, TOOLS)
+        _check_name("reasoning", self.reasoning, REASONING)
 
     @property
     def unknown_tools(self) -> bool:
@@ -124,7 +124,7 @@ class Parsers:
         """
         return self.tools == UNKNOWN
 
-    def settled(
+    def resolve(
         self,
         template: str | None,
         *,
@@ -138,20 +138,20 @@ class Parsers:
         """
         tools, reasoning = self.tools, self.reasoning
         if tools == AUTO:
-            chosen = chosen_tools(
+            chosen = choose_tools(
                 with_tools or template or "", tuple((tokens or {}).items())
             )
             tools = chosen or UNKNOWN
         if reasoning == AUTO:  # channels have their own
-            chosen = chosen_reasoning(template or "") if tools != HARMONY else None
+            chosen = choose_reasoning(template or "") if tools != HARMONY else None
             reasoning = chosen or NONE
         return Parsers(tools, reasoning)
 
-    def settled_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
+    def resolve_for(self, tokenizer: "Tokenizer | None") -> "Parsers":
         """The formats for the model of this tokenizer, without `AUTO`."""
         if tokenizer is None:
-            return self.settled(None)
-        resolved = self.settled(
+            return self.resolve(None)
+        resolved = self.resolve(
             tokenizer.all_templates,
             tokens=tokenizer.special_tokens,
             with_tools=tokenizer.templates.with_tools,
@@ -175,12 +175,12 @@ class Parsers:
         `prompt` is its end, before `begun`, the beginning of the answer. Calls are parsed
         if there are tools, and channels always.
         """
-        tools = self.tools if offered or self.tools in _WHOLE else NONE
+        tools = self.tools if offered or self.tools in _FULL_FORMATS else NONE
         tools = NONE if tools == UNKNOWN else tools
         if tools == self.reasoning == NONE:
             return None
         if tools == RESPONSE:
-            begun = begun_answer(self.response, prompt) + begun
+            begun = answer_prefix(self.response, prompt) + begun
         thinking = REASONING.get(self.reasoning)
         tool_format = TOOLS.get(tools)
         dialect = tool_format.dialect if tool_format is not None else None
@@ -200,7 +200,7 @@ class Parsers:
         )
 
 
-def _check(kind: str, name: str, formats: Mapping[str, object]) -> None:
+def _check_name(kind: str, name: str, formats: Mapping[str, object]) -> None:
     names = (AUTO, NONE, *formats)
     if name not in names:
         message = f"there is no {kind} parser {name!r}"

@@ -7,7 +7,7 @@
 
 Harmony's, whose answers are messages, are in `harmony_forms.py`.
 
-A call has the form that the model was trained on (`Written`), but its arguments match
+A call has the form that the model was trained on (`CallForm`), but its arguments match
 their schema (`argument_forms`).
 Markers that are tokens of their own are matched as tokens: the model was not trained on
 their text in other tokens, and grammars distinguish the two. Free text has no such
@@ -25,8 +25,8 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import TEXT
 from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.argument_forms import Callee, argument_form
-from minfer.effects.text.tools.calls import any_name
-from minfer.effects.text.tools.format import Format, Written
+from minfer.effects.text.tools.calls import is_tool_name
+from minfer.effects.text.tools.format import CallForm, ToolFormat
 from minfer.effects.text.tools.harmony_forms import Messages
 from minfer.effects.text.tools.marker_rules import MarkerRules, as_regex
 from minfer.effects.text.tools.table import HARMONY, TOOLS
@@ -36,7 +36,7 @@ OBJECT: Final = '{"type": "object"}'
 _NO_ARGUMENTS: Final = (
     '{"type": "object", "properties": {}, "additionalProperties": false}'
 )
-_KEPT_SCHEMAS: Final = 128
+_MAX_CACHED_SCHEMAS: Final = 128
 _GAP: Final = r"GAP: /\n{0,2}/"  # before calls
 FORMS: Final = frozenset(
     name for name, form in TOOLS.items() if form.written is not None or name == HARMONY
@@ -76,11 +76,11 @@ def arguments_schema(
         raise GrammarError(f'{param}: must be a schema of the type "object"', param)
     # Arguments are never null, whatever the schema says.
     schema = {**parameters, "type": "object", "nullable": False}
-    return _checked(json.dumps(schema), param, lenient)
+    return _check_cached(json.dumps(schema), param, lenient)
 
 
-@lru_cache(maxsize=_KEPT_SCHEMAS)
-def _checked(schema: str, param: str, lenient: bool) -> str:
+@lru_cache(maxsize=_MAX_CACHED_SCHEMAS)
+def _check_cached(schema: str, param: str, lenient: bool) -> str:
     """As `check_schema`, but once for the tools that an agent sends in each request."""
     return check_schema(schema, param, lenient=lenient)
 
@@ -90,14 +90,14 @@ def grammar(calling: Calling) -> str:
     a name that no call could have.
     """
     for callee in calling.callees:
-        if not any_name(callee.name):
+        if not is_tool_name(callee.name):
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
     tool_format = TOOLS[calling.format]
     marks = MarkerRules.of((*tool_format.markers, *tool_format.opens), calling.token)
     lines = (
-        _harmony(calling)
+        _harmony_rules(calling)
         if tool_format.written is None
-        else _answer(calling, tool_format, marks)
+        else _answer_rules(calling, tool_format, marks)
     )
     shared: list[str] = []
     for i, callee in enumerate(calling.callees):
@@ -113,7 +113,7 @@ def with_reasoning(calling: Calling) -> str:
     """A grammar in Lark of an answer without calls, after the end of its reasoning."""
     lines = [
         "start: thought GAP answer",
-        *_thought(calling),
+        *_reasoning_rules(calling),
         _GAP,
         f"answer: {calling.answer}",
         f"TEXT: /{TEXT}/",
@@ -124,15 +124,20 @@ def with_reasoning(calling: Calling) -> str:
 # --- answers ----------------------------------------------------------------------------
 
 
-def _answer(calling: Calling, tool_format: Format, marks: MarkerRules) -> list[str]:
+def _answer_rules(
+    calling: Calling, tool_format: ToolFormat, marks: MarkerRules
+) -> list[str]:
     """The rules from the beginning of an answer down to its calls."""
-    written = _written(calling, tool_format)
-    thought = _thought(calling)
+    written = _call_form(calling, tool_format)
+    thought = _reasoning_rules(calling)
     before = ("thought" if calling.opened else "thought?") if thought else ""
     marked = tool_format.begins_with_marker and not written.content
     if marked and not calling.must and calling.answer is None:
-        return [*_calls_in_text(calling, tool_format, written, marks, before), *thought]
-    rules = [*thought, *_calls(calling, written, marks)]
+        return [
+            *_rules_of_calls_in_text(calling, tool_format, written, marks, before),
+            *thought,
+        ]
+    rules = [*thought, *_call_rules(calling, written, marks)]
     if calling.must:
         return [f"start: {before} GAP calls", _GAP, *rules]
     if thought:
@@ -140,14 +145,14 @@ def _answer(calling: Calling, tool_format: Format, marks: MarkerRules) -> list[s
         rules.append(_GAP)
     if calling.answer is not None:
         return [f"start: {before} (calls | answer)", f"answer: {calling.answer}", *rules]
-    free = _free_text(calling, tool_format, written)
+    free = _free_text_terminal(calling, tool_format, written)
     if thought:  # white space after it is the text's
         before = before.removesuffix(" GAP")
         return [f"start: {before} (GAP calls | FREE)", free, *rules]
     return ["start: (calls | FREE)", free, *rules]
 
 
-def _written(calling: Calling, tool_format: Format) -> Written:
+def _call_form(calling: Calling, tool_format: ToolFormat) -> CallForm:
     """The form of a model's calls: there may be an older one."""
     if tool_format.older is not None and calling.token(tool_format.older[0]) is None:
         return tool_format.older[1]
@@ -156,7 +161,7 @@ def _written(calling: Calling, tool_format: Format) -> Written:
     return tool_format.written
 
 
-def _calls(calling: Calling, written: Written, marks: MarkerRules) -> list[str]:
+def _call_rules(calling: Calling, written: CallForm, marks: MarkerRules) -> list[str]:
     """The rules of all calls of an answer, or of a group of them, and of each."""
     head, _, tail = written.call.partition("{arguments}")
     alternatives = [
@@ -174,10 +179,10 @@ def _calls(calling: Calling, written: Written, marks: MarkerRules) -> list[str]:
     return [f"calls: {calls}", f"call: {' | '.join(alternatives)}"]
 
 
-def _calls_in_text(
+def _rules_of_calls_in_text(
     calling: Calling,
-    tool_format: Format,
-    written: Written,
+    tool_format: ToolFormat,
+    written: CallForm,
     marks: MarkerRules,
     before: str,
 ) -> list[str]:
@@ -196,11 +201,11 @@ def _calls_in_text(
     return [
         f"start: {before} {beside} (begin {unit} {beside}){times} TEXT {beside}",
         *marks.ending("begin", leading),
-        *_calls(calling, written, marks),
+        *_call_rules(calling, written, marks),
     ]
 
 
-def _thought(calling: Calling) -> list[str]:
+def _reasoning_rules(calling: Calling) -> list[str]:
     """The rules of reasoning, if there may be any."""
     thinking = calling.thinking
     if thinking is None:
@@ -212,7 +217,9 @@ def _thought(calling: Calling) -> list[str]:
     return [f"thought: {opens} thoughts", *marks.ending("thoughts", thinking.closes)]
 
 
-def _free_text(calling: Calling, tool_format: Format, written: Written) -> str:
+def _free_text_terminal(
+    calling: Calling, tool_format: ToolFormat, written: CallForm
+) -> str:
     """A terminal of text that begins neither as calls do nor with reasoning, and has no
     marker of calls.
     """
@@ -228,7 +235,7 @@ def _free_text(calling: Calling, tool_format: Format, written: Written) -> str:
     return f"FREE: {text}"
 
 
-def _harmony(calling: Calling) -> list[str]:
+def _harmony_rules(calling: Calling) -> list[str]:
     """The rules of messages on channels, of which some are calls."""
     marks = MarkerRules.of(TOOLS[HARMONY].markers, calling.token)
     messages = Messages(

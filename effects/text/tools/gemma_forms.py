@@ -13,7 +13,7 @@ from attrs import define, field
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.grammar_text import quote
 from minfer.effects.text.tools.argument_rules import (
-    SAID,
+    ANNOTATIONS,
     ArgumentRules,
     ArgumentSchema,
     branches,
@@ -27,11 +27,11 @@ from minfer.effects.text.tools.marker_rules import MarkerRules
 from minfer.effects.text.tools.offered import may_be_text, resolve
 
 _NOT_IN_KEYS: Final = frozenset(':,{}[]<>"\n')
-_DEEP: Final = 8  # levels of objects and lists whose schemas are followed
+_MAX_DEPTH: Final = 8  # levels of objects and lists whose schemas are followed
 _ANY: Final = "gemma_any"
 _ANY_OBJECT: Final = "gemma_object"
 _TEXT: Final = "gemma_text"
-_LIST: Final = SAID | {"type", "items"}
+_LIST_KEYWORDS: Final = ANNOTATIONS | {"type", "items"}
 
 
 def gemma_form(arguments: ArgumentSchema, quote_mark: str) -> ArgumentRules:
@@ -41,10 +41,10 @@ def gemma_form(arguments: ArgumentSchema, quote_mark: str) -> ArgumentRules:
         f"gemma_{arguments.number}", root, marks.rule(quote_mark), arguments.lenient
     )
     body = builder.object(root, arguments.tool, 0)
-    return ArgumentRules(body, tuple(builder.rules), _shared(marks, quote_mark))
+    return ArgumentRules(body, tuple(builder.rules), _shared_rules(marks, quote_mark))
 
 
-def _shared(marks: MarkerRules, quote_mark: str) -> tuple[str, ...]:
+def _shared_rules(marks: MarkerRules, quote_mark: str) -> tuple[str, ...]:
     """The rules of any value."""
     items = f'({_ANY} ("," {_ANY})*)?'
     pairs = '(gemma_pair ("," gemma_pair)*)?'
@@ -90,17 +90,20 @@ class _Builder:
     def value(self, schema: Any, path: str, level: int) -> str:
         """The body of a rule of a value."""
         alternatives = [
-            self._way(branch, path, level) for branch in branches(schema, self.root)
+            self._branch_rule(branch, path, level)
+            for branch in branches(schema, self.root)
         ]
         return f"({' | '.join(dict.fromkeys(alternatives))})"
 
-    def _way(self, schema: Any, path: str, level: int) -> str:
+    def _branch_rule(self, schema: Any, path: str, level: int) -> str:
         resolved = resolve(schema, self.root)
         kind = resolved.get("type") if isinstance(resolved, Mapping) else None
-        if kind == "object" and level < _DEEP:
+        if kind == "object" and level < _MAX_DEPTH:
             return self._rule(self.object(resolved, path, level))
-        if kind == "array" and level < _DEEP:
-            if not self.lenient and (unsupported := sorted(resolved.keys() - _LIST)):
+        if kind == "array" and level < _MAX_DEPTH:
+            if not self.lenient and (
+                unsupported := sorted(resolved.keys() - _LIST_KEYWORDS)
+            ):
                 raise GrammarError(
                     f"{path}: {unsupported[0]!r} cannot be enforced in this format"
                 )

@@ -14,30 +14,30 @@ from typing import Final
 from minfer.effects.text.tools.source import SPACE
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')  # within a string
-_LONGEST: Final = 512  # characters of a number: `json.loads` has a bound, too
+_MAX_NUMBER_CHARS: Final = 512  # characters of a number: `json.loads` has a bound, too
 _WORDS: Final = ("true", "false", "null")
-_CLOSES: Final = {"{": "}", "[": "]"}
+_CLOSERS: Final = {"{": "}", "[": "]"}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 Step = Callable[[str, int], int]
 
 
-def _each(characters: str, next_state: str) -> dict[str, str]:
+def _to_state(characters: str, next_state: str) -> dict[str, str]:
     return dict.fromkeys(characters, next_state)
 
 
-_EXPONENT: Final = _each("eE", "e")
+_EXPONENT: Final = _to_state("eE", "e")
 # Words and numbers, by their text so far: what may come next, and their text after it.
 # Numbers are written with one digit for any number of them.
-_NEXT: Final[Mapping[str, Mapping[str, str]]] = {
-    "": {"-": "-", "0": "0", **_each("123456789", "1"), "t": "t", "f": "f", "n": "n"},
-    "-": {"0": "0", **_each("123456789", "1")},
+_TRANSITIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "": {"-": "-", "0": "0", **_to_state("123456789", "1"), "t": "t", "f": "f", "n": "n"},
+    "-": {"0": "0", **_to_state("123456789", "1")},
     "0": {".": "1.", **_EXPONENT},
-    "1": {**_each("0123456789", "1"), ".": "1.", **_EXPONENT},
-    "1.": _each("0123456789", "1.1"),
-    "1.1": {**_each("0123456789", "1.1"), **_EXPONENT},
-    "e": {**_each("0123456789", "e1"), **_each("+-", "e+")},
-    "e+": _each("0123456789", "e1"),
-    "e1": _each("0123456789", "e1"),
+    "1": {**_to_state("0123456789", "1"), ".": "1.", **_EXPONENT},
+    "1.": _to_state("0123456789", "1.1"),
+    "1.1": {**_to_state("0123456789", "1.1"), **_EXPONENT},
+    "e": {**_to_state("0123456789", "e1"), **_to_state("+-", "e+")},
+    "e+": _to_state("0123456789", "e1"),
+    "e1": _to_state("0123456789", "e1"),
     **{
         word[:end]: {word[end]: word[: end + 1]}
         for word in _WORDS
@@ -45,7 +45,7 @@ _NEXT: Final[Mapping[str, Mapping[str, str]]] = {
     },
     **{word: {} for word in _WORDS},
 }
-_WHOLE: Final = frozenset({"0", "1", "1.1", "e1", *_WORDS})
+_COMPLETE_WORDS: Final = frozenset({"0", "1", "1.1", "e1", *_WORDS})
 
 
 class JsonScanner:
@@ -57,7 +57,7 @@ class JsonScanner:
         self.passed: list[str] = []  # accepted text
         self._open: list[str] = []  # braces and brackets
         self._step: Step = self._value
-        self._word = ""  # its text so far, as in `_NEXT`
+        self._word = ""  # its text so far, as in `_TRANSITIONS`
         self._length = 0  # of that text
         self._digits = 0  # of an escape, still missing
         self._key = False  # the string is a key
@@ -70,8 +70,8 @@ class JsonScanner:
 
     def end(self) -> None:
         """Note the end of the text: a number may end so, and nothing else."""
-        if self._step == self._in_word and self._word in _WHOLE:
-            self._closed()
+        if self._step == self._in_word and self._word in _COMPLETE_WORDS:
+            self._step_after_value()
         self.broken = not self.done
 
     def taken(self) -> str:
@@ -90,7 +90,7 @@ class JsonScanner:
         self.broken = True
         return index
 
-    def _closed(self) -> Step:
+    def _step_after_value(self) -> Step:
         """The step after a value."""
         self.done = not self._open
         return self._after
@@ -103,7 +103,7 @@ class JsonScanner:
         if char == '"':
             self._key = False
             return self._pass(text, index, self._in_string)
-        if char in _CLOSES:
+        if char in _CLOSERS:
             self._open.append(char)
             return self._pass(
                 text, index, self._key_or_end if char == "{" else self._first
@@ -147,10 +147,10 @@ class JsonScanner:
         if char == ",":
             in_object = self._open[-1] == "{"
             return self._pass(text, index, self._any_key if in_object else self._value)
-        if char != _CLOSES[self._open[-1]]:
+        if char != _CLOSERS[self._open[-1]]:
             return self._break(index)
         self._open.pop()
-        return self._pass(text, index, self._closed())
+        return self._pass(text, index, self._step_after_value())
 
     def _in_string(self, text: str, index: int) -> int:
         if (match := _PLAIN.match(text, index)) is not None:
@@ -161,7 +161,9 @@ class JsonScanner:
         if text[index] != '"':
             self.passed.append(json.dumps(text[index])[1:-1])
             return index + 1
-        return self._pass(text, index, self._colon if self._key else self._closed())
+        return self._pass(
+            text, index, self._colon if self._key else self._step_after_value()
+        )
 
     def _escape(self, text: str, index: int) -> int:
         if text[index] not in '"\\/bfnrtu':
@@ -179,13 +181,13 @@ class JsonScanner:
 
     def _in_word(self, text: str, index: int) -> int:
         """A number, true, false or null: until another character comes."""
-        if (word := _NEXT[self._word].get(text[index])) is not None:
+        if (word := _TRANSITIONS[self._word].get(text[index])) is not None:
             self._word = word
             self._length += 1
-            if self._length > _LONGEST:
+            if self._length > _MAX_NUMBER_CHARS:
                 return self._break(index)
             return self._pass(text, index, self._in_word)
-        if self._word not in _WHOLE:
+        if self._word not in _COMPLETE_WORDS:
             return self._break(index)
-        self._step = self._closed()
+        self._step = self._step_after_value()
         return index

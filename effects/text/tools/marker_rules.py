@@ -1,6 +1,6 @@
 """Texts of a format in a grammar: markers that are tokens of the model are tokens there.
 
-A text may have the fields of `Written`.
+A text may have the fields of `CallForm`.
 """
 
 import re

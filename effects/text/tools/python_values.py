@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from minfer.effects.text.tools.json_scanner import JsonScanner
 
-_LONGEST: Final = 1 << 16  # characters: a tree takes a hundred times as much
+_MAX_LITERAL_CHARS: Final = 1 << 16  # characters: a tree takes a hundred times as much
 _NAMES: Final = {"true": True, "false": False, "null": None}
-_BEGINS: Final = ("[", "{", "(")
+_CONTAINER_BEGINNINGS: Final = ("[", "{", "(")
 
 
-def as_json(text: str) -> str | None:
+def container_json(text: str) -> str | None:
     """An array or object in Python's notation as JSON; None if it is none."""
-    return literal_json(text) if text.startswith(_BEGINS) else None
+    return literal_json(text) if text.startswith(_CONTAINER_BEGINNINGS) else None
 
 
 def literal_json(text: str) -> str | None:
@@ -29,7 +29,7 @@ def literal_json(text: str) -> str | None:
     scanner.end()
     if scanner.done and end == len(text):
         return scanner.taken()
-    if len(text) > _LONGEST and text.startswith(_BEGINS):
+    if len(text) > _MAX_LITERAL_CHARS and text.startswith(_CONTAINER_BEGINNINGS):
         return None
     try:
         with warnings.catch_warnings():

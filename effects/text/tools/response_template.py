@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.calls import is_tool_name
 from minfer.effects.text.tools.content_patterns import check_time
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.source import Reading, Source
 from minfer.effects.text.tools.tag_values import json_of
 
@@ -33,8 +33,8 @@ _MAX_CLOSES: Final = 64  # that are tried for one region
 # Of processor time for a template's patterns, in one answer, and more for each search:
 # a pattern may take time that grows with the square of the text, or exponentially.
 _MAX_SECONDS: Final = 0.5
-_SECONDS_OF_SEARCH: Final = 2e-5
-_MAX_SHOWN: Final = 80  # characters of a pattern in a message
+_SECONDS_PER_SEARCH: Final = 2e-5
+_MAX_SHOWN_CHARS: Final = 80  # characters of a pattern in a message
 _log: Final = logging.getLogger("minfer.tools")
 
 
@@ -43,7 +43,7 @@ class ResponseTemplateError(ValueError):
 
 
 @define
-class _Found:
+class _BoundaryMatch:
     """What opens or closes a region, where it was found."""
 
     field: Any  # transformers' record of the region
@@ -52,7 +52,7 @@ class _Found:
 
 
 @define
-class _Patterns:
+class _TimedPatterns:
     """The searches of one answer: once they took too long there are no matches."""
 
     seconds: float = _MAX_SECONDS  # that are left
@@ -61,7 +61,7 @@ class _Patterns:
         """The first match from `start` on, or None."""
         return self._timed(
             lambda seconds: pattern.search(text, start, partial=partial, timeout=seconds),
-            f"the pattern {pattern.pattern[:_MAX_SHOWN]!r}",
+            f"the pattern {pattern.pattern[:_MAX_SHOWN_CHARS]!r}",
         )
 
     def parse(self, region: Any, text: str, captures: Mapping[str, Any]) -> Any:
@@ -85,7 +85,7 @@ class _Patterns:
         except TimeoutError:
             self.seconds = 0.0
         finally:
-            self.seconds += _SECONDS_OF_SEARCH - (time.thread_time() - start)
+            self.seconds += _SECONDS_PER_SEARCH - (time.thread_time() - start)
             self.seconds = min(self.seconds, _MAX_SECONDS)
         if self.seconds > 0:
             return result
@@ -115,26 +115,26 @@ def load(text: str) -> Any:
         reason = "calls without a marker are not supported"
         raise ResponseTemplateError(f"the checkpoint's response_template: {reason}")
     for region in template.fields.values():
-        if reason := _fault_of(region):
+        if reason := _region_fault(region):
             prefix = f"the checkpoint's response_template: field {region.name!r}"
             raise ResponseTemplateError(f"{prefix}: {reason}")
     return template
 
 
-def _fault_of(region: Any) -> str:
+def _region_fault(region: Any) -> str:
     """What transformers does not check of a region; empty if that is right."""
     if not isinstance(region.content_args, Mapping):
         return "'content_args' must be a dict"
     for pattern in (region.open_re, region.close_re):
-        if pattern is not None and _matches_nothing(pattern):
-            shown = pattern.pattern[:_MAX_SHOWN]
+        if pattern is not None and _matches_empty_text(pattern):
+            shown = pattern.pattern[:_MAX_SHOWN_CHARS]
             return f"the pattern {shown!r} matches an empty text"
     return ""
 
 
-def _matches_nothing(pattern: Any) -> bool:
+def _matches_empty_text(pattern: Any) -> bool:
     """Whether a pattern matches an empty text before the end of an answer."""
-    match = _Patterns().search(pattern, "\0\0", 0, partial=False)
+    match = _TimedPatterns().search(pattern, "\0\0", 0, partial=False)
     return match is not None and match.start() == match.end()
 
 
@@ -147,7 +147,7 @@ def markers_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*chain.from_iterable(listed), *tokens]))
 
 
-def begun_answer(text: str, prompt: str) -> str:
+def answer_prefix(text: str, prompt: str) -> str:
     """The part of the answer at the end of a prompt; empty if it does not show."""
     matches = load(text).start_anchor_re.finditer(prompt, timeout=_MAX_SECONDS)
     try:
@@ -164,7 +164,9 @@ class ResponseReader:
     text: str
     opens: Sequence[str] = field(default=())
 
-    def read(self, source: Source, out: DeltaWriter, tools: Offered) -> Reading[None]:
+    def read(
+        self, source: Source, out: DeltaWriter, tools: OfferedTools
+    ) -> Reading[None]:
         """Read a whole answer."""
         template = load(self.text)
         fields = template.fields.values()
@@ -177,9 +179,9 @@ class ResponseReader:
         if implicit is not None and implicit.close_re is not None:
             watched.append((implicit, implicit.close_re, False))
         emit = _emitter(template.implicit or "", out)
-        patterns = _Patterns()
+        patterns = _TimedPatterns()
         while (
-            boundary := (yield from _until(source, watched, emit, patterns))
+            boundary := (yield from _take_until_match(source, watched, emit, patterns))
         ) is not None:
             if boundary.opens and boundary.field.name == _CALLS:
                 yield from _read_calls(source, out, tools, boundary, patterns)
@@ -194,20 +196,20 @@ def _emitter(name: str, out: DeltaWriter) -> Callable[[str], None]:
 
 
 def _read_text(
-    source: Source, out: DeltaWriter, region: Any, patterns: _Patterns
+    source: Source, out: DeltaWriter, region: Any, patterns: _TimedPatterns
 ) -> Reading[None]:
     """Take a region of text, up to its end."""
     closes = [] if region.close_re is None else [(region, region.close_re, False)]
-    yield from _until(source, closes, _emitter(region.name, out), patterns)
+    yield from _take_until_match(source, closes, _emitter(region.name, out), patterns)
     out.mark()
 
 
 def _read_calls(
     source: Source,
     out: DeltaWriter,
-    tools: Offered,
-    opening: _Found,
-    patterns: _Patterns,
+    tools: OfferedTools,
+    opening: _BoundaryMatch,
+    patterns: _TimedPatterns,
 ) -> Reading[None]:
     """Take a region of calls; if no closing marker makes it one, it stays text."""
     region = opening.field
@@ -215,7 +217,7 @@ def _read_calls(
     source.keep(opening.match[0])
     pieces: list[str] = []
     for _ in range(_MAX_CLOSES):
-        closing = yield from _until(source, closes, pieces.append, patterns)
+        closing = yield from _take_until_match(source, closes, pieces.append, patterns)
         captures = opening.match.groupdict()
         if closing is not None:
             captures |= closing.match.groupdict()
@@ -223,8 +225,8 @@ def _read_calls(
         if calls:
             for name, arguments in calls:
                 out.start(name)
-                out.arguments(_typed(name, arguments, tools))
-                out.end(whole=True)
+                out.arguments(_typed_arguments(name, arguments, tools))
+                out.end(complete=True)
             source.kept()
             return
         if closing is None:
@@ -234,7 +236,7 @@ def _read_calls(
 
 
 def _calls_of(
-    region: Any, text: str, captures: Mapping[str, Any], patterns: _Patterns
+    region: Any, text: str, captures: Mapping[str, Any], patterns: _TimedPatterns
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The names and arguments of the calls in a region; empty if it cannot be parsed."""
     named = {name: value for name, value in captures.items() if value is not None}
@@ -253,19 +255,21 @@ def _call(value: Any) -> tuple[str, Mapping[str, Any]]:
         arguments = json.loads(arguments)
     if not isinstance(arguments, Mapping):
         raise TypeError("arguments must be an object")
-    if not isinstance(name, str) or not name or not any_name(name):
+    if not isinstance(name, str) or not name or not is_tool_name(name):
         raise TypeError("a name must be one that a tool can have")
     return name, arguments
 
 
-def _typed(name: str, arguments: Mapping[str, Any], tools: Offered) -> str:
+def _typed_arguments(name: str, arguments: Mapping[str, Any], tools: OfferedTools) -> str:
     """Arguments as JSON; those that are text but cannot be, by their schema, are what the
     text says.
     """
     return f"{{{', '.join(_members(name, arguments, tools))}}}"
 
 
-def _members(name: str, arguments: Mapping[str, Any], tools: Offered) -> Iterator[str]:
+def _members(
+    name: str, arguments: Mapping[str, Any], tools: OfferedTools
+) -> Iterator[str]:
     dumps = partial(json.dumps, ensure_ascii=False)
     for key, value in arguments.items():
         text = dumps(value)
@@ -276,39 +280,39 @@ def _members(name: str, arguments: Mapping[str, Any], tools: Offered) -> Iterato
         yield f"{dumps(key)}: {text}"
 
 
-def _until(
+def _take_until_match(
     source: Source,
     watched: Sequence[tuple[Any, Any, bool]],
     emit: Callable[[str], None],
-    patterns: _Patterns,
-) -> Reading[_Found | None]:
+    patterns: _TimedPatterns,
+) -> Reading[_BoundaryMatch | None]:
     """Take text and emit it, up to the first match of these patterns; take that, too.
     Returns it, or None at the end. A match at the end of the text may become longer.
     """
     while True:
-        boundary: _Found | None = None
+        boundary: _BoundaryMatch | None = None
         safe_end = len(source.text)
         for region, pattern, opens in watched:
             match = patterns.search(
-                pattern, source.text, source.at, partial=not source.ended
+                pattern, source.text, source.position, partial=not source.ended
             )
             if match is None or (not match.partial and match.start() == match.end()):
                 continue
             grows = match.partial or match.end() == len(source.text)
             if grows and not source.ended:
                 safe_end = min(safe_end, match.start())
-            elif boundary is None or _order(match) < _order(boundary.match):
-                boundary = _Found(region, match, opens)
+            elif boundary is None or _match_order(match) < _match_order(boundary.match):
+                boundary = _BoundaryMatch(region, match, opens)
         if boundary is not None and boundary.match.start() < safe_end:
-            emit(source.take(boundary.match.start() - source.at))
+            emit(source.take(boundary.match.start() - source.position))
             source.take(len(boundary.match[0]))
             return boundary
-        emit(source.take(safe_end - source.at))
+        emit(source.take(safe_end - source.position))
         if source.ended:
             return None
         yield
 
 
-def _order(match: Any) -> tuple[int, int]:
+def _match_order(match: Any) -> tuple[int, int]:
     """Earlier matches come first, and of these the longer one."""
     return match.start(), -match.end()

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.effects.text.tools.calls import behind
+from minfer.effects.text.tools.calls import take_after_call
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.source import Reading, Source, until
+from minfer.effects.text.tools.source import Reading, Source, take_until
 
 Body = Callable[[str], Reading[bool]]
 # Characters of an answer that are read a second time, or more often: wrong text after a
 # call may begin a call at each of many markers, and each may reach to the end.
-_MAX_READ_AGAIN: Final = 1 << 18
+_MAX_REREAD_CHARS: Final = 1 << 18
 
 
 def sections(
@@ -31,9 +31,9 @@ def sections(
     out; and so are `strays`, brackets that close nothing, after a wrong call.
     """
     marker = ""
-    read_again = 0
+    num_reread = 0
     outside = [*opens, *drops]
-    while marker := marker or (yield from until(source, outside, out.content)):
+    while marker := marker or (yield from take_until(source, outside, out.content)):
         if marker not in opens:
             out.mark()
             marker = ""
@@ -49,12 +49,12 @@ def sections(
         if complete:
             continue
         out.content(wrong)
-        if not (called or wrong) or read_again > _MAX_READ_AGAIN:
+        if not (called or wrong) or num_reread > _MAX_REREAD_CHARS:
             out.content(left)
             continue
-        read_again += len(left)
+        num_reread += len(left)
         if called:
-            marker = yield from behind(
+            marker = yield from take_after_call(
                 source, out, left, [*opens, *closes], strays=strays
             )
         else:

@@ -21,29 +21,29 @@ class Source:
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0  # the text before it was taken
+        self.position = 0  # the text before it was taken
         self.ended = False
         self._kept: list[str] | None = None
         self._settled: list[str] = []
 
     def push(self, text: str, *, final: bool = False) -> None:
         """Add text; with `final`, there is no more."""
-        self.text = self.text[self.at :] + text
-        self.at = 0
+        self.text = self.text[self.position :] + text
+        self.position = 0
         self.ended = final
 
     def take(self, count: int) -> str:
         """Take the next characters, and return them."""
-        taken = self.text[self.at : self.at + count]
-        self.at += len(taken)
+        taken = self.text[self.position : self.position + count]
+        self.position += len(taken)
         if self._kept is not None:
             self._kept.append(taken)
         return taken
 
     def put_back(self, text: str) -> None:
         """Put text back in front, which was taken."""
-        self.text = text + self.text[self.at :]
-        self.at = 0
+        self.text = text + self.text[self.position :]
+        self.position = 0
 
     def keep(self, prefix: str = "") -> None:
         """Keep a copy of the text taken from here on, after `prefix`."""
@@ -68,13 +68,13 @@ class Source:
         return text
 
 
-def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
+def peek_any(source: Source, words: Sequence[str]) -> Reading[str]:
     """The first of these words that comes next, or an empty string. Nothing is taken.
 
     A word that begins another stands behind it.
     """
     while True:
-        upcoming = source.text[source.at : source.at + max(map(len, words))]
+        upcoming = source.text[source.position : source.position + max(map(len, words))]
         for word in words:
             if upcoming.startswith(word):
                 return word
@@ -85,20 +85,20 @@ def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
         yield
 
 
-def char(source: Source) -> Reading[str]:
+def peek_char(source: Source) -> Reading[str]:
     """The next character, or an empty string at the end. It is not taken."""
-    while source.at == len(source.text):
+    while source.position == len(source.text):
         if source.ended:
             return ""
         yield
-    return source.text[source.at]
+    return source.text[source.position]
 
 
-def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
+def take_matching(source: Source, characters: re.Pattern[str]) -> Reading[str]:
     """Take characters as long as they match a pattern, which matches any number."""
     pieces = []
-    while (yield from char(source)):
-        match = characters.match(source.text, source.at)
+    while (yield from peek_char(source)):
+        match = characters.match(source.text, source.position)
         if match is None or not match[0]:
             break
         pieces.append(source.take(len(match[0])))
@@ -108,20 +108,20 @@ def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
 _SPACES: Final = re.compile(f"[{SPACE}]*")
 
 
-def space(source: Source) -> Reading[str]:
+def take_space(source: Source) -> Reading[str]:
     """Take white space."""
-    return (yield from run(source, _SPACES))
+    return (yield from take_matching(source, _SPACES))
 
 
-def repeats(source: Source, marker: str) -> Reading[str]:
+def take_repeats(source: Source, marker: str) -> Reading[str]:
     """Take white space, and a marker that was taken if models repeat it."""
-    taken = yield from space(source)
-    while (yield from ahead(source, [marker])):
-        taken += source.take(len(marker)) + (yield from space(source))
+    taken = yield from take_space(source)
+    while (yield from peek_any(source, [marker])):
+        taken += source.take(len(marker)) + (yield from take_space(source))
     return taken
 
 
-def until(
+def take_until(
     source: Source, markers: Sequence[str], emit: Callable[[str], None]
 ) -> Reading[str]:
     """Take text and emit it, up to the first of these markers; take that too. Of two that
@@ -131,14 +131,14 @@ def until(
     """
     search = _search(tuple(markers))
     while True:
-        match = search.pattern.search(source.text, source.at)
-        num_held = 0 if source.ended else search.begun(source.text, source.at)
+        match = search.pattern.search(source.text, source.position)
+        num_held = 0 if source.ended else search.num_begun(source.text, source.position)
         before = len(source.text) - num_held  # a marker may begin there, or a longer one
         if match is not None and (not num_held or match.start() < before):
-            emit(source.take(match.start() - source.at))
+            emit(source.take(match.start() - source.position))
             return source.take(len(match[0]))
-        if before > source.at:
-            emit(source.take(before - source.at))
+        if before > source.position:
+            emit(source.take(before - source.position))
         if source.ended:
             return ""
         yield
@@ -152,7 +152,7 @@ class _MarkerSearch:
     beginnings: frozenset[str]  # of markers, which may be at the end of a text
     longest: int  # of those
 
-    def begun(self, text: str, start: int) -> int:
+    def num_begun(self, text: str, start: int) -> int:
         """The number of last characters, from `start` on, that may begin a marker."""
         for count in range(min(self.longest, len(text) - start), 0, -1):
             if text[-count:] in self.beginnings:

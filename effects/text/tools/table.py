@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minfer.effects.text.tools import harmony
-from minfer.effects.text.tools.format import Format
+from minfer.effects.text.tools.format import ToolFormat
 from minfer.effects.text.tools.header_rows import (
     SEP,
     deepseek,
@@ -50,8 +50,8 @@ _PYTHON: Final = ("<|python_start|>", "<|python_end|>")
 _LFM: Final = ("<|tool_call_start|>", "<|tool_call_end|>")
 _GEMMA: Final = ("<|tool_call>", "<tool_call|>", '<|"|>')
 _FUNCTION_GEMMA: Final = ("<start_function_call>", "<end_function_call>", "<escape>")
-ROWS: Final[Mapping[str, Format]] = {
-    HARMONY: Format(
+ROWS: Final[Mapping[str, ToolFormat]] = {
+    HARMONY: ToolFormat(
         dialect=harmony.Harmony(), markers=harmony.MARKERS, signs=(("<|channel|>",),)
     ),
     "kimi_k3": kimi_k3(),
@@ -124,7 +124,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "llama4_json": "llama3_json",
     "xlam": "json",
 }
-TOOLS: Final[Mapping[str, Format]] = {
+TOOLS: Final[Mapping[str, ToolFormat]] = {
     **ROWS,
     **{alias: ROWS[name] for alias, name in ALIASES.items()},
 }

@@ -9,14 +9,14 @@ from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.json_scanner import JsonScanner
-from minfer.effects.text.tools.python_values import as_json
+from minfer.effects.text.tools.python_values import container_json
 from minfer.effects.text.tools.source import (
     Reading,
     Source,
-    ahead,
-    char,
-    space,
-    until,
+    peek_any,
+    peek_char,
+    take_space,
+    take_until,
 )
 
 _WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
@@ -24,7 +24,7 @@ _NULL: Final = "null"
 Emit = Callable[[str], None]
 
 
-_LONGEST_HEAD: Final = 256  # characters of the first tags of a call within a value
+_MAX_HEAD_CHARS: Final = 256  # characters of the first tags of a call within a value
 
 
 @frozen(kw_only=True)
@@ -38,10 +38,10 @@ class NestedCall:
     def follows(self, source: Source) -> Reading[bool]:
         """Whether the rest of a call's head comes next; nothing is taken."""
         while True:
-            text = source.text[source.at : source.at + _LONGEST_HEAD]
+            text = source.text[source.position : source.position + _MAX_HEAD_CHARS]
             if self.head.match(text):
                 return True
-            if source.ended or len(text) == _LONGEST_HEAD:
+            if source.ended or len(text) == _MAX_HEAD_CHARS:
                 return False
             yield
 
@@ -49,7 +49,7 @@ class NestedCall:
         """Take a call, if its head comes next, up to its end; emit it as text."""
         depth = int((yield from self.follows(source)))
         while depth:
-            marker = yield from until(source, [self.begins, self.ends], emit)
+            marker = yield from take_until(source, [self.begins, self.ends], emit)
             emit(marker)
             if marker != self.begins:
                 depth = depth - 1 if marker else 0
@@ -72,16 +72,16 @@ class ValueEnds:
         """Take a value and emit it; returns the tag after it."""
         markers = (*self.sure, *self.unsure, self.nested.begins)
         while True:
-            marker = yield from until(source, markers, emit)
+            marker = yield from take_until(source, markers, emit)
             if marker == self.nested.begins:
                 emit(marker)
                 yield from self.nested.read(source, emit)
                 continue
             if marker not in self.unsure:
                 return marker
-            gap = yield from space(source)
-            after = yield from char(source)
-            if not after or (yield from ahead(source, self.follow)):
+            gap = yield from take_space(source)
+            after = yield from peek_char(source)
+            if not after or (yield from peek_any(source, self.follow)):
                 return marker
             emit(marker + gap)
 
@@ -129,12 +129,12 @@ def typed_value(source: Source, out: DeltaWriter, ends: ValueEnds) -> Reading[st
     out.arguments(
         json_of(value)
         if marker
-        else begun_json(without_begun(value, (*ends.sure, *ends.unsure)))
+        else partial_json(without_partial_tag(value, (*ends.sure, *ends.unsure)))
     )
     return marker
 
 
-def without_begun(text: str, tags: Sequence[str]) -> str:
+def without_partial_tag(text: str, tags: Sequence[str]) -> str:
     """A text without an incomplete tag at its end."""
     start = text.rfind("<")
     is_partial = start >= 0 and any(tag.strip().startswith(text[start:]) for tag in tags)
@@ -149,7 +149,7 @@ def json_of(value: str) -> str:
     scanner.end()
     if scanner.done and end == len(text):
         return scanner.taken()
-    return _WORDS.get(text.lower()) or as_json(text) or quoted(value)
+    return _WORDS.get(text.lower()) or container_json(text) or quoted(value)
 
 
 def quoted(text: str) -> str:
@@ -161,7 +161,7 @@ def _inner(text: str) -> str:
     return quoted(text)[1:-1]
 
 
-def begun_json(value: str) -> str:
+def partial_json(value: str) -> str:
     """An incomplete value, as the beginning of JSON."""
     text = value.strip()
     scanner = JsonScanner()

@@ -12,7 +12,13 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.delta_writer import DeltaWriter
-from minfer.effects.text.tools.source import Reading, Source, ahead, space, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    peek_any,
+    take_space,
+    take_until,
+)
 
 
 @frozen
@@ -30,19 +36,19 @@ class Thinking:
         text from a marker of `calls` within reasoning that nothing closed.
         """
         source.keep()
-        yield from space(source)
-        if (yield from ahead(source, [self.opens])):
+        yield from take_space(source)
+        if (yield from peek_any(source, [self.opens])):
             source.take(len(self.opens))
-        elif not opened or (self.around and (yield from ahead(source, self.around))):
+        elif not opened or (self.around and (yield from peek_any(source, self.around))):
             out.content(source.kept())
             return ""
         source.kept()
         out.mark()
-        marker = yield from until(source, [self.closes, *calls], out.reasoning)
+        marker = yield from take_until(source, [self.closes, *calls], out.reasoning)
         if marker not in calls:
             return ""
         unclosed = [marker]
-        closes = yield from until(source, [self.closes], unclosed.append)
+        closes = yield from take_until(source, [self.closes], unclosed.append)
         if closes:
             out.reasoning("".join(unclosed))
         return "" if closes else "".join(unclosed)

@@ -1,6 +1,12 @@
 """A text that is read while it comes."""
 
-from minfer.effects.text.tools.source import Reading, Source, ahead, char, until
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    peek_any,
+    peek_char,
+    take_until,
+)
 
 
 def step(reading: Reading[str]) -> str | None:
@@ -25,22 +31,22 @@ def test_what_was_taken_is_kept_if_requested() -> None:
 
 def test_words_ahead() -> None:
     source = Source()
-    reading = ahead(source, ["<a>", "<bb>"])
+    reading = peek_any(source, ["<a>", "<bb>"])
     assert step(reading) is None
     source.push("<b")
     assert step(reading) is None
     source.push("b>x")
     assert step(reading) == "<bb>"
-    assert step(char(source)) == "<"
-    assert step(ahead(source, ["x"])) == ""
+    assert step(peek_char(source)) == "<"
+    assert step(peek_any(source, ["x"])) == ""
 
 
 def test_words_ahead_of_an_end() -> None:
     source = Source()
     source.push("<b", final=True)
-    assert step(ahead(source, ["<bb>"])) == ""
+    assert step(peek_any(source, ["<bb>"])) == ""
     source.take(2)
-    assert step(char(source)) == ""
+    assert step(peek_char(source)) == ""
 
 
 def test_a_marker_within_another_and_one_that_begins_another() -> None:
@@ -51,7 +57,7 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
     ):
         for pieces in ([text], [*text]):
             source = Source()
-            reading = until(source, markers, lambda _: None)
+            reading = take_until(source, markers, lambda _: None)
             results = []
             for piece in pieces:
                 source.push(piece)
@@ -66,11 +72,11 @@ def test_a_marker_within_another_and_one_that_begins_another() -> None:
 def test_until_a_marker() -> None:
     source = Source()
     emitted: list[str] = []
-    reading = until(source, ["<a>", "<ab>"], emitted.append)
+    reading = take_until(source, ["<a>", "<ab>"], emitted.append)
     source.push("x<<a")
     assert step(reading) is None
     assert emitted == ["x<"]
     source.push("c<ab>rest")
     assert step(reading) == "<ab>"
     assert "".join(emitted) == "x<<ac"
-    assert source.text[source.at :] == "rest"
+    assert source.text[source.position :] == "rest"
