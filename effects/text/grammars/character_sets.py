@@ -45,15 +45,17 @@ class CharacterSet:
         if not self.suspect or 1 not in self.controls:
             return self.text
         if self.text == f"[{_DROPPED}]":
-            why = "a pattern cannot have U+0001 and sets of all other control characters"
-            raise GrammarError(f"{why}; leave U+0001 out")
+            reason = (
+                "a pattern cannot have U+0001 and sets of all other control characters"
+            )
+            raise GrammarError(f"{reason}; leave U+0001 out")
         return f"[{self.text}--{_DROPPED}]"
 
     def check_named(self, *, dropping: bool) -> None:
         """Raise GrammarError if no escape but one by number stands for what it holds."""
-        left = self.ascii - {1} if dropping else self.ascii
-        if self.known and not self.beyond and left and left <= UNNAMED:
-            raise unnamed(min(left))
+        remaining = self.ascii - {1} if dropping else self.ascii
+        if self.known and not self.beyond and remaining and remaining <= UNNAMED:
+            raise unnamed(min(remaining))
 
 
 # What `.` matches for `re`, and for ECMA 262, too.
@@ -67,18 +69,18 @@ def unnamed(number: int) -> GrammarError:
     """The error about a control character in a schema whose texts have no escapes by
     number.
     """
-    why = "cannot be written beside patternProperties with additionalProperties"
-    return GrammarError(f"U+{number:04X} {why}; leave one of them out")
+    reason = "cannot be written beside patternProperties with additionalProperties"
+    return GrammarError(f"U+{number:04X} {reason}; leave one of them out")
 
 
 def holds_all(ranges: list[range]) -> bool:
     """Whether these ranges hold all characters."""
     end = 0
-    for one in sorted(ranges, key=lambda one: one.start):
+    for span in sorted(ranges, key=lambda span: span.start):
         end = SURROGATES.stop if end in SURROGATES else end
-        if one.start > end:
+        if span.start > end:
             return False
-        end = max(end, one.stop)
+        end = max(end, span.stop)
     return end >= ALL_CHARACTERS.stop
 
 

@@ -83,8 +83,8 @@ def _other_schemes() -> str:
     special = "|".join(
         "".join(f"[{letter.upper()}{letter}]" for letter in scheme) for scheme in _SPECIAL
     )
-    whole = as_one_pattern(rf"^(?!(?:{special})$)[A-Za-z][A-Za-z0-9+.\-]*$")
-    return whole.removeprefix("^").removesuffix("$")
+    pattern = as_one_pattern(rf"^(?!(?:{special})$)[A-Za-z][A-Za-z0-9+.\-]*$")
+    return pattern.removeprefix("^").removesuffix("$")
 
 
 _URI: Final = (
@@ -99,12 +99,12 @@ def _networks() -> Iterator[str]:
     """IPv4 networks: all bits after the prefix are zero."""
     for prefix in range(33):
         octets, bits = divmod(prefix, 8)
-        parts = [_OCTET] * octets
+        octet_patterns = [_OCTET] * octets
         if bits:
             values = range(0, 256, 2 ** (8 - bits))
-            parts.append(f"(?:{'|'.join(map(str, values))})")
-        parts += ["0"] * (4 - len(parts))
-        yield "\\.".join(parts) + f"/{prefix}"
+            octet_patterns.append(f"(?:{'|'.join(map(str, values))})")
+        octet_patterns += ["0"] * (4 - len(octet_patterns))
+        yield "\\.".join(octet_patterns) + f"/{prefix}"
 
 
 _IPV4_NETWORK: Final = f"(?:{_IPV4}|{'|'.join(_networks())})"

@@ -82,7 +82,7 @@ def rule(constraint: StructuredOutputs) -> str:
             )
         case "regex":
             text = _SLASH.sub(
-                lambda found: _WRITTEN.get(found[0], found[0]), grammar.text
+                lambda match: _WRITTEN.get(match[0], match[0]), grammar.text
             )
             return f"/{text}/"
     return f"%lark {{\n{grammar.text}\n}}"
@@ -95,10 +95,10 @@ def json_rule(schema: str, *, whitespace: bool = True) -> str:
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": False}
     if whitespace:
         options["whitespace_pattern"] = WHITESPACE
-    made = json.loads(schema)
-    if isinstance(made, dict):
-        made[OPTIONS] = {**made.get(OPTIONS, {}), **options}
-    return f"%json {json.dumps(made)}"
+    parsed = json.loads(schema)
+    if isinstance(parsed, dict):
+        parsed[OPTIONS] = {**parsed.get(OPTIONS, {}), **options}
+    return f"%json {json.dumps(parsed)}"
 
 
 def _alternatives(texts: tuple[str, ...]) -> str:
@@ -115,18 +115,18 @@ def _as_lark(text: str, param: str) -> str:
     if "::=" not in text or any(map(_is_larks, text.splitlines())):
         return check_lark(text, param)
     if len(text) > MOST_GBNF:
-        why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
-        raise GrammarError(f"{param}: {why}; write it in Lark", param)
+        reason = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
+        raise GrammarError(f"{param}: {reason}; write it in Lark", param)
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        made = gbnf_to_lark(text)
+        lark = gbnf_to_lark(text)
     # It has an error of its own, and raises others for what it does not expect.
     except Exception as error:
         raise GrammarError(
             f"{param}: cannot be translated from GBNF to Lark: {error}", param
         ) from None
-    return check_lark(made, param)
+    return check_lark(lark, param)
 
 
 def _is_larks(line: str) -> bool:
@@ -134,8 +134,8 @@ def _is_larks(line: str) -> bool:
     line = line.lstrip()
     if line.startswith("%"):
         return True
-    rest = line.removeprefix("start").lstrip()
-    return line.startswith("start") and rest[:1] == ":" and rest[:3] != "::="
+    after_name = line.removeprefix("start").lstrip()
+    return line.startswith("start") and after_name[:1] == ":" and after_name[:3] != "::="
 
 
 # --- structural tags --------------------------------------------------------------------
@@ -153,8 +153,8 @@ def _tags(text: str, param: str, *, compiled: bool) -> str:
     """Free text with tags in it, as Lark. Raises GrammarError."""
     try:
         tags = [
-            _tag(one, i, text, param, compiled=compiled)
-            for i, one in enumerate(_structures(text))
+            _tag(structure, index, text, param, compiled=compiled)
+            for index, structure in enumerate(_structures(text))
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, GrammarError):
@@ -164,44 +164,46 @@ def _tags(text: str, param: str, *, compiled: bool) -> str:
             f'TEXT, "schema": SCHEMA, "end": TEXT}}, ...], "triggers": [TEXT, ...]}}',
             param,
         ) from None
-    names = " | ".join(f"tag_{i}" for i in range(len(tags)))
+    names = " | ".join(f"tag_{index}" for index in range(len(tags)))
     lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{TEXT}/"]
-    for i, tag in enumerate(tags):
-        parts = [tag.begin[len(tag.trigger) :], tag.end]
-        begin, end = (quote(part) if part else "" for part in parts)
+    for index, tag in enumerate(tags):
+        texts = [tag.begin[len(tag.trigger) :], tag.end]
+        begin, end = (quote(text) if text else "" for text in texts)
         lines += [
-            f"head_{i}[lazy]: TEXT {quote(tag.trigger)}",
-            f"tag_{i}: head_{i} {begin} {json_rule(tag.schema)} {end}",
+            f"head_{index}[lazy]: TEXT {quote(tag.trigger)}",
+            f"tag_{index}: head_{index} {begin} {json_rule(tag.schema)} {end}",
         ]
     return "\n".join(lines)
 
 
 def _structures(text: str) -> list[dict[str, Any]]:
-    given = json.loads(text)
-    if given["type"] != "structural_tag" or set(given) - {
+    description = json.loads(text)
+    if description["type"] != "structural_tag" or set(description) - {
         *("type", "structures", "triggers")
     }:
         raise ValueError
-    found: list[dict[str, Any]] = given["structures"]
-    if not found or not all(map(str.__len__, given["triggers"])):
+    structures: list[dict[str, Any]] = description["structures"]
+    if not structures or not all(map(str.__len__, description["triggers"])):
         raise ValueError
-    return found
+    return structures
 
 
 def _tag(
-    one: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
+    structure: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
 ) -> _Tag:
     where = f"structures[{number}]"
-    begin, end = one["begin"], one["end"]
-    if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
+    begin, end = structure["begin"], structure["end"]
+    if set(structure) - {"begin", "schema", "end"} or not isinstance(end, str):
         raise ValueError
     triggers = json.loads(text)["triggers"]
-    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    trigger = next(
+        (candidate for candidate in triggers if begin.startswith(candidate)), None
+    )
     if trigger is None:
-        why = f"{param}: {where}: begins with none of the triggers"
-        raise GrammarError(why, param)
+        reason = f"{param}: {where}: begins with none of the triggers"
+        raise GrammarError(reason, param)
     try:
-        schema_text = json.dumps(one["schema"])
+        schema_text = json.dumps(structure["schema"])
         schema = check_schema(schema_text, f"{where}.schema", compiled=compiled)
     except GrammarError as error:
         raise GrammarError(f"{param}: {error}", param) from None

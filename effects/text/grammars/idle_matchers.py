@@ -79,10 +79,10 @@ class IdleMatchers:
 
     def _drop(self, constraint: StructuredOutputs) -> Matcher:
         """Remove one matcher; the caller holds the lock."""
-        own = self._kept[constraint]
-        matcher = own.pop()
+        matchers = self._kept[constraint]
+        matcher = matchers.pop()
         self._used -= _size(constraint)
-        if not own:
+        if not matchers:
             del self._kept[constraint]
         return matcher
 

@@ -27,12 +27,12 @@ def require(schema: dict[str, Any], word: str, value: Any) -> None:
         schema[word] = value
 
 
-def require_all(schema: dict[str, Any], other: Any) -> None:
+def require_all(schema: dict[str, Any], other_schema: Any) -> None:
     """Add another schema, which must hold as well. Raises GrammarError likewise."""
-    parts = schema.get("allOf", [])
-    if not isinstance(parts, list):
+    subschemas = schema.get("allOf", [])
+    if not isinstance(subschemas, list):
         raise GrammarError("allOf must be a list of schemas")
-    schema["allOf"] = [*parts, other]
+    schema["allOf"] = [*subschemas, other_schema]
 
 
 def read_format(schema: dict[str, Any]) -> None:

@@ -40,24 +40,29 @@ def check_ends(grammar: LarkGrammar) -> None:
 
 
 def _ends(body: Iterable[LarkToken], endless: Container[str]) -> bool:
-    """Whether a body has a way without one of these names."""
-    ways = [False]  # of each open group: whether a way before ends
-    right = [True]  # and whether the way that is read does, up to its last word
-    last = True  # and that word
+    """Whether a body has an alternative without one of these names."""
+    # Of each open group: whether an earlier alternative ends, and whether the current one
+    # does up to its last word; and whether that word does.
+    group_ends = [False]
+    alternative_ends = [True]
+    word_ends = True
     for token in body:
         if token.kind == "times":
-            last = last or _OPTIONAL.fullmatch(token.text) is not None
+            word_ends = word_ends or _OPTIONAL.fullmatch(token.text) is not None
             continue
         if token.kind == "alias":
             continue
-        right[-1] = right[-1] and last
-        last = token.kind != "name" or token.text not in endless
+        alternative_ends[-1] = alternative_ends[-1] and word_ends
+        word_ends = token.kind != "name" or token.text not in endless
         if token.kind == "sign" and token.text in "([":
-            ways.append(token.text == "[")
-            right.append(True)
+            group_ends.append(token.text == "[")
+            alternative_ends.append(True)
         elif token.kind == "sign" and token.text == "|":
-            ways[-1], right[-1] = ways[-1] or right[-1], True
-        elif token.kind == "sign" and token.text in ")]" and len(ways) > 1:
-            way, rest = ways.pop(), right.pop()
-            last = way or rest
-    return ways[0] or (right[0] and last)
+            group_ends[-1], alternative_ends[-1] = (
+                group_ends[-1] or alternative_ends[-1],
+                True,
+            )
+        elif token.kind == "sign" and token.text in ")]" and len(group_ends) > 1:
+            earlier_ends, current_ends = group_ends.pop(), alternative_ends.pop()
+            word_ends = earlier_ends or current_ends
+    return group_ends[0] or (alternative_ends[0] and word_ends)

@@ -74,7 +74,9 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
     writer = _Writer(new_names, escaped, ignored)
     lines = [writer.definition(grammar.definitions.pop("start"))]
-    lines += [writer.definition(entry) for entry in grammar.definitions.values()]
+    lines += [
+        writer.definition(definition) for definition in grammar.definitions.values()
+    ]
     lines += [writer.imported(name, path) for name, path in grammar.imports.items()]
     if ignored:
         ways = " | ".join(writer.body(body) for body in grammar.ignored)
@@ -88,24 +90,24 @@ def _nested(grammar: LarkGrammar) -> str:
     where they end. Of white space that is ignored, blanks are left.
     """
     names: dict[str, str] = {}
-    due = ["start"]
-    while due:
-        name = due.pop()
+    pending = ["start"]
+    while pending:
+        name = pending.pop()
         if name not in names:
             names[name] = f"rule_{len(names)}" if _is_rule(name) else f"W{len(names)}"
-            due += _names_of(grammar, name)
+            pending += _names_of(grammar, name)
     names["start"] = "start"
     escaped, bare = (_Writer(names, written) for written in (True, False))
     lines = []
     for name in names:
         if (definition := grammar.definitions.get(name)) is not None:
-            line, other = escaped.definition(definition), bare.definition(definition)
+            line, bare_line = escaped.definition(definition), bare.definition(definition)
         elif name in grammar.imports:
             path = grammar.imports[name]
-            line, other = escaped.imported(name, path), bare.imported(name, path)
+            line, bare_line = escaped.imported(name, path), bare.imported(name, path)
         else:
             raise _undefined(name)
-        if line != other:
+        if line != bare_line:
             raise _recursive(_recursive_name(grammar))
         lines.append(line)
     if any(_has_blank(token, grammar) for token in _ignored_words(grammar)):
@@ -123,8 +125,8 @@ class TextGrammar:
     def check(self) -> None:
         """Raise GrammarError if the text cannot be enforced within JSON."""
         if len(self.definition) > MAX_CONSTRAINT:
-            why = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
-            raise GrammarError(f"{why}; make it smaller")
+            reason = f"has {len(self.definition)} characters, of at most {MAX_CONSTRAINT}"
+            raise GrammarError(f"{reason}; make it smaller")
         if not self.nested():
             self.terminals("", escaped=True)
 
@@ -156,38 +158,45 @@ def _checked(definition: str) -> LarkGrammar:
     if "start" not in grammar.definitions:
         raise GrammarError("has no rule 'start'")
     if not all(_is_space(token, grammar) for token in _ignored_words(grammar)):
-        why = "what '%ignore' names, other than white space, cannot be enforced within"
-        raise GrammarError(f"{why} a call; put it into the rules")
+        reason = "what '%ignore' names, other than white space, cannot be enforced within"
+        raise GrammarError(f"{reason} a call; put it into the rules")
     return grammar
 
 
 def _recursive(name: str) -> GrammarError:
-    why = f"the rule {name[:MAX_SHOWN]!r} contains itself, which cannot be enforced"
+    reason = f"the rule {name[:MAX_SHOWN]!r} contains itself, which cannot be enforced"
     return GrammarError(
-        f"{why} beside words with quotes, backslashes or control characters; write a "
+        f"{reason} beside words with quotes, backslashes or control characters; write a "
         "repetition"
     )
 
 
 def _recursive_name(grammar: LarkGrammar) -> str:
     """The name of a definition within itself; empty if there is none."""
-    done: set[str] = set()
+    done_names: set[str] = set()
     path: dict[str, Iterator[str]] = {}
     for start in grammar.definitions:
-        due = [start]
-        while due:
-            name = due[-1]
-            if name not in path and name not in done:
+        stack = [start]
+        while stack:
+            name = stack[-1]
+            if name not in path and name not in done_names:
                 path[name] = iter(_names_of(grammar, name))
-            within = next((one for one in path.get(name, ()) if one not in done), None)
-            if within is None:
+            inner = next(
+                (
+                    candidate
+                    for candidate in path.get(name, ())
+                    if candidate not in done_names
+                ),
+                None,
+            )
+            if inner is None:
                 path.pop(name, None)
-                done.add(name)
-                due.pop()
-            elif within in path:
-                return within
+                done_names.add(name)
+                stack.pop()
+            elif inner in path:
+                return inner
             else:
-                due.append(within)
+                stack.append(inner)
     return ""
 
 
@@ -199,16 +208,16 @@ def _names_of(grammar: LarkGrammar, name: str) -> list[str]:
 
 def _ignored_words(grammar: LarkGrammar) -> Iterator[LarkToken]:
     """The words of what is ignored, and of the definitions that it names."""
-    due = [token for body in grammar.ignored for token in body]
+    pending = [token for body in grammar.ignored for token in body]
     seen: set[str] = set()
-    while due:
-        token = due.pop()
+    while pending:
+        token = pending.pop()
         definition = grammar.definitions.get(token.text)
         if token.kind != "name" or definition is None:
             yield token
         elif token.text not in seen:
             seen.add(token.text)
-            due += definition.body
+            pending += definition.body
 
 
 def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
@@ -229,19 +238,19 @@ def _has_blank(token: LarkToken, grammar: LarkGrammar) -> bool:
             return " " in token.text
         case "pattern":
             return any(
-                part == character(ord(" "))
-                if isinstance(part, str)
-                else ord(" ") in part.ascii
-                for part in pattern_parts(token.text)
+                piece == character(ord(" "))
+                if isinstance(piece, str)
+                else ord(" ") in piece.ascii
+                for piece in pattern_parts(token.text)
             )
     return grammar.imports.get(token.text) in ("common.WS", "common.WS_INLINE")
 
 
-def _is_space_part(part: str | CharacterSet) -> bool:
-    if isinstance(part, CharacterSet):
-        spaces = part.ascii.issubset(map(ord, _SPACES))
-        return spaces and part.known and not part.beyond
-    return part == character(ord(" ")) or part[0] in "()|*+?{"
+def _is_space_part(piece: str | CharacterSet) -> bool:
+    if isinstance(piece, CharacterSet):
+        spaces = piece.ascii.issubset(map(ord, _SPACES))
+        return spaces and piece.known and not piece.beyond
+    return piece == character(ord(" ")) or piece[0] in "()|*+?{"
 
 
 def _undefined(name: str) -> GrammarError:

@@ -70,7 +70,7 @@ class LlguidanceCompiler(Compiler):
     def __init__(self, tokenizer: str, vocab_size: int, ends: Iterable[int]) -> None:
         import llguidance  # when the first constraint needs it
 
-        ends = sorted({one for one in ends if one < vocab_size})
+        ends = sorted({token for token in ends if token < vocab_size})
         self.limits = llguidance.LLParserLimits(
             **LIMITS,  # type: ignore[arg-type]  # of which all are whole numbers
             verbose_errors=False,
@@ -78,8 +78,8 @@ class LlguidanceCompiler(Compiler):
         self.stand_in: int | None = None
         make = partial(llguidance.LLTokenizer, slices=list(SLICES))
         try:
-            words = without_markers(tokenizer)
-            tokenizer, self._ids = words.text, words.ids
+            vocabulary = without_markers(tokenizer)
+            tokenizer, self._ids = vocabulary.text, vocabulary.ids
             if not ends:  # it needs one
                 tokenizer = _with_end_token(tokenizer, vocab_size, make)
                 self.stand_in = make(tokenizer, eos_token=[0]).vocab_size - 1
@@ -140,8 +140,8 @@ def _with_end_token(
     if count >= vocab_size:
         return tokenizer
     data = json.loads(tokenizer)
-    none = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    end = {"id": count, "content": NO_END, "special": True, **none}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    end = {"id": count, "content": NO_END, "special": True, **flags}
     data["added_tokens"] = [*(data.get("added_tokens") or ()), end]
     return json.dumps(data)
 

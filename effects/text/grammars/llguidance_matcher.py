@@ -87,9 +87,9 @@ class LlguidanceMatcher(Matcher):
             if self._companion is not None:
                 self._companions.take(self.inner, self._companion, token)
             else:
-                begun = time.thread_time()
+                start = time.thread_time()
                 self.inner.consume_token(token)
-                if time.thread_time() - begun > MASK_WAIT:
+                if time.thread_time() - start > MASK_WAIT:
                     self._companion = self._companions.make()
             check(self.inner)
 
@@ -101,10 +101,10 @@ class LlguidanceMatcher(Matcher):
 
     @override
     def mask(self) -> bytes:
-        begun = time.thread_time()
+        start = time.thread_time()
         bits: bytes = self.inner.compute_bitmask()
         check(self.inner)
-        if (spent := time.thread_time() - begun) > MOST_SECONDS:
+        if (spent := time.thread_time() - start) > MOST_SECONDS:
             raise GrammarError(
                 f"took {spent:.2f} s to say what may come next, of at most "
                 f"{MOST_SECONDS}; make it simpler"

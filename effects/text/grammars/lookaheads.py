@@ -46,9 +46,9 @@ def without_lookaheads(pattern: str) -> tuple[str, ...]:
     """
     if _AHEAD.search(pattern) is None:
         return (pattern,)
-    made, whole = _translate(pattern)
-    parts = whole.parts if whole.kind == "and" else (whole,)
-    return tuple(f"^(?:{pattern_of(made, entry)})$" for entry in parts)
+    languages, language = _translate(pattern)
+    operands = language.parts if language.kind == "and" else (language,)
+    return tuple(f"^(?:{pattern_of(languages, operand)})$" for operand in operands)
 
 
 @lru_cache(maxsize=256)
@@ -58,8 +58,8 @@ def as_one_pattern(*patterns: str) -> str:
     """
     if len(patterns) == 1 and _AHEAD.search(patterns[0]) is None:
         return patterns[0]
-    made, whole = _translate(*patterns)
-    return f"^(?:{pattern_of(made, whole)})$"
+    languages, language = _translate(*patterns)
+    return f"^(?:{pattern_of(languages, language)})$"
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -67,11 +67,11 @@ def matches(pattern: str, text: str) -> bool:
     Raises GrammarError if that cannot be decided.
     """
     languages, language = _translate(pattern)
-    if any(entry.text for entry in sets_of(language)):
+    if any(char_set.text for char_set in sets_of(language)):
         raise GrammarError("a pattern of names has characters beyond ASCII")
-    for letter in text:
+    for char in text:
         language = languages.derivative(
-            language, 1 << ord(letter) if letter.isascii() else OTHERS
+            language, 1 << ord(char) if char.isascii() else OTHERS
         )
     return language.nullable
 
@@ -79,9 +79,11 @@ def matches(pattern: str, text: str) -> bool:
 def _translate(*patterns: str) -> tuple[Languages, Language]:
     if sum(map(len, patterns)) > MAX_PATTERN:
         raise too_large()
-    made = _Translation()
+    translation = _Translation()
     groups = [PatternReader(pattern).read() for pattern in patterns]
-    return made.languages, made.languages.both(map(made.anywhere, groups))
+    return translation.languages, translation.languages.both(
+        map(translation.anywhere, groups)
+    )
 
 
 @define
@@ -92,13 +94,15 @@ class _Translation:
 
     def anywhere(self, group: Group) -> Language:
         """The texts in which a group matches anywhere."""
-        every = self.languages.everything
+        everything = self.languages.everything
         result = []
         for items in group.alternatives:
-            begins = bool(items) and items[0] == Assertion("^")
-            matched = _at_beginning(items) if begins else items
-            made = self._sequence(matched, every, forbidden=False)
-            result.append(made if begins else self.languages.cat(every, made))
+            is_anchored = bool(items) and items[0] == Assertion("^")
+            matched = _at_beginning(items) if is_anchored else items
+            language = self._sequence(matched, everything, forbidden=False)
+            result.append(
+                language if is_anchored else self.languages.cat(everything, language)
+            )
         return self.languages.either(result)
 
     def _sequence(
@@ -111,26 +115,28 @@ class _Translation:
 
     def _before(self, item: Item, rest: Language, *, forbidden: bool) -> Language:
         """Texts of an item, and then of the rest."""
-        made = self.languages
+        languages = self.languages
         match item:
             case Assertion("$"):
-                return made.both([rest, made.empty])
+                return languages.both([rest, languages.empty])
             case Assertion("^"):
                 raise refused("^", "anchor")
-            case Assertion(kind, within) if within is not None:
-                negative = kind == "!"
+            case Assertion(kind, group) if group is not None:
+                is_negative = kind == "!"
                 ahead = self._alternatives(
-                    within, made.everything, forbidden=forbidden != negative
+                    group, languages.everything, forbidden=forbidden != is_negative
                 )
-                return made.both([rest, made.other_than(ahead) if negative else ahead])
+                return languages.both(
+                    [rest, languages.other_than(ahead) if is_negative else ahead]
+                )
             case Group() if asserts(item):
                 return self._alternatives(item, rest, forbidden=forbidden)
-            case Repeated(within, 0, 1) if asserts(within):
-                begun = self._before(within, rest, forbidden=forbidden)
-                return made.either([begun, rest])
-            case Repeated(within, _, _) if asserts(within):
+            case Repeated(group, 0, 1) if asserts(group):
+                with_item = self._before(group, rest, forbidden=forbidden)
+                return languages.either([with_item, rest])
+            case Repeated(group, _, _) if asserts(group):
                 raise refused("(?", "repetition")
-        return made.cat(self._plain(item, forbidden=forbidden), rest)
+        return languages.cat(self._plain(item, forbidden=forbidden), rest)
 
     def _alternatives(self, group: Group, rest: Language, *, forbidden: bool) -> Language:
         return self.languages.either(
@@ -140,17 +146,17 @@ class _Translation:
 
     def _plain(self, item: Item, *, forbidden: bool) -> Language:
         """The texts of an item without assertions."""
-        made = self.languages
+        languages = self.languages
         match item:
             case Chars():
                 if item.least is None:
-                    return made.chars(0, item.text)
-                return made.chars(item.most if forbidden else item.least)
+                    return languages.chars(0, item.text)
+                return languages.chars(item.most if forbidden else item.least)
             case Repeated():
                 language = self._plain(item.item, forbidden=forbidden)
-                return made.repeat(language, item.least, item.most)
+                return languages.repeat(language, item.least, item.most)
             case Group():
-                return self._alternatives(item, made.empty, forbidden=forbidden)
+                return self._alternatives(item, languages.empty, forbidden=forbidden)
         raise AssertionError("assertions are handled before")
 
 
@@ -161,6 +167,6 @@ def _at_beginning(items: Sequence[Item]) -> tuple[Item, ...]:
         if not isinstance(item, Assertion) or item.kind == "$":
             return (*result, *items[index:])
         if item.within is not None:
-            within = Group(tuple(map(_at_beginning, item.within.alternatives)))
-            result.append(Assertion(item.kind, within))
+            group = Group(tuple(map(_at_beginning, item.within.alternatives)))
+            result.append(Assertion(item.kind, group))
     return tuple(result)

@@ -44,46 +44,49 @@ class ParallelMasks:
         """As `Compiler` says."""
         if not updates:
             return {}
-        inner = _inner(updates)
-        errors = self._update_matchers(updates, inner)
-        pending = [(walk, one.line) for walk, one in zip(inner, updates, strict=True)]
+        matchers = _inner(updates)
+        errors = self._update_matchers(updates, matchers)
+        pending = [
+            (matcher, update.line)
+            for matcher, update in zip(matchers, updates, strict=True)
+        ]
         if errors:
             pending = [pair for pair in pending if pair[1] not in errors]
         if not pending:
             return errors
-        with self._watch.over(lines, [line for _, line in pending]) as call:
+        with self._watch.watch(lines, [line for _, line in pending]) as call:
             errors |= self._write_masks(pending, lines)
         if call.slow:
-            for one in updates:
-                one.slow |= one.line in call.slow
+            for update in updates:
+                update.slow |= update.line in call.slow
         return errors
 
     def _update_matchers(
-        self, updates: Sequence[MatcherUpdate], inner: "list[LLMatcher]"
+        self, updates: Sequence[MatcherUpdate], matchers: "list[LLMatcher]"
     ) -> dict[int, GrammarError]:
         """Move them; for each that cannot go there, why."""
         errors: dict[int, GrammarError] = {}
         simple = [
-            (walk, one)
-            for walk, one in zip(inner, updates, strict=True)
-            if not one.back and len(one.tokens) == 1
+            (matcher, update)
+            for matcher, update in zip(matchers, updates, strict=True)
+            if not update.back and len(update.tokens) == 1
         ]
         if len(simple) > FEW:
-            pairs = [(walk, one.tokens[0]) for walk, one in simple]
-            took = self._executor.consume_token_par(pairs)
+            pairs = [(matcher, update.tokens[0]) for matcher, update in simple]
+            allowed = self._executor.consume_token_par(pairs)
         else:
-            took = [_consume(walk, one) for walk, one in simple]
-        if len(simple) == len(updates) and all(took):
+            allowed = [_consume(matcher, update) for matcher, update in simple]
+        if len(simple) == len(updates) and all(allowed):
             return errors
-        fine = iter(took)
-        for one in updates:
-            if not one.back and len(one.tokens) == 1 and next(fine):
+        results = iter(allowed)
+        for update in updates:
+            if not update.back and len(update.tokens) == 1 and next(results):
                 continue
             try:
-                one.matcher.rollback(one.back)
-                one.matcher.advance(one.tokens)
+                update.matcher.rollback(update.back)
+                update.matcher.advance(update.tokens)
             except GrammarError as error:
-                errors[one.line] = error
+                errors[update.line] = error
         return errors
 
     def _write_masks(
@@ -96,27 +99,31 @@ class ParallelMasks:
         self._executor.unsafe_compute_mask_ptr(
             pending, lines.ctypes.data, lines.strides[0], len(lines)
         )
-        return {line: _error_of(walk) for walk, line in pending if walk.is_error()}
+        return {
+            line: _error_of(matcher) for matcher, line in pending if matcher.is_error()
+        }
 
 
 def _inner(updates: Sequence[MatcherUpdate]) -> "list[LLMatcher]":
     """The library's own matchers. Types are looked at only where that fails: this is done
     for each row of each step.
     """
-    matchers: list[Any] = [one.matcher for one in updates]
+    matchers: list[Any] = [update.matcher for update in updates]
     try:
-        return [one.inner for one in matchers]
+        return [matcher.inner for matcher in matchers]
     except AttributeError:
-        others = (one for one in matchers if not isinstance(one, LlguidanceMatcher))
-        raise TypeError(f"{next(others)!r} was not made by this library") from None
+        foreign = (
+            matcher for matcher in matchers if not isinstance(matcher, LlguidanceMatcher)
+        )
+        raise TypeError(f"{next(foreign)!r} was not made by this library") from None
 
 
 def _consume(inner: "LLMatcher", update: MatcherUpdate) -> bool:
     """Have a matcher take its one token; whether that is allowed."""
-    begun = time.thread_time()
-    fine = inner.consume_token(update.tokens[0])
-    update.slow = time.thread_time() - begun > MASK_WAIT
-    return fine
+    start = time.thread_time()
+    is_allowed = inner.consume_token(update.tokens[0])
+    update.slow = time.thread_time() - start > MASK_WAIT
+    return is_allowed
 
 
 def _error_of(inner: "LLMatcher") -> GrammarError:

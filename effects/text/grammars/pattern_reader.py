@@ -123,14 +123,14 @@ class PatternReader:
         text = match[0]
         match match.lastgroup:
             case "open":
-                outer, self._any = self._any, self._any or text == "(?s:"
+                outer_any, self._any = self._any, self._any or text == "(?s:"
                 group = self._group()
-                self._any = outer
+                self._any = outer_any
                 if not self._text.startswith(")", self._at):
                     raise refused(text, "bracket")
                 self._at += 1
-                ahead = text[2:] in ("=", "!")
-                return Assertion(text[2:], group) if ahead else group
+                is_lookahead = text[2:] in ("=", "!")
+                return Assertion(text[2:], group) if is_lookahead else group
             case "set":
                 return _read_set(text)
             case "escape":
@@ -148,10 +148,12 @@ class PatternReader:
 def _times(text: str) -> tuple[int, int | None]:
     if text in "*+?":
         return int(text == "+"), 1 if text == "?" else None
-    least, comma, most = text[1:-1].partition(",")
-    if max(len(least), len(most)) > _MOST_DIGITS:
+    min_count, comma, max_count = text[1:-1].partition(",")
+    if max(len(min_count), len(max_count)) > _MOST_DIGITS:
         raise too_large()
-    return int(least), (int(most) if most else None) if comma else int(least)
+    return int(min_count), (int(max_count) if max_count else None) if comma else int(
+        min_count
+    )
 
 
 def _character(text: str, number: int) -> Chars:
@@ -181,11 +183,11 @@ def _read_escape(text: str) -> Chars:
 def _read_set(text: str) -> Chars:
     negated = text.startswith("[^")
     if not negated and any(
-        f"\\{entry}" in text and f"\\{entry.upper()}" in text for entry in "dsw"
+        f"\\{letter}" in text and f"\\{letter.upper()}" in text for letter in "dsw"
     ):
         return Chars(text, EVERY, EVERY)
     tokens = _SET_TOKEN.findall(text[1 + negated : -1])
-    least = most = 0
+    in_both = in_either = 0
     index = 0
     while index < len(tokens):
         first = _member(tokens[index])
@@ -199,11 +201,11 @@ def _read_set(text: str) -> Chars:
             low, high = first.least.bit_length(), last.least.bit_length()
             first = _range(text, low - 1, high - 1)
             index += 2
-        least |= first.least or 0
-        most |= first.most
+        in_both |= first.least or 0
+        in_either |= first.most
     if negated:
-        return Chars(text, EVERY & ~most, EVERY & ~least)
-    return Chars(text, least, most)
+        return Chars(text, EVERY & ~in_either, EVERY & ~in_both)
+    return Chars(text, in_both, in_either)
 
 
 def _member(token: str) -> Chars:
@@ -226,7 +228,7 @@ def refused(text: str, kind: str) -> GrammarError:
 
 def asserts(item: Item) -> bool:
     """Whether there is an assertion in an item."""
-    return any(isinstance(entry, Assertion) for entry in within(item))
+    return any(isinstance(nested, Assertion) for nested in within(item))
 
 
 def within(item: Item) -> Iterator[Item]:
@@ -237,5 +239,5 @@ def within(item: Item) -> Iterator[Item]:
             yield from within(item.item)
         case Group():
             for items in item.alternatives:
-                for entry in items:
-                    yield from within(entry)
+                for child in items:
+                    yield from within(child)

@@ -111,42 +111,44 @@ def rewrite_pattern(pattern: str, *, decides: bool = False, escapes: bool = True
     match may come, too, and texts have no escapes by number then. What it matches has
     JSON's `escapes`, or is no JSON. Raises GrammarError.
     """
-    parts = [*pattern_parts(pattern, decides=decides)]
-    sets = [one for one in parts if isinstance(one, CharacterSet)]
-    held = frozenset[int]().union(*(one.controls for one in sets if one.suspect))
-    dropping = escapes and held >= _WITHOUT_LINE_FEED
-    for one in sets if decides else ():
-        one.check_named(dropping=dropping)
-    return "".join([_written(one, dropping=dropping) for one in parts])
+    pieces = [*pattern_parts(pattern, decides=decides)]
+    sets = [char_set for char_set in pieces if isinstance(char_set, CharacterSet)]
+    controls = frozenset[int]().union(
+        *(char_set.controls for char_set in sets if char_set.suspect)
+    )
+    dropping = escapes and controls >= _WITHOUT_LINE_FEED
+    for char_set in sets if decides else ():
+        char_set.check_named(dropping=dropping)
+    return "".join([_written(piece, dropping=dropping) for piece in pieces])
 
 
-def _written(part: str | CharacterSet, *, dropping: bool) -> str:
-    if isinstance(part, str):
-        return part
-    return part.without_dropped() if dropping else part.text
+def _written(piece: str | CharacterSet, *, dropping: bool) -> str:
+    if isinstance(piece, str):
+        return piece
+    return piece.without_dropped() if dropping else piece.text
 
 
 def pattern_parts(pattern: str, *, decides: bool = False) -> Iterator[str | CharacterSet]:
     """The sets of a pattern, and the texts between them. Raises GrammarError."""
-    at, repeated = 0, False
+    position, repeated = 0, False
     flags = "".join(_SET_FLAGS.findall(pattern))
     ignoring, dotall = "i" in flags, "s" in flags
     if ignoring and decides:
         raise refused_part("(?i", "flag")
-    while at < len(pattern):
-        if pattern[at] == "[":
-            part, at = _set(pattern, at + 1, decides=decides)
-            if ignoring and part.text.startswith("[^"):
-                part = evolve(part, text=f"[^{_CASES}{part.text[2:]}")
+    while position < len(pattern):
+        if pattern[position] == "[":
+            char_set, position = _set(pattern, position + 1, decides=decides)
+            if ignoring and char_set.text.startswith("[^"):
+                char_set = evolve(char_set, text=f"[^{_CASES}{char_set.text[2:]}")
             repeated = False
-            yield part
+            yield char_set
             continue
-        if (match := _OUTSIDE.match(pattern, at)) is None:
+        if (match := _OUTSIDE.match(pattern, position)) is None:
             raise AssertionError("it takes any character")
-        at = match.end()
+        position = match.end()
         kind = match.lastgroup
         if kind == "repeated" and repeated and match[0] != "?":
-            raise refused_part(pattern[at - 2 : at], "repetition")
+            raise refused_part(pattern[position - 2 : position], "repetition")
         if kind == "flags" and not _FLAGS.issuperset(match[0][2:-1]):
             raise refused_part(match[0], "flag")
         if kind == "handed" and match[0] in ("(?<=", "(?<!"):
@@ -164,66 +166,70 @@ def pattern_parts(pattern: str, *, decides: bool = False) -> Iterator[str | Char
 
 def _single_token(token: str, *, decides: bool) -> str | CharacterSet:
     """A character, or an escape of several, outside of sets."""
-    if (several := _repetition(token, negated=False, decides=decides)) is not None:
-        return CharacterSet(f"[{several.text}]", several.ascii, several.known)
+    if (char_set := _repetition(token, negated=False, decides=decides)) is not None:
+        return CharacterSet(f"[{char_set.text}]", char_set.ascii, char_set.known)
     number = _number(token, within=False)
     if number not in UNNAMED | CONTROLS:
         return character(number)
     return CharacterSet(f"[{character(number)}]", frozenset({number}))
 
 
-def _set(pattern: str, at: int, *, decides: bool) -> tuple[CharacterSet, int]:
+def _set(pattern: str, position: int, *, decides: bool) -> tuple[CharacterSet, int]:
     """The set behind a bracket, and where it ends. A bracket that closes it comes behind
     at least one member.
     """
-    negated = pattern.startswith("^", at)
-    begin = at = at + negated
+    negated = pattern.startswith("^", position)
+    begin = position = position + negated
     members: list[CharacterSet] = []
     tokens = set()
-    while at == begin or not pattern.startswith("]", at):
-        tokens.add(pattern[at : at + 2])
-        member, at = _member(pattern, at, negated=negated, decides=decides)
+    while position == begin or not pattern.startswith("]", position):
+        tokens.add(pattern[position : position + 2])
+        member, position = _member(pattern, position, negated=negated, decides=decides)
         members.append(member)
-    ranges = [span for one in members for span in one.ranges]
+    ranges = [span for member in members for span in member.ranges]
     if any(
         f"\\{letter}" in tokens and f"\\{letter.upper()}" in tokens for letter in "dsw"
     ):
         ranges.append(ALL_CHARACTERS)
-    text = "".join([one.text for one in members])
+    text = "".join([member.text for member in members])
     if not text:  # surrogates alone, of which no text has any
         text, ranges, negated = r"\x{0}-\x{10FFFF}", [ALL_CHARACTERS], not negated
-    held = frozenset[int]().union(*(one.ascii for one in members))
-    known = all(one.known for one in members)
+    ascii_held = frozenset[int]().union(*(member.ascii for member in members))
+    known = all(member.known for member in members)
     if negated:
-        if all(any(one in span for span in ranges) for one in BESIDE_SURROGATES):
+        if all(any(number in span for span in ranges) for number in BESIDE_SURROGATES):
             text += range_text(*BESIDE_SURROGATES)
-        left, empty = ASCII - held, holds_all(ranges)
-        return CharacterSet(f"[^{text}]", left, known, beyond=True, empty=empty), at + 1
-    beyond = any(one.beyond for one in members)
-    return CharacterSet(f"[{text}]", held, known, beyond), at + 1
+        remaining, empty = ASCII - ascii_held, holds_all(ranges)
+        return CharacterSet(
+            f"[^{text}]", remaining, known, beyond=True, empty=empty
+        ), position + 1
+    beyond = any(member.beyond for member in members)
+    return CharacterSet(f"[{text}]", ascii_held, known, beyond), position + 1
 
 
 def _member(
-    pattern: str, at: int, *, negated: bool, decides: bool
+    pattern: str, position: int, *, negated: bool, decides: bool
 ) -> tuple[CharacterSet, int]:
     """A member of a set, without its brackets, and where it ends."""
-    token, at = _read_token(pattern, at)
-    if (several := _repetition(token, negated=negated, decides=decides)) is not None:
-        return several, at
+    token, position = _read_token(pattern, position)
+    if (char_set := _repetition(token, negated=negated, decides=decides)) is not None:
+        return char_set, position
     low = high = _number(token, within=True)
-    if pattern.startswith("-", at) and not pattern.startswith("-]", at):
-        token, at = _read_token(pattern, at + 1)
+    if pattern.startswith("-", position) and not pattern.startswith("-]", position):
+        token, position = _read_token(pattern, position + 1)
         high = _number(token, within=True)
     if low > high:
         raise refused_part(f"{chr(low)}-{chr(high)}", "range")
     spanned = range(low, high + 1)
-    held, beyond = ASCII.intersection(spanned), high not in ASCII
-    return CharacterSet(range_text(low, high), held, beyond=beyond, ranges=(spanned,)), at
+    ascii_held, beyond = ASCII.intersection(spanned), high not in ASCII
+    return CharacterSet(
+        range_text(low, high), ascii_held, beyond=beyond, ranges=(spanned,)
+    ), position
 
 
-def _read_token(pattern: str, at: int) -> tuple[str, int]:
+def _read_token(pattern: str, position: int) -> tuple[str, int]:
     """A character, or an escape, within a set, and where it ends."""
-    match = _WITHIN.match(pattern, at)
+    match = _WITHIN.match(pattern, position)
     if match is None:
         raise GrammarError("a pattern ends within a set: a bracket is not closed")
     return match[0], match.end()
@@ -239,8 +245,8 @@ def _repetition(token: str, *, negated: bool, decides: bool) -> CharacterSet | N
     table = _EITHER if negated else _BOTH
     text = (_AS_RE if decides else table)[letter]
     # Of ASCII, `re` has more spaces than ECMA 262.
-    more = decides or negated != letter.isupper()
-    return CharacterSet(text, _ascii_of(token, re.NOFLAG if more else re.ASCII))
+    is_unicode = decides or negated != letter.isupper()
+    return CharacterSet(text, _ascii_of(token, re.NOFLAG if is_unicode else re.ASCII))
 
 
 def _property(token: str) -> CharacterSet:
@@ -250,13 +256,15 @@ def _property(token: str) -> CharacterSet:
     name = token[2:].strip("{}")
     if name not in _CATEGORIES:
         return CharacterSet(token, frozenset(), known=False, beyond=True)
-    held = [
-        one
-        for one in (*ASCII, *BESIDE_SURROGATES)
-        if category(chr(one)).startswith(name) == (token[1] == "p")
+    members = [
+        number
+        for number in (*ASCII, *BESIDE_SURROGATES)
+        if category(chr(number)).startswith(name) == (token[1] == "p")
     ]
-    ranges = tuple(range(one, one + 1) for one in BESIDE_SURROGATES if one in held)
-    return CharacterSet(token, ASCII.intersection(held), beyond=True, ranges=ranges)
+    ranges = tuple(
+        range(number, number + 1) for number in BESIDE_SURROGATES if number in members
+    )
+    return CharacterSet(token, ASCII.intersection(members), beyond=True, ranges=ranges)
 
 
 @cache

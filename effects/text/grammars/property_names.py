@@ -75,61 +75,67 @@ class _Reading:
         return self._known[id(result)]
 
     def _read(self, schema: Mapping[str, Any], depth: int) -> PropertyNames | None:
-        said = {word: entry for word, entry in schema.items() if word not in COMMENTS}
-        several = said.pop("anyOf", None) or said.pop("oneOf", None)
-        if isinstance(several, list):
-            if said not in _ANY_NAME:
+        keywords = {word: value for word, value in schema.items() if word not in COMMENTS}
+        alternatives = keywords.pop("anyOf", None) or keywords.pop("oneOf", None)
+        if isinstance(alternatives, list):
+            if keywords not in _ANY_NAME:
                 return None
-            return _any_of([self.names(entry, depth + 1) for entry in several])
-        _check_types(said)
-        kinds = said.pop("type", "string")
-        if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+            return _any_of(
+                [self.names(alternative, depth + 1) for alternative in alternatives]
+            )
+        _check_types(keywords)
+        types = keywords.pop("type", "string")
+        if "string" not in (types if isinstance(types, list) else [types]):
             return PropertyNames([])
-        return _said_of_names(said)
+        return _said_of_names(keywords)
 
 
-def _check_types(said: Mapping[str, Any]) -> None:
+def _check_types(keywords: Mapping[str, Any]) -> None:
     """Raise KeywordError for a keyword with a value of another type."""
-    for word, (kinds, what) in _TYPES.items():
-        if word in said and not isinstance(said[word], kinds):
-            message = f"{word} in propertyNames must be {what}"
+    for word, (types, expected) in _TYPES.items():
+        if word in keywords and not isinstance(keywords[word], types):
+            message = f"{word} in propertyNames must be {expected}"
             raise KeywordError(message, "propertyNames")
 
 
 def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
     """The names that any of these allow."""
-    if any(entry is not None and entry.all for entry in names):
+    if any(allowed is not None and allowed.all for allowed in names):
         return PropertyNames()
     lists = [
-        entry.listed for entry in names if entry is not None and entry.listed is not None
+        allowed.listed
+        for allowed in names
+        if allowed is not None and allowed.listed is not None
     ]
     if len(lists) < len(names):
         return None
-    return PropertyNames([*dict.fromkeys(name for entry in lists for name in entry)])
+    return PropertyNames([*dict.fromkeys(name for listed in lists for name in listed)])
 
 
-def _said_of_names(said: dict[str, Any]) -> PropertyNames | None:
+def _said_of_names(keywords: dict[str, Any]) -> PropertyNames | None:
     """The names that a schema's own keywords allow."""
-    if said.keys() - _OF_NAMES.union(_LENGTHS):
+    if keywords.keys() - _OF_NAMES.union(_LENGTHS):
         return None
-    read_format(said)
-    if "format" in said:  # one of the compiler's
+    read_format(keywords)
+    if "format" in keywords:  # one of the compiler's
         return None
-    patterns = [said["pattern"]] if isinstance(said.get("pattern"), str) else []
-    patterns += [entry["pattern"] for entry in said.get("allOf", [])]
-    lengths = [said.get(word) for word in _LENGTHS]
-    if not all(entry is None or (type(entry) is int and entry >= 0) for entry in lengths):
+    patterns = [keywords["pattern"]] if isinstance(keywords.get("pattern"), str) else []
+    patterns += [subschema["pattern"] for subschema in keywords.get("allOf", [])]
+    lengths = [keywords.get(word) for word in _LENGTHS]
+    if not all(
+        length is None or (type(length) is int and length >= 0) for length in lengths
+    ):
         return None
-    least, most = ("" if entry is None else entry for entry in lengths)
-    if least or most != "":
-        patterns.append(f"^(?s:.{{{least or 0},{most}}})$")
+    minimum, maximum = ("" if length is None else length for length in lengths)
+    if minimum or maximum != "":
+        patterns.append(f"^(?s:.{{{minimum or 0},{maximum}}})$")
     pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
     names = PropertyNames(None, pattern)
-    values = said.get("enum", [said["const"]] if "const" in said else None)
+    values = keywords.get("enum", [keywords["const"]] if "const" in keywords else None)
     if not isinstance(values, list):
         return names
-    texts = dict.fromkeys(entry for entry in values if isinstance(entry, str))
-    return PropertyNames([entry for entry in texts if names.has(entry)])
+    texts = dict.fromkeys(value for value in values if isinstance(value, str))
+    return PropertyNames([text for text in texts if names.has(text)])
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:

@@ -90,19 +90,19 @@ def check_schema(
     try:
         json.dumps(schema, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        why = "has a lone surrogate, which is half of a character; remove it"
-        raise GrammarError(f"{param}: {why}", param) from None
+        reason = "has a lone surrogate, which is half of a character; remove it"
+        raise GrammarError(f"{param}: {reason}", param) from None
     if schema is False:
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
-    whole = {} if schema is True else schema
-    check = _Check(whole, param, lenient, Rewriting.of(whole))
-    parts = check.all_parts()
-    made = json.dumps(whole)
+    root = {} if schema is True else schema
+    check = _Check(root, param, lenient, Rewriting.of(root))
+    places = check.all_parts()
+    result = json.dumps(root)
     if compiled:
-        check.put_patterns(parts)
-        made = json.dumps(whole)
-    return made
+        check.put_patterns(places)
+        result = json.dumps(root)
+    return result
 
 
 @define
@@ -117,29 +117,29 @@ class _Check:
 
     def all_parts(self) -> list[_SchemaPart]:
         """A schema and all in it, after a check of keywords. Raises GrammarError."""
-        due, found = [_SchemaPart(self.root, "")], dict[int, _SchemaPart]()
-        while due:
-            place = due.pop()
-            if id(place.part) in found:  # references lead to it
+        pending, visited = [_SchemaPart(self.root, "")], dict[int, _SchemaPart]()
+        while pending:
+            place = pending.pop()
+            if id(place.part) in visited:  # references lead to it
                 continue
-            found[id(place.part)] = place
-            due += self._try(place, self._parts)
-        parts = [place for place in found.values() if isinstance(place.part, dict)]
-        self._check_endless(parts)
+            visited[id(place.part)] = place
+            pending += self._try(place, self._parts)
+        places = [place for place in visited.values() if isinstance(place.part, dict)]
+        self._check_endless(places)
         joint = JointPatterns(self._part_at)
-        for place in parts:
+        for place in places:
             self._try(place, lambda place: joint.check(place.part))
-        decides = _decides(parts)
-        for place in parts:
+        decides = _decides(places)
+        for place in places:
             self._try(place, partial(_compiled_patterns, decides=decides))
             if decides:
                 self._try(place, _check_named)
-        return parts
+        return places
 
-    def put_patterns(self, parts: list[_SchemaPart]) -> None:
+    def put_patterns(self, places: list[_SchemaPart]) -> None:
         """Translate all patterns of a checked schema for the compiler."""
-        decides = _decides(parts)
-        for place in parts:
+        decides = _decides(places)
+        for place in places:
             place.part.update(_compiled_patterns(place, decides=decides))
         if decides:
             self.root[OPTIONS] = {"json_allowed_escapes": _ONE_SPELLING}
@@ -155,8 +155,10 @@ class _Check:
                 if self.lenient and isinstance(error, KeywordError):
                     _drop(place.part, error.word)
                     continue
-                where = f" (at {place.path})" if place.path else ""
-                raise GrammarError(f"{self.param}: {error}{where}", self.param) from None
+                location = f" (at {place.path})" if place.path else ""
+                raise GrammarError(
+                    f"{self.param}: {error}{location}", self.param
+                ) from None
 
     def _parts(self, place: _SchemaPart) -> list[_SchemaPart]:
         """The schemas within one, after a check of its keywords."""
@@ -174,48 +176,49 @@ class _Check:
                 check_numbers(word, value)
         check_counts(schema)
         self.multiples.add(schema.get("multipleOf"))
-        within = [
+        subschemas = [
             (f"{place.path}{path}", subschema) for path, subschema in _within(schema)
         ]
-        parts = [
-            _SchemaPart(subschema, path, place.depth + 1) for path, subschema in within
+        places = [
+            _SchemaPart(subschema, path, place.depth + 1)
+            for path, subschema in subschemas
         ]
-        return [*parts, *self._target(place)]
+        return [*places, *self._target(place)]
 
     def _target(self, place: _SchemaPart) -> list[_SchemaPart]:
         """The schema that a schema refers to by position, wherever it is."""
-        refers = place.part.get("$ref")
-        if not isinstance(refers, str) or not refers.startswith("#/"):
+        reference = place.part.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
             return []
-        part = self._part_at(refers)
-        if part is ...:
+        target = self._part_at(reference)
+        if target is ...:
             raise GrammarError(
-                f"$ref {refers[:64]!r} does not exist; define it, or drop it"
+                f"$ref {reference[:64]!r} does not exist; define it, or drop it"
             )
-        return [_SchemaPart(part, refers[:64], place.depth)]
+        return [_SchemaPart(target, reference[:64], place.depth)]
 
     def _part_at(self, reference: str) -> Any:
         """What a reference by position leads to; an ellipsis for nothing."""
         if reference != "#" and not reference.startswith("#/"):
             return ...
-        part = self.root
+        target = self.root
         for name in steps_of(reference):
-            if isinstance(part, dict):
-                part = part.get(name, ...)
-            elif isinstance(part, list) and _is_position(name, part):
-                part = part[int(name)]
+            if isinstance(target, dict):
+                target = target.get(name, ...)
+            elif isinstance(target, list) and _is_position(name, target):
+                target = target[int(name)]
             else:
-                part = ...
-        return part
+                target = ...
+        return target
 
-    def _check_endless(self, parts: list[_SchemaPart]) -> None:
+    def _check_endless(self, places: list[_SchemaPart]) -> None:
         """Raise GrammarError for a schema whose values would contain themselves."""
-        endless = find_endless([entry.part for entry in parts], self._part_at)
+        endless = find_endless([place.part for place in places], self._part_at)
         if endless is not None:
-            place = next(entry for entry in parts if entry.part is endless)
+            place = next(candidate for candidate in places if candidate.part is endless)
             message = "has no value, as each would have to be within itself; let it end"
-            where = f" (at {place.path})" if place.path else ""
-            raise GrammarError(f"{self.param}: {message}{where}", self.param)
+            location = f" (at {place.path})" if place.path else ""
+            raise GrammarError(f"{self.param}: {message}{location}", self.param)
 
 
 def _is_position(name: str, items: list[Any]) -> bool:
@@ -232,14 +235,14 @@ def _drop(schema: dict[str, Any], word: str) -> None:
         schema["additionalProperties"] = True
 
 
-def _decides(parts: list[_SchemaPart]) -> bool:
-    return any(_decides_by_patterns(place.part) for place in parts)
+def _decides(places: list[_SchemaPart]) -> bool:
+    return any(_decides_by_patterns(place.part) for place in places)
 
 
 def _decides_by_patterns(schema: dict[str, Any]) -> bool:
     """Whether it depends on a name's pattern what its value may be."""
-    others = schema.get("additionalProperties") is not False
-    return bool(schema.get("patternProperties")) and others
+    has_others = schema.get("additionalProperties") is not False
+    return bool(schema.get("patternProperties")) and has_others
 
 
 def _check_named(place: _SchemaPart) -> None:
@@ -248,11 +251,13 @@ def _check_named(place: _SchemaPart) -> None:
     values = [schema.get(word) for word in ("const", "enum", "required")]
     properties = schema.get("properties")
     names = [*properties] if isinstance(properties, dict) else []
-    for one in every_part([*values, names]):
-        texts = one if isinstance(one, dict) else [one]
+    for value in every_part([*values, names]):
+        texts = value if isinstance(value, dict) else [value]
         for text in texts:
-            if isinstance(text, str) and (odd := UNNAMED.intersection(map(ord, text))):
-                raise unnamed(min(odd))
+            if isinstance(text, str) and (
+                unnamed_codes := UNNAMED.intersection(map(ord, text))
+            ):
+                raise unnamed(min(unnamed_codes))
 
 
 def _check_word(word: str) -> None:
@@ -273,7 +278,7 @@ def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:
     """The patterns of a schema in the compiler's language. Raises GrammarError."""
     schema = place.part
 
-    def made(pattern: str, word: str) -> str:
+    def rewrite(pattern: str, word: str) -> str:
         if ends_in_escape(pattern):
             raise KeywordError("a pattern ends with a single backslash", word)
         try:
@@ -281,16 +286,18 @@ def _compiled_patterns(place: _SchemaPart, *, decides: bool) -> dict[str, Any]:
         except GrammarError as error:
             raise KeywordError(str(error), word) from None
 
-    found: dict[str, Any] = {}
+    patterns_by_word: dict[str, Any] = {}
     if isinstance(pattern := schema.get("pattern"), str):
-        found["pattern"] = made(pattern, "pattern")
+        patterns_by_word["pattern"] = rewrite(pattern, "pattern")
     word = "patternProperties"
     if isinstance(named := schema.get(word), dict):
-        patterns = {made(pattern, word): one for pattern, one in named.items()}
+        patterns = {
+            rewrite(pattern, word): subschema for pattern, subschema in named.items()
+        }
         if len(patterns) < len(named):
             raise KeywordError(f"two patterns of {word} mean the same", word)
-        found[word] = patterns
-    return found
+        patterns_by_word[word] = patterns
+    return patterns_by_word
 
 
 def ends_in_escape(pattern: str) -> bool:
@@ -301,8 +308,10 @@ def ends_in_escape(pattern: str) -> bool:
 def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for word, value in schema.items():
         if word in _SCHEMAS and isinstance(value, list):
-            yield from ((f"/{word}/{i}", one) for i, one in enumerate(value))
+            yield from ((f"/{word}/{i}", subschema) for i, subschema in enumerate(value))
         elif word in _SCHEMA:
             yield f"/{word}", value
         elif word in _NAMED and isinstance(value, dict):
-            yield from ((f"/{word}/{name[:64]}", one) for name, one in value.items())
+            yield from (
+                (f"/{word}/{name[:64]}", subschema) for name, subschema in value.items()
+            )

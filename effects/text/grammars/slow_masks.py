@@ -38,10 +38,10 @@ class WatchedCall:
 
     def look(self) -> None:
         """See which lines were written since the last time."""
-        begun = self.looked and len(self.left) <= THREADS
+        all_started = self.looked and len(self.left) <= THREADS
         self.looked = True
         self.left = [line for line in self.left if self.lines[line, 0] == UNWRITTEN]
-        if begun:
+        if all_started:
             self.slow |= frozenset(self.left)
 
 
@@ -53,10 +53,10 @@ class MaskWatch:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, lines: Lines, due: Sequence[int]) -> Iterator[WatchedCall]:
-        """Look while a call writes the lines that are `due`."""
-        lines[due, 0] = UNWRITTEN
-        call = self._call = WatchedCall(lines, due)
+    def watch(self, lines: Lines, line_numbers: Sequence[int]) -> Iterator[WatchedCall]:
+        """Watch a call while it writes the lines of these numbers."""
+        lines[line_numbers, 0] = UNWRITTEN
+        call = self._call = WatchedCall(lines, line_numbers)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name="minfer-late-masks", daemon=True

@@ -78,8 +78,8 @@ class Grammars:
         future has the result, or a GrammarError. To cancel it is to leave.
         """
         with self._lock:
-            if (known := self._known(constraint)) is not None:
-                return known
+            if (cached := self._known(constraint)) is not None:
+                return cached
             job = self._jobs.setdefault(constraint, _Compilation(constraint))
             wait: Future[Grammar] = Future()
             running, queued = job.running, None
@@ -96,18 +96,18 @@ class Grammars:
         be waiting for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
-            known = self._known(constraint)
+            future = self._known(constraint)
             job = None
-            if known is None:
+            if future is None:
                 job = self._jobs.setdefault(constraint, _Compilation(constraint))
-                known = job.done
+                future = job.done
                 if job.running:
                     job = None
                 else:
                     self._start(job)
         if job is not None:
             self._run(job)
-        return known.result()
+        return future.result()
 
     def idle(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher of this constraint, for a new output, which costs next to no
@@ -148,8 +148,10 @@ class Grammars:
         client's share of it.
         """
         with self._lock:
-            own = self._queue.count(client)
-            return own >= MOST_WAITING // SHARE or len(self._queue) >= MOST_WAITING
+            num_waiting = self._queue.count(client)
+            return (
+                num_waiting >= MOST_WAITING // SHARE or len(self._queue) >= MOST_WAITING
+            )
 
     def knows(self, constraint: StructuredOutputs) -> bool:
         """Whether a constraint is compiled already."""
@@ -172,9 +174,9 @@ class Grammars:
 
     def _known(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
         """The result of a constraint, marked as the most recently used."""
-        if (known := self._kept.get(constraint)) is not None:
+        if (future := self._kept.get(constraint)) is not None:
             self._kept.move_to_end(constraint)
-        return known
+        return future
 
     def _start(self, job: _Compilation) -> None:
         """Mark a job as compiling, and take it out of the queue."""

@@ -62,7 +62,7 @@ def test_its_thread_ends_when_there_is_nothing_to_look_at(
     monkeypatch.setattr(watching, "QUIET", 2)
     watch, lines = MaskWatch(), np.zeros((1, 1), np.int32)
     for _ in range(2):
-        with watch.over(lines, [0]) as call:
+        with watch.watch(lines, [0]) as call:
             time.sleep(20 * MASK_WAIT)
         assert call.slow == {0}
         thread = watch._thread
