@@ -297,7 +297,7 @@ class ServedModel(Renders):
         which should not happen during requests.
         """
         with contextlib.suppress(GrammarError):
-            self.grammars.warm()
+            self.grammars.load()
 
     def reset_prefix_cache(self) -> None:
         """Make all blocks in the prefix cache unusable for new requests.

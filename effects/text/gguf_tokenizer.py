@@ -41,7 +41,7 @@ _SPECIAL_TOKEN_KEYS: Final = {
     "mask_token": "mask_token_id",
 }
 _TEMPLATE: Final = "tokenizer.chat_template"
-MAX_TOKEN_CHARS: Final = 1024  # characters of a token; a longer one has too many merges
+MAX_TOKEN_CHARS: Final = 1024  # a longer token has too many merges
 _BLANK: Final = "▁"
 
 

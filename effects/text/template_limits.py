@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_LOOP_ROUNDS: Final = 100_000  # of all loops over `range` in one rendering
 MAX_PRODUCT_LENGTH: Final = 1 << 22  # characters or items of a product
-MAX_POWER_BITS: Final = 4096  # of a power
+MAX_POWER_BITS: Final = 4096
 
 
 @define

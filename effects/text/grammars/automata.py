@@ -12,17 +12,17 @@ from attrs import define, field
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.languages import (
-    EVERY,
-    OTHERS,
+    ALL_CHARS,
+    NON_ASCII,
     Language,
     Languages,
-    sets_of,
-    too_large,
+    nested_sets,
+    too_large_error,
 )
 
 MAX_STATES: Final = 400
 MAX_BLOCKS: Final = 64  # sets of characters that a language distinguishes
-MAX_PATTERN: Final = 16_384  # characters
+MAX_PATTERN_CHARS: Final = 16_384
 # Line ends of ECMA 262 beyond ASCII, which `.` does not match: no set holds them.
 _LINE_ENDS: Final = r"\u2028\u2029"
 _START: Final = -1
@@ -33,7 +33,7 @@ def pattern_of(languages: Languages, language: Language) -> str:
     """A pattern of a language, to be matched from end to end. Raises GrammarError for one
     that is too large, or has no pattern.
     """
-    subpatterns = [pattern_of(languages, part) for part in _plain_parts(language)]
+    subpatterns = [pattern_of(languages, part) for part in _pattern_operands(language)]
     match language.kind:
         case "set":
             return language.text or set_pattern(language.chars)
@@ -44,20 +44,20 @@ def pattern_of(languages: Languages, language: Language) -> str:
         case "repeat" if language is languages.everything:
             return "(?s:.*)"
         case "repeat":
-            upper = "" if language.most is None else language.most
-            return f"(?:{subpatterns[0]}){{{language.least},{upper}}}"
+            upper = "" if language.max_count is None else language.max_count
+            return f"(?:{subpatterns[0]}){{{language.min_count},{upper}}}"
     return Automaton.of(languages, language).pattern()
 
 
-def _plain_parts(language: Language) -> tuple[Language, ...]:
+def _pattern_operands(language: Language) -> tuple[Language, ...]:
     """The parts of a language that are parts of its pattern."""
-    return language.parts if language.kind in ("cat", "or", "repeat") else ()
+    return language.operands if language.kind in ("cat", "or", "repeat") else ()
 
 
-def _blocks(language: Language) -> list[int]:
+def _character_blocks(language: Language) -> list[int]:
     """The sets of characters that a language distinguishes from each other."""
-    blocks = [EVERY]
-    for part_set in sets_of(language):
+    blocks = [ALL_CHARS]
+    for part_set in nested_sets(language):
         if part_set.text:
             shown_set = part_set.text[:16]
             raise GrammarError(
@@ -66,7 +66,7 @@ def _blocks(language: Language) -> list[int]:
         split = [(block & part_set.chars, block & ~part_set.chars) for block in blocks]
         blocks = [block for pair in split for block in pair if block]
         if len(blocks) > MAX_BLOCKS:
-            raise too_large()
+            raise too_large_error()
     return blocks
 
 
@@ -75,13 +75,13 @@ class Automaton:
     """The states of an automaton, and the transitions between them."""
 
     # By source and target state: alternative patterns of the transition.
-    ways: dict[int, dict[int, list[str]]] = field(factory=dict)
-    back: dict[int, set[int]] = field(factory=lambda: defaultdict(set))
+    transitions: dict[int, dict[int, list[str]]] = field(factory=dict)
+    sources: dict[int, set[int]] = field(factory=lambda: defaultdict(set))
 
     @staticmethod
     def of(languages: Languages, language: Language) -> "Automaton":
         """The automaton of a language. Raises GrammarError for too many states."""
-        blocks = _blocks(language)
+        blocks = _character_blocks(language)
         states = {language: 0}
         automaton = Automaton()
         automaton._add(_START, 0, "")
@@ -98,8 +98,8 @@ class Automaton:
                     pending.append(after)
                 targets[states[after]] |= block
             if len(states) > MAX_STATES:
-                raise too_large()
-            automaton.ways[states[state]] = {}
+                raise too_large_error()
+            automaton.transitions[states[state]] = {}
             for target, chars in targets.items():
                 automaton._add(states[state], target, set_pattern(chars))
             if state.nullable:
@@ -107,26 +107,26 @@ class Automaton:
         return automaton
 
     def _add(self, before: int, after: int, pattern: str) -> None:
-        self.ways.setdefault(before, {}).setdefault(after, []).append(pattern)
-        self.back[after].add(before)
+        self.transitions.setdefault(before, {}).setdefault(after, []).append(pattern)
+        self.sources[after].add(before)
 
     def pattern(self) -> str:
         """The pattern of all texts that lead from the start to the end. Raises
         GrammarError if it is too long, or if there is no such text.
         """
-        inner_states = self.ways.keys() - {_START}
+        inner_states = self.transitions.keys() - {_START}
         while inner_states:
             state = min(inner_states, key=self._cost)
             inner_states.discard(state)
             self._eliminate(state)
-        if _END not in self.ways[_START]:
+        if _END not in self.transitions[_START]:
             raise GrammarError("a pattern matches nothing")
-        return _one_of(self.ways[_START][_END])
+        return _alternation(self.transitions[_START][_END])
 
     def _cost(self, state: int) -> tuple[int, int]:
         """The transitions that eliminating a state adds, and the length they repeat."""
-        outgoing = self.ways[state]
-        before = len(self.back[state] - {state})
+        outgoing = self.transitions[state]
+        before = len(self.sources[state] - {state})
         after = len(outgoing.keys() - {state})
         length = sum(
             len(pattern) for alternatives in outgoing.values() for pattern in alternatives
@@ -135,21 +135,21 @@ class Automaton:
 
     def _eliminate(self, state: int) -> None:
         """Replace the transitions through a state by direct ones."""
-        outgoing = self.ways.pop(state)
+        outgoing = self.transitions.pop(state)
         loop = outgoing.pop(state, None)
-        repeated = "" if loop is None else f"(?:{_one_of(loop)})*"
-        for before in self.back.pop(state, set()) - {state}:
-            first = _one_of(self.ways[before].pop(state))
+        repeated = "" if loop is None else f"(?:{_alternation(loop)})*"
+        for before in self.sources.pop(state, set()) - {state}:
+            first = _alternation(self.transitions[before].pop(state))
             for after, last in outgoing.items():
-                pattern = f"{first}{repeated}{_one_of(last)}"
-                if len(pattern) > MAX_PATTERN:
-                    raise too_large()
+                pattern = f"{first}{repeated}{_alternation(last)}"
+                if len(pattern) > MAX_PATTERN_CHARS:
+                    raise too_large_error()
                 self._add(before, after, pattern)
         for after in outgoing:
-            self.back[after].discard(state)
+            self.sources[after].discard(state)
 
 
-def _one_of(patterns: list[str]) -> str:
+def _alternation(patterns: list[str]) -> str:
     """The alternation of patterns, which can be part of a longer pattern."""
     nonempty = [pattern for pattern in patterns if pattern]
     if not nonempty:
@@ -161,9 +161,9 @@ def _one_of(patterns: list[str]) -> str:
 
 def set_pattern(chars: int) -> str:
     """A set of characters as a pattern."""
-    if chars == EVERY:
+    if chars == ALL_CHARS:
         return "(?s:.)"
-    negated = bool(chars & OTHERS)
+    negated = bool(chars & NON_ASCII)
     numbers = [code for code in range(128) if bool(chars >> code & 1) != negated]
     text = "".join(_ranges(numbers))
     return f"[^{text}{_LINE_ENDS}]" if negated else f"[{text}]"

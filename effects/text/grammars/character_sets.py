@@ -11,10 +11,10 @@ CONTROLS: Final = frozenset(range(32))
 _ESCAPED: Final = frozenset(map(ord, '"\\'))
 _DROPPED: Final = r"\x{1}"
 SURROGATES: Final = range(0xD800, 0xE000)
-BESIDE_SURROGATES: Final = (SURROGATES.start - 1, SURROGATES.stop)
+SURROGATE_NEIGHBOURS: Final = (SURROGATES.start - 1, SURROGATES.stop)
 ALL_CHARACTERS: Final = range(0x110000)
 # What JSON has no escape for but one by number.
-UNNAMED: Final = (CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
+ONLY_NUMBERED: Final = (CONTROLS | {127}) - set(map(ord, "\n\r\t\b\f"))
 
 
 @frozen
@@ -29,7 +29,7 @@ class CharacterSet:
     empty: bool = False  # it holds no character
 
     @property
-    def suspect(self) -> bool:
+    def may_gain_escapes(self) -> bool:
         """Whether it might get escapes of characters that it lacks."""
         return not self.known or not self.ascii >= _ESCAPED
 
@@ -42,7 +42,7 @@ class CharacterSet:
         """The set without U+0001, if that has to go. Raises GrammarError if nothing is
         left then.
         """
-        if not self.suspect or 1 not in self.controls:
+        if not self.may_gain_escapes or 1 not in self.controls:
             return self.text
         if self.text == f"[{_DROPPED}]":
             reason = (
@@ -51,11 +51,11 @@ class CharacterSet:
             raise GrammarError(f"{reason}; leave U+0001 out")
         return f"[{self.text}--{_DROPPED}]"
 
-    def check_named(self, *, dropping: bool) -> None:
+    def check_spellable(self, *, dropping: bool) -> None:
         """Raise GrammarError if no escape but one by number stands for what it holds."""
         remaining = self.ascii - {1} if dropping else self.ascii
-        if self.known and not self.beyond and remaining and remaining <= UNNAMED:
-            raise unnamed(min(remaining))
+        if self.known and not self.beyond and remaining and remaining <= ONLY_NUMBERED:
+            raise unnamed_error(min(remaining))
 
 
 # What `.` matches for `re`, and for ECMA 262, too.
@@ -65,7 +65,7 @@ NO_LINE_END: Final = CharacterSet(
 )
 
 
-def unnamed(number: int) -> GrammarError:
+def unnamed_error(number: int) -> GrammarError:
     """The error about a control character in a schema whose texts have no escapes by
     number.
     """

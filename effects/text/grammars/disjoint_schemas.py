@@ -21,7 +21,7 @@ Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
 def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     """Whether each two of these schemas exclude each other; references lead to `root`."""
     comparison = _Comparison(root)
-    if comparison.discriminated(schemas):
+    if comparison.have_discriminator(schemas):
         return True
     return all(
         comparison.differ(schema, other_schema)
@@ -47,12 +47,12 @@ class _Alternative:
 @define
 class _Comparison:
     root: Any
-    _left: int = field(default=MAX_COMPARISONS)
+    _comparisons_left: int = field(default=MAX_COMPARISONS)
     _pairs_left: int = field(default=MAX_PAIRS)
     # By the id of a schema, each of which is within the root or the compared ones.
-    _known: dict[int, list[_Alternative]] = field(factory=dict)
+    _alternatives_by_id: dict[int, list[_Alternative]] = field(factory=dict)
 
-    def discriminated(self, schemas: Sequence[Any]) -> bool:
+    def have_discriminator(self, schemas: Sequence[Any]) -> bool:
         """Whether a required property has other values in each of these objects."""
         joined_schemas = [self._joined(schema) for schema in schemas]
         if not joined_schemas or any(
@@ -75,24 +75,24 @@ class _Comparison:
 
     def differ(self, schema: Any, other_schema: Any, depth: int = 0) -> bool:
         """Whether no value can match both."""
-        self._left -= 1
-        if depth > MAX_DEPTH or self._left < 0:
+        self._comparisons_left -= 1
+        if depth > MAX_DEPTH or self._comparisons_left < 0:
             return False
         if schema is False or other_schema is False:
             return True
         alternatives = self._alternatives(schema)
         other_alternatives = self._alternatives(other_schema)
         return all(
-            self._parts_differ(left, right, depth)
+            self._alternatives_differ(left, right, depth)
             for left in alternatives
             for right in other_alternatives
         )
 
     def _alternatives(self, schema: Any) -> list[_Alternative]:
         """The alternatives of a schema, which are computed once."""
-        if (alternatives := self._known.get(id(schema))) is None:
+        if (alternatives := self._alternatives_by_id.get(id(schema))) is None:
             schema_lists = self._list_alternatives(schema)
-            alternatives = self._known[id(schema)] = list(
+            alternatives = self._alternatives_by_id[id(schema)] = list(
                 map(_Alternative.of, schema_lists)
             )
         return alternatives
@@ -131,7 +131,7 @@ class _Comparison:
             target = target.get(key) if isinstance(target, Mapping) else None
         return target if reference.startswith("#/") else None
 
-    def _parts_differ(
+    def _alternatives_differ(
         self, alternative: _Alternative, other_alternative: _Alternative, depth: int
     ) -> bool:
         self._pairs_left -= 1
@@ -169,11 +169,11 @@ def _types(schemas: Schemas) -> frozenset[str]:
             nulls = ["null"] if schema.get("nullable") is True else []
             result &= {"number" if kind == "integer" else kind for kind in names + nulls}
         elif (values := _values((schema,))) is not None:
-            result &= {_type(json.loads(value)) for value in values}
+            result &= {_type_name(json.loads(value)) for value in values}
     return result
 
 
-def _type(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {bool: "boolean", str: "string", list: "array", dict: "object"}
     return "null" if value is None else names.get(type(value), "number")
 
@@ -184,12 +184,12 @@ def _values(schemas: Schemas) -> frozenset[str] | None:
     for schema in schemas:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
-            listed = frozenset(map(_written, values))
+            listed = frozenset(map(_canonical_json, values))
             result = listed if result is None else result & listed
     return result
 
 
-def _written(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     is_integral = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if is_integral else value, sort_keys=True)
 

@@ -18,7 +18,7 @@ def find_endless(
     """
     open_ids, done_ids = set[int](), set[int]()
     for schema in schemas:
-        stack = [(schema, _needed(schema, target))]
+        stack = [(schema, _needed_schemas(schema, target))]
         open_ids.add(id(schema))
         while stack and id(schema) not in done_ids:
             current, needed = stack[-1]
@@ -33,12 +33,12 @@ def find_endless(
                 return following
             else:
                 open_ids.add(id(following))
-                stack.append((following, _needed(following, target)))
+                stack.append((following, _needed_schemas(following, target)))
         open_ids.discard(id(schema))
     return None
 
 
-def _needed(
+def _needed_schemas(
     schema: dict[str, Any], target: Callable[[str], Any]
 ) -> Iterator[dict[str, Any]]:
     """The schemas that a schema needs."""

@@ -16,10 +16,12 @@ from minfer.effects.text.grammars.character_sets import (
     character,
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
-from minfer.effects.text.grammars.patterns import pattern_parts, rewrite_pattern
+from minfer.effects.text.grammars.patterns import pattern_pieces, rewrite_pattern
 
 _ESCAPED: Final = frozenset((*range(32), *map(ord, '"\\')))
-_ALL: Final = CharacterSet(r"[\x{0}-\x{10FFFF}]", frozenset(range(128)), beyond=True)
+_ANY_CHARACTER: Final = CharacterSet(
+    r"[\x{0}-\x{10FFFF}]", frozenset(range(128)), beyond=True
+)
 _NOT_ESCAPED: Final = r"--[\x{0}-\x{1F}\x{22}\x{5C}]]"
 
 
@@ -28,7 +30,7 @@ def escape_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def literal(text: str) -> str:
+def literal_pattern(text: str) -> str:
     """A pattern of this text alone."""
     return "".join(map(character, map(ord, text)))
 
@@ -41,7 +43,7 @@ def write_pattern(pattern: str, *, escaped: bool) -> str:
     if not escaped:
         return rewrite_pattern(pattern, escapes=False)
     scopes = _Scopes()
-    return "".join([_escaped(piece, scopes) for piece in pattern_parts(pattern)])
+    return "".join([_escape_piece(piece, scopes) for piece in pattern_pieces(pattern)])
 
 
 class BracketError(GrammarError):
@@ -54,18 +56,18 @@ def check_brackets(pattern: str) -> None:
     and for a set without characters: no text would go on there.
     """
     depth = 0
-    for piece in pattern_parts(pattern):
+    for piece in pattern_pieces(pattern):
         if isinstance(piece, CharacterSet) and piece.empty:
             raise GrammarError(f"a pattern has a set of no characters: {piece.text}")
         if isinstance(piece, str):
-            depth += _opens(piece) - (piece == ")")
+            depth += _opens_group(piece) - (piece == ")")
         if depth < 0:
             raise BracketError("a pattern has a ')' that nothing opens; escape it: \\)")
     if depth:
         raise BracketError("a pattern has a '(' that is not closed; escape it: \\(")
 
 
-def _opens(piece: str) -> bool:
+def _opens_group(piece: str) -> bool:
     """Whether a part opens a group: flags for the rest of a group do not."""
     return piece.startswith("(") and not piece.endswith(")")
 
@@ -82,26 +84,26 @@ class _Scopes:
         if piece == ")":
             self.flags = self._outer.pop()
             return
-        if _opens(piece):
+        if _opens_group(piece):
             self._outer.append(self.flags)
         if piece.startswith("(?") and piece[-1] in ":)":
             on, _, off = piece[2:-1].partition("-")
             self.flags = "".join(set(self.flags + on) - set(off))
 
 
-def _escaped(piece: str | CharacterSet, scopes: _Scopes) -> str:
+def _escape_piece(piece: str | CharacterSet, scopes: _Scopes) -> str:
     if isinstance(piece, CharacterSet):
-        return _escaped_set(piece)
+        return _escape_set(piece)
     if piece == ".":
-        return _escaped_set(_ALL if "s" in scopes.flags else NO_LINE_END)
+        return _escape_set(_ANY_CHARACTER if "s" in scopes.flags else NO_LINE_END)
     for char in '"\\':
         if piece == character(ord(char)):
-            return _escapes([ord(char)])
+            return _escape_alternatives([ord(char)])
     scopes.read(piece)
     return piece
 
 
-def _escaped_set(char_set: CharacterSet) -> str:
+def _escape_set(char_set: CharacterSet) -> str:
     if not char_set.known:
         reason = (
             "can have no property but a general category, such as \\p{Lu}, within JSON"
@@ -111,11 +113,11 @@ def _escaped_set(char_set: CharacterSet) -> str:
     if not escaped_numbers:
         return char_set.text
     if char_set.ascii <= _ESCAPED and not char_set.beyond:
-        return _escapes(escaped_numbers)
-    return f"(?:[{char_set.text}{_NOT_ESCAPED}|{_escapes(escaped_numbers)})"
+        return _escape_alternatives(escaped_numbers)
+    return f"(?:[{char_set.text}{_NOT_ESCAPED}|{_escape_alternatives(escaped_numbers)})"
 
 
-def _escapes(numbers: Iterable[int]) -> str:
+def _escape_alternatives(numbers: Iterable[int]) -> str:
     r"""A pattern of the escapes of these characters: `\n` and `\u001f`, never `\N`."""
     letters, digits = "", {"0": "", "1": ""}
     for number in sorted(numbers):

@@ -19,9 +19,16 @@ from minfer.sampling.structured import StructuredOutputs
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
 # Characters: translating takes time by their square, and holds Python's lock throughout.
-MOST_GBNF: Final = 8192
-_SLASH: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)  # what ends a regular expression
-_WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+MAX_GBNF_CHARS: Final = 8192
+# What ends a regular expression.
+_REGEX_END: Final = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_ESCAPED_IN_REGEX: Final = {
+    "/": r"\/",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\\\n": r"\n",
+    "\\\r": r"\r",
+}
 TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
@@ -81,8 +88,8 @@ def rule(constraint: StructuredOutputs) -> str:
                 grammar.text, whitespace=not constraint.disable_any_whitespace
             )
         case "regex":
-            text = _SLASH.sub(
-                lambda match: _WRITTEN.get(match[0], match[0]), grammar.text
+            text = _REGEX_END.sub(
+                lambda match: _ESCAPED_IN_REGEX.get(match[0], match[0]), grammar.text
             )
             return f"/{text}/"
     return f"%lark {{\n{grammar.text}\n}}"
@@ -112,10 +119,10 @@ def quote(text: str) -> str:
 
 def _as_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
-    if "::=" not in text or any(map(_is_larks, text.splitlines())):
+    if "::=" not in text or any(map(_is_lark, text.splitlines())):
         return check_lark(text, param)
-    if len(text) > MOST_GBNF:
-        reason = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
+    if len(text) > MAX_GBNF_CHARS:
+        reason = f"has {len(text)} characters, of at most {MAX_GBNF_CHARS} in GBNF"
         raise GrammarError(f"{param}: {reason}; write it in Lark", param)
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -129,7 +136,7 @@ def _as_lark(text: str, param: str) -> str:
     return check_lark(lark, param)
 
 
-def _is_larks(line: str) -> bool:
+def _is_lark(line: str) -> bool:
     """Whether a line can only be Lark's: its options, or its rule of where to start."""
     line = line.lstrip()
     if line.startswith("%"):

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 Result = TypeVar("Result")
 Job = Callable[[], None]
 # For slow work: the driver, and the library's parallel calls, need the other processors.
-FOR_SLOW: Final = max(1, min(8, (cpu_count() or 1) // 2))
+SLOW_WORK_THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 
 
 class JobThreads:

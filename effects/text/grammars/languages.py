@@ -14,12 +14,12 @@ from attrs import define, field, frozen
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
-OTHERS: Final = 1 << 128  # the characters beyond ASCII
-EVERY: Final = (OTHERS << 1) - 1
+NON_ASCII: Final = 1 << 128  # the characters beyond ASCII
+ALL_CHARS: Final = (NON_ASCII << 1) - 1
 MAX_WORK: Final = 300_000  # parts of all languages: they take some tenths of a second
 
 
-def too_large() -> GrammarError:
+def too_large_error() -> GrammarError:
     """The error about a pattern that takes too much work."""
     causes = "look-aheads in a pattern, or lengths beside it,"
     return GrammarError(f"{causes} are too large; leave them out")
@@ -31,10 +31,10 @@ class Language:
 
     number: int  # by which languages are ordered
     kind: str  # "set", "cat", "or", "and", "not", "repeat"
-    parts: tuple["Language", ...] = ()
+    operands: tuple["Language", ...] = ()
     chars: int = 0  # of a set
-    least: int = 0  # of a repetition
-    most: int | None = None
+    min_count: int = 0  # of a repetition
+    max_count: int | None = None
     nullable: bool = False  # whether it has the empty text
     text: str = ""  # a set as the pattern had it, if it is not one of `chars`
 
@@ -45,7 +45,7 @@ class Languages:
 
     _made: dict[object, Language] = field(factory=dict)
     _work: int = 0  # parts of all languages
-    _derived: dict[tuple[Language, int], Language] = field(factory=dict)
+    _derivatives: dict[tuple[Language, int], Language] = field(factory=dict)
 
     # --- how languages are made ---------------------------------------------------------
 
@@ -68,9 +68,9 @@ class Languages:
     @property
     def everything(self) -> Language:
         """All texts."""
-        return self.repeat(self.chars(EVERY), 0, None)
+        return self.repeat(self.chars(ALL_CHARS), 0, None)
 
-    def cat(self, *languages: Language) -> Language:
+    def concatenate(self, *languages: Language) -> Language:
         """Texts of these, one after the other."""
         flat = [operand for language in languages for operand in _flat("cat", language)]
         if self.nothing in flat:
@@ -81,7 +81,7 @@ class Languages:
             "cat", tuple(flat), nullable=all(operand.nullable for operand in flat)
         )
 
-    def either(self, languages: Iterable[Language]) -> Language:
+    def union(self, languages: Iterable[Language]) -> Language:
         """Texts of any of these."""
         flat = dict.fromkeys(
             operand for language in languages for operand in _flat("or", language)
@@ -100,7 +100,7 @@ class Languages:
         nullable = any(operand.nullable for operand in flat)
         return self._make("or", _ordered(flat), nullable=nullable)
 
-    def both(self, languages: Iterable[Language]) -> Language:
+    def intersection(self, languages: Iterable[Language]) -> Language:
         """Texts that are in all of these."""
         flat = dict.fromkeys(
             operand for language in languages for operand in _flat("and", language)
@@ -119,14 +119,14 @@ class Languages:
         nullable = all(operand.nullable for operand in flat)
         return self._make("and", _ordered(flat), nullable=nullable)
 
-    def other_than(self, language: Language) -> Language:
+    def complement(self, language: Language) -> Language:
         """Texts that are not in this one."""
         if language is self.nothing:
             return self.everything
         if language is self.everything:
             return self.nothing
         if language.kind == "not":
-            return language.parts[0]
+            return language.operands[0]
         return self._make("not", (language,), nullable=not language.nullable)
 
     def repeat(
@@ -141,7 +141,11 @@ class Languages:
             return language
         nullable = min_count == 0 or language.nullable
         return self._make(
-            "repeat", (language,), nullable=nullable, least=min_count, most=max_count
+            "repeat",
+            (language,),
+            nullable=nullable,
+            min_count=min_count,
+            max_count=max_count,
         )
 
     def _make(
@@ -150,7 +154,7 @@ class Languages:
         key = (kind, tuple(map(id, operands)), *fields.items())
         self._work += 1 + len(operands)
         if self._work > MAX_WORK:
-            raise too_large()
+            raise too_large_error()
         if (language := self._made.get(key)) is None:
             language = Language(len(self._made), kind, operands, **fields)  # type: ignore[arg-type]  # by name
             self._made[key] = language
@@ -163,39 +167,39 @@ class Languages:
         distinguish.
         """
         key = (language, chars)
-        if (derivative := self._derived.get(key)) is None:
-            derivative = self._derived[key] = self._derive(language, chars)
+        if (derivative := self._derivatives.get(key)) is None:
+            derivative = self._derivatives[key] = self._derive(language, chars)
         return derivative
 
     def _derive(self, language: Language, chars: int) -> Language:
-        operands = language.parts
+        operands = language.operands
         match language.kind:
             case "set":
                 return self.empty if language.chars & chars else self.nothing
             case "or":
-                return self.either(
+                return self.union(self.derivative(operand, chars) for operand in operands)
+            case "and":
+                return self.intersection(
                     self.derivative(operand, chars) for operand in operands
                 )
-            case "and":
-                return self.both(self.derivative(operand, chars) for operand in operands)
             case "not":
-                return self.other_than(self.derivative(operands[0], chars))
+                return self.complement(self.derivative(operands[0], chars))
             case "repeat":
-                upper = None if language.most is None else language.most - 1
-                rest = self.repeat(operands[0], max(language.least - 1, 0), upper)
-                return self.cat(self.derivative(operands[0], chars), rest)
+                upper = None if language.max_count is None else language.max_count - 1
+                rest = self.repeat(operands[0], max(language.min_count - 1, 0), upper)
+                return self.concatenate(self.derivative(operands[0], chars), rest)
         alternatives = []
         for index, operand in enumerate(operands):
             alternatives.append(
-                self.cat(self.derivative(operand, chars), *operands[index + 1 :])
+                self.concatenate(self.derivative(operand, chars), *operands[index + 1 :])
             )
             if not operand.nullable:
                 break
-        return self.either(alternatives)
+        return self.union(alternatives)
 
 
 def _flat(kind: str, language: Language) -> tuple[Language, ...]:
-    return language.parts if language.kind == kind else (language,)
+    return language.operands if language.kind == kind else (language,)
 
 
 def _ordered(languages: Iterable[Language]) -> tuple[Language, ...]:
@@ -203,7 +207,7 @@ def _ordered(languages: Iterable[Language]) -> tuple[Language, ...]:
     return tuple(sorted(languages, key=lambda language: language.number))
 
 
-def sets_of(language: Language) -> Iterator[Language]:
+def nested_sets(language: Language) -> Iterator[Language]:
     """All sets in a language."""
     pending, visited = [language], set[Language]()
     while pending:
@@ -211,6 +215,6 @@ def sets_of(language: Language) -> Iterator[Language]:
         if current in visited:
             continue
         visited.add(current)
-        pending += current.parts
+        pending += current.operands
         if current.kind == "set":
             yield current

@@ -26,13 +26,13 @@ from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
 # which threads get, is over at 2,500.
-MOST_DEEP: Final = 1000
+MAX_RULES_AND_BRACKETS: Final = 1000
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _SCHEMA: Final = "%json"
-_LONGEST: Final = 64  # characters of a name that an error shows
+_MAX_SHOWN_CHARS: Final = 64  # characters of a name that an error shows
 # What is passed over whole, and a name of a token. None of it is tried again from within
 # if it has no end: it ends with the text.
-_WORD: Final = re.compile(
+_SPECIAL_WORD: Final = re.compile(
     r"""
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)     # a text
     | (?://|\#)[^\n]*+                 # a comment
@@ -45,7 +45,7 @@ _WORD: Final = re.compile(
 
 
 @frozen
-class _LarkPart:
+class _LarkPiece:
     """A part of a grammar."""
 
     text: str
@@ -56,13 +56,15 @@ def check_lark(text: str, param: str) -> str:
     """A grammar that can be handed on. Raises GrammarError, which names the field."""
     texts = []
     depth = _Depth()
-    for piece in _parts(text, param):
+    for piece in _pieces(text, param):
         if not piece.kind:
             depth.read(piece.text)
         texts.append(piece.text)
-    if depth.total > MOST_DEEP:
+    if depth.total > MAX_RULES_AND_BRACKETS:
         reason = f"has {depth.total} rules and brackets within each other, of at most"
-        raise GrammarError(f"{param}: {reason} {MOST_DEEP}; make it smaller", param)
+        raise GrammarError(
+            f"{param}: {reason} {MAX_RULES_AND_BRACKETS}; make it smaller", param
+        )
     return "".join(texts)
 
 
@@ -71,9 +73,9 @@ def to_compiled_lark(text: str, ids: Mapping[str, int], param: str) -> str:
     nothing forced. Raises GrammarError.
     """
     texts = []
-    for piece in _parts(text, param, compiled=True):
+    for piece in _pieces(text, param, compiled=True):
         if piece.kind == "<" and piece.text not in ids:
-            reason = f"{param}: the model has no marker {piece.text[:_LONGEST]!r}"
+            reason = f"{param}: the model has no marker {piece.text[:_MAX_SHOWN_CHARS]!r}"
             raise GrammarError(reason, param)
         texts.append(f"<[{ids[piece.text]}]>" if piece.kind == "<" else piece.text)
     return f"{''.join(texts)}\n{_NO_FORCING}\n"
@@ -84,18 +86,18 @@ class _Depth:
 
     def __init__(self) -> None:
         self.total = 0
-        self._open = self._most = 0
+        self._open = self._deepest = 0
 
     def read(self, text: str) -> None:
         """Parse the text between words."""
         for sign in _SIGNS.findall(text):
             if sign == ":":
                 self.total += 1
-                self._open = self._most = 0
+                self._open = self._deepest = 0
             elif sign in "([":
                 self._open += 1
-                if self._open > self._most:
-                    self._most = self._open
+                if self._open > self._deepest:
+                    self._deepest = self._open
                     self.total += 1
             else:
                 self._open -= 1
@@ -104,20 +106,20 @@ class _Depth:
 _SIGNS: Final = re.compile(r"[:()\[\]]")
 
 
-def _parts(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPart]:
+def _pieces(text: str, param: str, *, compiled: bool = False) -> Iterator[_LarkPiece]:
     position = 0
-    while (word := _WORD.search(text, position)) is not None:
-        yield _LarkPart(text[position : word.start()])
+    while (word := _SPECIAL_WORD.search(text, position)) is not None:
+        yield _LarkPiece(text[position : word.start()])
         position = word.end()
         if word[0].startswith(_SCHEMA):
-            schema, position = _schema(text, position, param, compiled=compiled)
-            yield _LarkPart(f"{_SCHEMA} {schema}", _SCHEMA)
+            schema, position = _read_schema(text, position, param, compiled=compiled)
+            yield _LarkPiece(f"{_SCHEMA} {schema}", _SCHEMA)
         else:
-            yield _LarkPart(word[0], word[0][0])
-    yield _LarkPart(text[position:])
+            yield _LarkPiece(word[0], word[0][0])
+    yield _LarkPiece(text[position:])
 
 
-def _schema(text: str, start: int, param: str, *, compiled: bool) -> tuple[str, int]:
+def _read_schema(text: str, start: int, param: str, *, compiled: bool) -> tuple[str, int]:
     """A schema as it is enforced, and where it ends; in the compiler's words, if it is to
     be `compiled` next.
     """

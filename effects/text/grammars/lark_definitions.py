@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from minfer.effects.text.grammars.escaped_patterns import literal
+from minfer.effects.text.grammars.escaped_patterns import literal_pattern
 from minfer.effects.text.grammars.grammar_library import GrammarError
 
 _TOKEN: Final = re.compile(
@@ -33,8 +33,8 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_HEX: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
-MAX_SHOWN: Final = 32  # characters that an error shows
+_BYTE_ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+MAX_SHOWN_CHARS: Final = 32  # characters that an error shows
 _MAX_NAMES: Final = 1000
 
 
@@ -64,9 +64,9 @@ class LarkGrammar:
     ignored: list[list[LarkToken]] = field(factory=list)
 
 
-def refused(text: str) -> GrammarError:
+def refused_word(text: str) -> GrammarError:
     """The error about a word of a grammar."""
-    reason = f"{text[:MAX_SHOWN]!r} in a grammar cannot be enforced within a call"
+    reason = f"{text[:MAX_SHOWN_CHARS]!r} in a grammar cannot be enforced within a call"
     return GrammarError(f"{reason}; leave it out, or write it otherwise")
 
 
@@ -80,7 +80,7 @@ def read_lark(definition: str) -> LarkGrammar:
         elif first.kind == "name":
             _read_definition(grammar, first.text.lstrip("!?"), tokens)
         else:
-            raise refused(first.text)
+            raise refused_word(first.text)
     return grammar
 
 
@@ -96,16 +96,16 @@ def _read_statement(grammar: LarkGrammar, word: str, tokens: list[LarkToken]) ->
         names = [token.text for token in tokens[1:] if token.kind == "name"]
         grammar.imports |= {name: f"common.{name}" for name in names}
     else:
-        raise refused(word)
+        raise refused_word(word)
 
 
 def _read_definition(grammar: LarkGrammar, name: str, tokens: list[LarkToken]) -> None:
     if tokens and tokens[0].kind == "priority":
         tokens = tokens[1:]
     if not tokens or tokens[0].text != ":":
-        raise refused(tokens[0].text if tokens else name)
+        raise refused_word(tokens[0].text if tokens else name)
     if name in grammar.definitions:
-        raise GrammarError(f"defines {name[:MAX_SHOWN]!r} twice")
+        raise GrammarError(f"defines {name[:MAX_SHOWN_CHARS]!r} twice")
     grammar.definitions[name] = Definition(name, tokens[1:])
     if len(grammar.definitions) > _MAX_NAMES:
         raise GrammarError(f"has more than {_MAX_NAMES} rules and terminals")
@@ -145,12 +145,14 @@ def _tokens(definition: str) -> Iterator[LarkToken]:
 
 def _unquoted(word: str) -> str:
     """The text of a literal, which has the escapes of JSON, and those of bytes."""
-    written = _HEX.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
+    written = _BYTE_ESCAPE.sub(lambda m: f"\\u00{m[1]}" if m[1] else m[0], word)
     try:
         text: str = json.loads(written)
         text.encode()
     except ValueError:  # a lone surrogate cannot be encoded
-        raise GrammarError(f"{word[:MAX_SHOWN]} is no text in Lark's form") from None
+        raise GrammarError(
+            f"{word[:MAX_SHOWN_CHARS]} is no text in Lark's form"
+        ) from None
     return text
 
 
@@ -158,5 +160,5 @@ def _range(low: str, high: str) -> str:
     """A pattern of the characters between two."""
     ends = [_unquoted(low), _unquoted(high)]
     if any(len(end) != 1 for end in ends):
-        raise refused(f"{low}..{high}")
-    return f"[{literal(ends[0])}-{literal(ends[1])}]"
+        raise refused_word(f"{low}..{high}")
+    return f"[{literal_pattern(ends[0])}-{literal_pattern(ends[1])}]"

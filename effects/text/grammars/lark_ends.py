@@ -10,13 +10,13 @@ from typing import Final
 
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_definitions import (
-    MAX_SHOWN,
+    MAX_SHOWN_CHARS,
     LarkGrammar,
     LarkToken,
 )
 
 _OPTIONAL: Final = re.compile(r"[*?]|~\s*0.*|\{0?,.*|\{0\}", re.DOTALL)
-_MAX_WORDS: Final = 500_000  # that are read, some of them again and again
+_MAX_WORDS_READ: Final = 500_000  # some of them again and again
 
 
 def check_ends(grammar: LarkGrammar) -> None:
@@ -28,18 +28,18 @@ def check_ends(grammar: LarkGrammar) -> None:
         for name in (*endless, *reversed(endless)):
             body = grammar.definitions[name].body
             words += len(body)
-            if name in endless and _ends(body, endless.keys()):
+            if name in endless and _has_end(body, endless.keys()):
                 del endless[name]
         if not endless:
             return
         if len(endless) == before:
-            shown = next(iter(endless))[:MAX_SHOWN]
+            shown = next(iter(endless))[:MAX_SHOWN_CHARS]
             raise GrammarError(f"each way of {shown!r} leads to itself: no text ends it")
-        if words > _MAX_WORDS:
+        if words > _MAX_WORDS_READ:
             raise GrammarError("has too many rules that lead to each other")
 
 
-def _ends(body: Iterable[LarkToken], endless: Container[str]) -> bool:
+def _has_end(body: Iterable[LarkToken], endless: Container[str]) -> bool:
     """Whether a body has an alternative without one of these names."""
     # Of each open group: whether an earlier alternative ends, and whether the current one
     # does up to its last word; and whether that word does.

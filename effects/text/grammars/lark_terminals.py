@@ -27,20 +27,20 @@ from attrs import frozen
 from minfer.effects.text.grammars.character_sets import CharacterSet, character
 from minfer.effects.text.grammars.escaped_patterns import (
     escape_text,
-    literal,
+    literal_pattern,
     write_pattern,
 )
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_definitions import (
-    MAX_SHOWN,
+    MAX_SHOWN_CHARS,
     Definition,
     LarkGrammar,
     LarkToken,
     read_lark,
-    refused,
+    refused_word,
 )
 from minfer.effects.text.grammars.lark_ends import check_ends
-from minfer.effects.text.grammars.patterns import pattern_parts
+from minfer.effects.text.grammars.patterns import pattern_pieces
 from minfer.sampling.structured import MAX_CONSTRAINT
 
 # Lark's library, as far as its texts have characters that JSON escapes.
@@ -66,9 +66,9 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     """A grammar as terminals whose names begin with `prefix`, of which the first is the
     whole: with JSON's escapes, if texts are to be `escaped`. Raises GrammarError.
     """
-    grammar = _checked(definition)
+    grammar = _read_checked(definition)
     if name := _recursive_name(grammar):
-        raise _recursive(name)
+        raise _recursion_error(name)
     names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
     ignored = f"{prefix}{len(names)}" if grammar.ignored else ""
     new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
@@ -106,9 +106,9 @@ def _nested(grammar: LarkGrammar) -> str:
             path = grammar.imports[name]
             line, bare_line = escaped.imported(name, path), bare.imported(name, path)
         else:
-            raise _undefined(name)
+            raise _undefined_error(name)
         if line != bare_line:
-            raise _recursive(_recursive_name(grammar))
+            raise _recursion_error(_recursive_name(grammar))
         lines.append(line)
     if any(_has_blank(token, grammar) for token in _ignored_words(grammar)):
         lines.append("%ignore / /")
@@ -136,7 +136,7 @@ class TextGrammar:
         """
         if self.syntax != "lark":
             return ""
-        grammar = _checked(self.definition)
+        grammar = _read_checked(self.definition)
         if not _recursive_name(grammar):
             return ""
         check_ends(grammar)
@@ -152,7 +152,7 @@ class TextGrammar:
 # --- checks -----------------------------------------------------------------------------
 
 
-def _checked(definition: str) -> LarkGrammar:
+def _read_checked(definition: str) -> LarkGrammar:
     """A grammar that begins, and ignores only white space. Raises GrammarError."""
     grammar = read_lark(definition)
     if "start" not in grammar.definitions:
@@ -163,8 +163,10 @@ def _checked(definition: str) -> LarkGrammar:
     return grammar
 
 
-def _recursive(name: str) -> GrammarError:
-    reason = f"the rule {name[:MAX_SHOWN]!r} contains itself, which cannot be enforced"
+def _recursion_error(name: str) -> GrammarError:
+    reason = (
+        f"the rule {name[:MAX_SHOWN_CHARS]!r} contains itself, which cannot be enforced"
+    )
     return GrammarError(
         f"{reason} beside words with quotes, backslashes or control characters; write a "
         "repetition"
@@ -226,7 +228,7 @@ def _is_space(token: LarkToken, grammar: LarkGrammar) -> bool:
         case "text":
             return _SPACES.issuperset(token.text)
         case "pattern":
-            return all(map(_is_space_part, pattern_parts(token.text)))
+            return all(map(_is_space_piece, pattern_pieces(token.text)))
         case "name":
             return grammar.imports.get(token.text) in _COMMON_SPACES
     return token.kind in ("sign", "times")
@@ -241,20 +243,20 @@ def _has_blank(token: LarkToken, grammar: LarkGrammar) -> bool:
                 piece == character(ord(" "))
                 if isinstance(piece, str)
                 else ord(" ") in piece.ascii
-                for piece in pattern_parts(token.text)
+                for piece in pattern_pieces(token.text)
             )
     return grammar.imports.get(token.text) in ("common.WS", "common.WS_INLINE")
 
 
-def _is_space_part(piece: str | CharacterSet) -> bool:
+def _is_space_piece(piece: str | CharacterSet) -> bool:
     if isinstance(piece, CharacterSet):
         spaces = piece.ascii.issubset(map(ord, _SPACES))
         return spaces and piece.known and not piece.beyond
     return piece == character(ord(" ")) or piece[0] in "()|*+?{"
 
 
-def _undefined(name: str) -> GrammarError:
-    return GrammarError(f"does not define {name[:MAX_SHOWN]!r}")
+def _undefined_error(name: str) -> GrammarError:
+    return GrammarError(f"does not define {name[:MAX_SHOWN_CHARS]!r}")
 
 
 def _is_rule(name: str) -> bool:
@@ -306,7 +308,7 @@ class _Writer:
     def _word(self, token: LarkToken) -> str:
         match token.kind:
             case "text" if token.flags and token.text:
-                return self._pattern(f"(?i:{literal(token.text)})")
+                return self._pattern(f"(?i:{literal_pattern(token.text)})")
             case "text":
                 text = escape_text(token.text) if self.escaped else token.text
                 return json.dumps(text, ensure_ascii=False)
@@ -317,14 +319,14 @@ class _Writer:
             case "name" if token.text in self.names:
                 return self.names[token.text]
             case "name":
-                raise _undefined(token.text)
+                raise _undefined_error(token.text)
             case "alias":
                 return ""
             case "times":
                 return token.text
             case "sign" if token.text not in ":,":
                 return token.text
-        raise refused(token.text)
+        raise refused_word(token.text)
 
     def _pattern(self, pattern: str) -> str:
         return f"/{write_pattern(pattern, escaped=self.escaped)}/"

@@ -16,27 +16,27 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.automata import MAX_PATTERN, pattern_of
+from minfer.effects.text.grammars.automata import MAX_PATTERN_CHARS, pattern_of
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.languages import (
-    OTHERS,
+    NON_ASCII,
     Language,
     Languages,
-    sets_of,
-    too_large,
+    nested_sets,
+    too_large_error,
 )
 from minfer.effects.text.grammars.pattern_reader import (
     Assertion,
     Chars,
     Group,
-    Item,
+    PatternItem,
     PatternReader,
     Repeated,
-    asserts,
-    refused,
+    has_assertion,
+    pattern_item_error,
 )
 
-_AHEAD: Final = re.compile(r"\(\?[=!]")
+_LOOKAHEAD: Final = re.compile(r"\(\?[=!]")
 
 
 @lru_cache(maxsize=256)
@@ -44,10 +44,10 @@ def without_lookaheads(pattern: str) -> tuple[str, ...]:
     """Returns patterns that together match the same texts as `pattern`. Raises
     GrammarError for look-aheads that cannot be translated.
     """
-    if _AHEAD.search(pattern) is None:
+    if _LOOKAHEAD.search(pattern) is None:
         return (pattern,)
     languages, language = _translate(pattern)
-    operands = language.parts if language.kind == "and" else (language,)
+    operands = language.operands if language.kind == "and" else (language,)
     return tuple(f"^(?:{pattern_of(languages, operand)})$" for operand in operands)
 
 
@@ -56,7 +56,7 @@ def as_one_pattern(*patterns: str) -> str:
     """One pattern without look-aheads, which matches where all of these do. Raises
     GrammarError.
     """
-    if len(patterns) == 1 and _AHEAD.search(patterns[0]) is None:
+    if len(patterns) == 1 and _LOOKAHEAD.search(patterns[0]) is None:
         return patterns[0]
     languages, language = _translate(*patterns)
     return f"^(?:{pattern_of(languages, language)})$"
@@ -67,21 +67,21 @@ def matches(pattern: str, text: str) -> bool:
     Raises GrammarError if that cannot be decided.
     """
     languages, language = _translate(pattern)
-    if any(char_set.text for char_set in sets_of(language)):
+    if any(char_set.text for char_set in nested_sets(language)):
         raise GrammarError("a pattern of names has characters beyond ASCII")
     for char in text:
         language = languages.derivative(
-            language, 1 << ord(char) if char.isascii() else OTHERS
+            language, 1 << ord(char) if char.isascii() else NON_ASCII
         )
     return language.nullable
 
 
 def _translate(*patterns: str) -> tuple[Languages, Language]:
-    if sum(map(len, patterns)) > MAX_PATTERN:
-        raise too_large()
+    if sum(map(len, patterns)) > MAX_PATTERN_CHARS:
+        raise too_large_error()
     translation = _Translation()
     groups = [PatternReader(pattern).read() for pattern in patterns]
-    return translation.languages, translation.languages.both(
+    return translation.languages, translation.languages.intersection(
         map(translation.anywhere, groups)
     )
 
@@ -101,72 +101,78 @@ class _Translation:
             matched = _at_beginning(items) if is_anchored else items
             language = self._sequence(matched, everything, forbidden=False)
             result.append(
-                language if is_anchored else self.languages.cat(everything, language)
+                language
+                if is_anchored
+                else self.languages.concatenate(everything, language)
             )
-        return self.languages.either(result)
+        return self.languages.union(result)
 
     def _sequence(
-        self, items: Sequence[Item], rest: Language, *, forbidden: bool
+        self, items: Sequence[PatternItem], rest: Language, *, forbidden: bool
     ) -> Language:
         """Texts of the items, and then of the rest."""
         for item in reversed(items):
-            rest = self._before(item, rest, forbidden=forbidden)
+            rest = self._item_then(item, rest, forbidden=forbidden)
         return rest
 
-    def _before(self, item: Item, rest: Language, *, forbidden: bool) -> Language:
+    def _item_then(
+        self, item: PatternItem, rest: Language, *, forbidden: bool
+    ) -> Language:
         """Texts of an item, and then of the rest."""
         languages = self.languages
         match item:
             case Assertion("$"):
-                return languages.both([rest, languages.empty])
+                return languages.intersection([rest, languages.empty])
             case Assertion("^"):
-                raise refused("^", "anchor")
+                raise pattern_item_error("^", "anchor")
             case Assertion(kind, group) if group is not None:
                 is_negative = kind == "!"
                 ahead = self._alternatives(
                     group, languages.everything, forbidden=forbidden != is_negative
                 )
-                return languages.both(
-                    [rest, languages.other_than(ahead) if is_negative else ahead]
+                return languages.intersection(
+                    [rest, languages.complement(ahead) if is_negative else ahead]
                 )
-            case Group() if asserts(item):
+            case Group() if has_assertion(item):
                 return self._alternatives(item, rest, forbidden=forbidden)
-            case Repeated(group, 0, 1) if asserts(group):
-                with_item = self._before(group, rest, forbidden=forbidden)
-                return languages.either([with_item, rest])
-            case Repeated(group, _, _) if asserts(group):
-                raise refused("(?", "repetition")
-        return languages.cat(self._plain(item, forbidden=forbidden), rest)
+            case Repeated(group, 0, 1) if has_assertion(group):
+                with_item = self._item_then(group, rest, forbidden=forbidden)
+                return languages.union([with_item, rest])
+            case Repeated(group, _, _) if has_assertion(group):
+                raise pattern_item_error("(?", "repetition")
+        return languages.concatenate(
+            self._without_assertions(item, forbidden=forbidden), rest
+        )
 
     def _alternatives(self, group: Group, rest: Language, *, forbidden: bool) -> Language:
-        return self.languages.either(
+        return self.languages.union(
             self._sequence(items, rest, forbidden=forbidden)
             for items in group.alternatives
         )
 
-    def _plain(self, item: Item, *, forbidden: bool) -> Language:
+    def _without_assertions(self, item: PatternItem, *, forbidden: bool) -> Language:
         """The texts of an item without assertions."""
         languages = self.languages
         match item:
             case Chars():
-                if item.least is None:
+                if item.in_both is None:
                     return languages.chars(0, item.text)
-                return languages.chars(item.most if forbidden else item.least)
+                return languages.chars(item.in_either if forbidden else item.in_both)
             case Repeated():
-                language = self._plain(item.item, forbidden=forbidden)
-                return languages.repeat(language, item.least, item.most)
+                language = self._without_assertions(item.item, forbidden=forbidden)
+                return languages.repeat(language, item.min_count, item.max_count)
             case Group():
                 return self._alternatives(item, languages.empty, forbidden=forbidden)
         raise AssertionError("assertions are handled before")
 
 
-def _at_beginning(items: Sequence[Item]) -> tuple[Item, ...]:
+def _at_beginning(items: Sequence[PatternItem]) -> tuple[PatternItem, ...]:
     """Items at the beginning of a text, without the anchors that hold there."""
-    result: list[Item] = []
+    result: list[PatternItem] = []
     for index, item in enumerate(items):
         if not isinstance(item, Assertion) or item.kind == "$":
             return (*result, *items[index:])
-        if item.within is not None:
-            group = Group(tuple(map(_at_beginning, item.within.alternatives)))
+        if item.group is not None:
+            group = Group(tuple(map(_at_beginning, item.group.alternatives)))
             result.append(Assertion(item.kind, group))
     return tuple(result)

@@ -8,9 +8,9 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 Lines = NDArray[np.int32]  # [lines, words]
-WORD: Final = 32  # bits
-MOST_BANS: Final = 256  # sets of tokens, which clients name, that are kept
-FIRST: Final = 32  # words that are looked at before all are
+WORD_BITS: Final = 32
+MAX_BANS: Final = 256  # sets of tokens, which clients name, that are kept
+NUM_FIRST_WORDS: Final = 32  # words that are looked at before all are
 
 
 def fill(line: NDArray[np.int32], bits: bytes) -> None:
@@ -38,9 +38,9 @@ class BannedTokens:
         """Of lines of so many words, those tokens that are in them."""
         bits_by_word: dict[int, int] = {}
         for token in tokens:
-            if token < WORD * words:
-                bits_by_word[token // WORD] = (
-                    bits_by_word.get(token // WORD, 0) | 1 << token % WORD
+            if token < WORD_BITS * words:
+                bits_by_word[token // WORD_BITS] = (
+                    bits_by_word.get(token // WORD_BITS, 0) | 1 << token % WORD_BITS
                 )
         return cls(
             np.array(list(bits_by_word), np.intp),
@@ -60,7 +60,7 @@ class BannedTokens:
         indices, selected = indices[hits], selected[hits]
         all_words[indices[:, None], self.words] = selected & ~self.bits
         # Who allows much allows some of the first tokens, which are all characters.
-        candidates = indices[~all_words[indices, :FIRST].any(axis=1)].tolist()
+        candidates = indices[~all_words[indices, :NUM_FIRST_WORDS].any(axis=1)].tolist()
         return [line for line in candidates if not all_words[line].max()]
 
 
@@ -81,7 +81,7 @@ class TokenBans:
             if tokens:
                 key = lines.shape[1], tokens
                 if key not in self._bans:
-                    if len(self._bans) >= MOST_BANS:
+                    if len(self._bans) >= MAX_BANS:
                         self._bans.clear()
                     self._bans[key] = BannedTokens.of(tokens, lines.shape[1])
                 empty += self._bans[key].clear(lines, line_numbers)

@@ -13,18 +13,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from minfer.effects.text.grammars.grammar_library import (
-    MASK_WAIT,
+    MASK_WAIT_SECONDS,
     GrammarError,
     MatcherUpdate,
 )
-from minfer.effects.text.grammars.llguidance_matcher import LlguidanceMatcher, check
-from minfer.effects.text.grammars.mask_lines import WORD, Lines
-from minfer.effects.text.grammars.slow_masks import THREADS, MaskWatch
+from minfer.effects.text.grammars.llguidance_matcher import (
+    LlguidanceMatcher,
+    raise_if_failed,
+)
+from minfer.effects.text.grammars.mask_lines import WORD_BITS, Lines
+from minfer.effects.text.grammars.slow_masks import MASK_THREADS, MaskWatch
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-FEW: Final = 48  # rows that take their tokens one after the other
+MAX_SERIAL_ROWS: Final = 48  # rows that take their tokens one after the other
 
 
 class ParallelMasks:
@@ -34,9 +37,9 @@ class ParallelMasks:
         """Starts as many threads as there are processors, but for a few."""
         from llguidance import LLExecutor
 
-        self._executor = LLExecutor(num_threads=THREADS)
+        self._executor = LLExecutor(num_threads=MASK_THREADS)
         self._watch = MaskWatch()
-        self.words = -(-vocab_size // WORD)  # of a line
+        self.words = -(-vocab_size // WORD_BITS)  # of a line
 
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: Lines
@@ -44,7 +47,7 @@ class ParallelMasks:
         """As `Compiler` says."""
         if not updates:
             return {}
-        matchers = _inner(updates)
+        matchers = _library_matchers(updates)
         errors = self._update_matchers(updates, matchers)
         pending = [
             (matcher, update.line)
@@ -69,9 +72,9 @@ class ParallelMasks:
         simple = [
             (matcher, update)
             for matcher, update in zip(matchers, updates, strict=True)
-            if not update.back and len(update.tokens) == 1
+            if not update.num_rollback and len(update.tokens) == 1
         ]
-        if len(simple) > FEW:
+        if len(simple) > MAX_SERIAL_ROWS:
             pairs = [(matcher, update.tokens[0]) for matcher, update in simple]
             allowed = self._executor.consume_token_par(pairs)
         else:
@@ -80,10 +83,10 @@ class ParallelMasks:
             return errors
         results = iter(allowed)
         for update in updates:
-            if not update.back and len(update.tokens) == 1 and next(results):
+            if not update.num_rollback and len(update.tokens) == 1 and next(results):
                 continue
             try:
-                update.matcher.rollback(update.back)
+                update.matcher.rollback(update.num_rollback)
                 update.matcher.advance(update.tokens)
             except GrammarError as error:
                 errors[update.line] = error
@@ -104,7 +107,7 @@ class ParallelMasks:
         }
 
 
-def _inner(updates: Sequence[MatcherUpdate]) -> "list[LLMatcher]":
+def _library_matchers(updates: Sequence[MatcherUpdate]) -> "list[LLMatcher]":
     """The library's own matchers. Types are looked at only where that fails: this is done
     for each row of each step.
     """
@@ -122,14 +125,14 @@ def _consume(inner: "LLMatcher", update: MatcherUpdate) -> bool:
     """Have a matcher take its one token; whether that is allowed."""
     start = time.thread_time()
     is_allowed = inner.consume_token(update.tokens[0])
-    update.slow = time.thread_time() - start > MASK_WAIT
+    update.slow = time.thread_time() - start > MASK_WAIT_SECONDS
     return is_allowed
 
 
 def _error_of(inner: "LLMatcher") -> GrammarError:
     """Why a matcher cannot go on."""
     try:
-        check(inner)
+        raise_if_failed(inner)
     except GrammarError as error:
         return error
     raise AssertionError("this matcher can go on")

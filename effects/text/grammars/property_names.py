@@ -8,9 +8,9 @@ from attrs import define, field
 from minfer.effects.text.grammars.grammar_library import KeywordError
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
+    pointer_keys,
     read_format,
-    steps_of,
-    translated,
+    translate_keyword,
 )
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
 
@@ -44,7 +44,7 @@ class PropertyNames:
         """Whether a name is allowed. Raises KeywordError if that cannot be known."""
         if self.listed is not None:
             return name in self.listed
-        return not self.pattern or translated(
+        return not self.pattern or translate_keyword(
             matches, "propertyNames", self.pattern, name
         )
 
@@ -129,7 +129,9 @@ def _said_of_names(keywords: dict[str, Any]) -> PropertyNames | None:
     minimum, maximum = ("" if length is None else length for length in lengths)
     if minimum or maximum != "":
         patterns.append(f"^(?s:.{{{minimum or 0},{maximum}}})$")
-    pattern = translated(as_one_pattern, "propertyNames", *patterns) if patterns else ""
+    pattern = (
+        translate_keyword(as_one_pattern, "propertyNames", *patterns) if patterns else ""
+    )
     names = PropertyNames(None, pattern)
     values = keywords.get("enum", [keywords["const"]] if "const" in keywords else None)
     if not isinstance(values, list):
@@ -145,6 +147,6 @@ def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:
         if not isinstance(reference, str) or len(schema) > 1 or reference[:2] != "#/":
             break
         schema = root
-        for step in steps_of(reference):
+        for step in pointer_keys(reference):
             schema = schema.get(step) if isinstance(schema, dict) else None
     return schema if isinstance(schema, dict) else None

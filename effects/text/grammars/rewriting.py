@@ -24,17 +24,17 @@ from minfer.effects.text.grammars.disjoint_schemas import all_disjoint
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.keyword_values import (
     COMMENTS,
+    pointer_keys,
     read_format,
     require,
     require_all,
-    steps_of,
-    translated,
+    translate_keyword,
 )
 from minfer.effects.text.grammars.lookaheads import as_one_pattern, without_lookaheads
 from minfer.effects.text.grammars.property_names import PropertyNames
 
 # By keyword: the value that has no effect, and is dropped.
-_IDLE: Final = {
+_NO_EFFECT: Final = {
     "uniqueItems": False,
     "unevaluatedProperties": True,
     "unevaluatedItems": True,
@@ -47,8 +47,8 @@ _IDLE: Final = {
 }
 # The largest number below 2^62 that is kept exactly.
 LARGEST_BOUND: Final = 2**62 - 2**9
-_LOWER: Final = ("minimum", "exclusiveMinimum")
-_UPPER: Final = ("maximum", "exclusiveMaximum")
+_LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum")
+_UPPER_BOUNDS: Final = ("maximum", "exclusiveMaximum")
 
 
 def referred_names(schema: Any) -> frozenset[str]:
@@ -61,7 +61,7 @@ def referred_names(schema: Any) -> frozenset[str]:
         elif isinstance(value, dict):
             pending += value.values()
             if isinstance(reference := value.get("$ref"), str):
-                names.update(steps_of(reference))
+                names.update(pointer_keys(reference))
     return frozenset(names)
 
 
@@ -93,7 +93,7 @@ class Rewriting:
         _split_pattern(schema)
         self._name_properties(schema)
         self._exclude(schema)
-        for word, idle in _IDLE.items():
+        for word, idle in _NO_EFFECT.items():
             if word in schema and _same(schema[word], idle):
                 del schema[word]
 
@@ -173,7 +173,7 @@ def _bound_items(schema: dict[str, Any]) -> None:
 
 def _keep_bounds_small(schema: dict[str, Any]) -> None:
     """Replace bounds that are larger than the compiler's numbers."""
-    for words, sign in ((_LOWER, -1), (_UPPER, 1)):
+    for words, sign in ((_LOWER_BOUNDS, -1), (_UPPER_BOUNDS, 1)):
         for word in words:
             bound = schema.get(word)
             if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -184,14 +184,14 @@ def _keep_bounds_small(schema: dict[str, Any]) -> None:
 
 def _split_pattern(schema: dict[str, Any]) -> None:
     if isinstance(pattern := schema.get("pattern"), str):
-        first, *other_patterns = translated(without_lookaheads, "pattern", pattern)
+        first, *other_patterns = translate_keyword(without_lookaheads, "pattern", pattern)
         schema["pattern"] = first
         for other_pattern in other_patterns:
             require(schema, "pattern", other_pattern)
     named = schema.get("patternProperties")
     if isinstance(named, dict):
         schema["patternProperties"] = {
-            translated(as_one_pattern, "patternProperties", pattern): subschema
+            translate_keyword(as_one_pattern, "patternProperties", pattern): subschema
             for pattern, subschema in named.items()
         }
 
@@ -201,7 +201,7 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
-def every_part(schemas: Sequence[Any]) -> Iterator[Any]:
+def nested_values(schemas: Sequence[Any]) -> Iterator[Any]:
     """Values, and all nested values."""
     pending = [*schemas]
     while pending:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import define
 
 from minfer.effects.text.grammars.grammar_library import KeywordError
-from minfer.effects.text.grammars.rewriting import every_part
+from minfer.effects.text.grammars.rewriting import nested_values
 
 _MAX_SHOWN_DIGITS: Final = 32  # of a number in an error
 # The compiler stores numbers as doubles, and integers in 64 bits. Beyond these it hangs,
@@ -38,7 +38,7 @@ class Multiples:
 
 def check_numbers(word: str, value: Any) -> None:
     """Raise KeywordError for a number that the compiler would round, or cannot keep."""
-    for number in every_part([value]):
+    for number in nested_values([value]):
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
         if abs(number) >= _MAX_NUMBER:

@@ -18,13 +18,13 @@ from typing import Final
 
 from attrs import define
 
-from minfer.effects.text.grammars.grammar_library import MASK_WAIT
+from minfer.effects.text.grammars.grammar_library import MASK_WAIT_SECONDS
 from minfer.effects.text.grammars.mask_lines import Lines
 
 UNWRITTEN: Final = 0x5A5AA5A5  # the first word of a line whose mask is not there yet
 # Threads that make masks: a processor in five is left to others, as the library does.
-THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
-QUIET: Final = 200  # looks without a call, after which the thread ends
+MASK_THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
+MAX_IDLE_CHECKS: Final = 200  # looks without a call, after which the thread ends
 
 
 @define(eq=False)
@@ -32,17 +32,19 @@ class WatchedCall:
     """The masks of a step, while they are made."""
 
     lines: Lines
-    left: Sequence[int]  # lines that were not written when they were looked at
-    looked: bool = False
+    unwritten: Sequence[int]  # lines that were not written when they were looked at
+    was_checked: bool = False
     slow: frozenset[int] = frozenset()
 
-    def look(self) -> None:
+    def check_lines(self) -> None:
         """See which lines were written since the last time."""
-        all_started = self.looked and len(self.left) <= THREADS
-        self.looked = True
-        self.left = [line for line in self.left if self.lines[line, 0] == UNWRITTEN]
+        all_started = self.was_checked and len(self.unwritten) <= MASK_THREADS
+        self.was_checked = True
+        self.unwritten = [
+            line for line in self.unwritten if self.lines[line, 0] == UNWRITTEN
+        ]
         if all_started:
-            self.slow |= frozenset(self.left)
+            self.slow |= frozenset(self.unwritten)
 
 
 class MaskWatch:
@@ -69,9 +71,9 @@ class MaskWatch:
 
     def _run(self) -> None:
         quiet = 0
-        while quiet < QUIET:
-            time.sleep(MASK_WAIT)
+        while quiet < MAX_IDLE_CHECKS:
+            time.sleep(MASK_WAIT_SECONDS)
             call = self._call
             quiet = quiet + 1 if call is None else 0
             if call is not None:
-                call.look()
+                call.check_lines()

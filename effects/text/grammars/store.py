@@ -36,10 +36,10 @@ from minfer.sampling.structured import StructuredOutputs
 if TYPE_CHECKING:
     from minfer.effects.text.grammars.mask_lines import Lines
 
-KEPT: Final = 256  # grammars: constraints, and that they compile
-THREADS: Final = 2
-MOST_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
-SHARE: Final = 2  # a client's share of these: one in so many
+MAX_GRAMMARS: Final = 256  # grammars: constraints, and that they compile
+COMPILE_THREADS: Final = 2
+MAX_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
+CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
 
 
 @define(eq=False)
@@ -61,13 +61,13 @@ class Grammars:
         self._compiler: Compiler | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()  # never held while a future is resolved
-        self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+        self._grammars: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
         self._jobs: dict[StructuredOutputs, _Compilation] = {}
         self._queue = JobQueue[_Compilation]()
         self._pool: JobThreads | None = None
         self._idle = IdleMatchers()
 
-    def warm(self) -> None:
+    def load(self) -> None:
         """Read the vocabulary, which other threads have to wait for. Raises
         GrammarError.
         """
@@ -78,7 +78,7 @@ class Grammars:
         future has the result, or a GrammarError. To cancel it is to leave.
         """
         with self._lock:
-            if (cached := self._known(constraint)) is not None:
+            if (cached := self._cached(constraint)) is not None:
                 return cached
             job = self._jobs.setdefault(constraint, _Compilation(constraint))
             wait: Future[Grammar] = Future()
@@ -96,7 +96,7 @@ class Grammars:
         be waiting for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
-            future = self._known(constraint)
+            future = self._cached(constraint)
             job = None
             if future is None:
                 job = self._jobs.setdefault(constraint, _Compilation(constraint))
@@ -109,7 +109,7 @@ class Grammars:
             self._run(job)
         return future.result()
 
-    def idle(self, constraint: StructuredOutputs) -> Matcher | None:
+    def take_idle_matcher(self, constraint: StructuredOutputs) -> Matcher | None:
         """A used matcher of this constraint, for a new output, which costs next to no
         time; None if there is none.
         """
@@ -127,9 +127,9 @@ class Grammars:
         return self._loaded().words
 
     @property
-    def never(self) -> frozenset[int]:
+    def forbidden_tokens(self) -> frozenset[int]:
         """As `Compiler` says."""
-        return self._loaded().never
+        return self._loaded().forbidden_tokens
 
     def masks(
         self, updates: Sequence[MatcherUpdate], lines: "Lines"
@@ -143,26 +143,27 @@ class Grammars:
         with self._lock:
             return len(self._jobs)
 
-    def crowded(self, client: str) -> bool:
+    def is_full_for(self, client: str) -> bool:
         """Whether a server should refuse more of a client: the queue is full, or the
         client's share of it.
         """
         with self._lock:
             num_waiting = self._queue.count(client)
             return (
-                num_waiting >= MOST_WAITING // SHARE or len(self._queue) >= MOST_WAITING
+                num_waiting >= MAX_WAITING // CLIENT_SHARE
+                or len(self._queue) >= MAX_WAITING
             )
 
-    def knows(self, constraint: StructuredOutputs) -> bool:
+    def is_compiled(self, constraint: StructuredOutputs) -> bool:
         """Whether a constraint is compiled already."""
         with self._lock:
-            return constraint in self._kept
+            return constraint in self._grammars
 
     def close(self) -> None:
         """Drop all, and cancel what waits; what is being compiled ends by itself."""
         with self._lock:
             pool, self._pool = self._pool, None
-            self._kept.clear()
+            self._grammars.clear()
             self._idle.clear()
             waits = [wait for job in self._jobs.values() for wait in job.waits]
         for wait in waits:
@@ -172,10 +173,10 @@ class Grammars:
 
     # --- what holds the lock when it is called ------------------------------------------
 
-    def _known(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
+    def _cached(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
         """The result of a constraint, marked as the most recently used."""
-        if (future := self._kept.get(constraint)) is not None:
-            self._kept.move_to_end(constraint)
+        if (future := self._grammars.get(constraint)) is not None:
+            self._grammars.move_to_end(constraint)
         return future
 
     def _start(self, job: _Compilation) -> None:
@@ -201,16 +202,18 @@ class Grammars:
         """Have a thread take the next job."""
         with self._lock:
             if self._pool is None:
-                self._pool = JobThreads(THREADS, "minfer-grammars")
+                self._pool = JobThreads(COMPILE_THREADS, "minfer-grammars")
             pool = self._pool
-        pool.submit(self._next).add_done_callback(partial(self._on_cancelled_turn, pool))
+        pool.submit(self._run_next).add_done_callback(
+            partial(self._on_cancelled_turn, pool)
+        )
 
     def _on_cancelled_turn(self, pool: JobThreads, turn: "Future[None]") -> None:
         """Close the store if the program ends before a turn: no other turn will come."""
         if turn.cancelled() and pool is self._pool:
             self.close()
 
-    def _next(self) -> None:
+    def _run_next(self) -> None:
         """Compile the job at the head of the queue, if it is not empty by now."""
         with self._lock:
             if (job := self._queue.take()) is None:
@@ -229,9 +232,9 @@ class Grammars:
         with self._lock:
             del self._jobs[job.constraint]
             if error is None or isinstance(error, GrammarError):
-                self._kept[job.constraint] = job.done
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+                self._grammars[job.constraint] = job.done
+            if len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
             waits = tuple(job.waits)
         for wait in waits:
             if not wait.set_running_or_notify_cancel():
