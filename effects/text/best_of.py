@@ -16,9 +16,9 @@ _COMPLETE_REASONS = ("stop", "length")  # reasons of a sample that came to its e
 def best_of(
     samples: Sequence[CompletionOutput], count: int, *, scored: bool
 ) -> tuple[CompletionOutput, ...]:
-    """The best samples, `count` of them or fewer, the likeliest first; numbered anew.
+    """The best samples, at most `count`, the likeliest first; numbered anew.
 
-    Of equally likely ones, the one that began first. Samples that failed or were
+    Equally likely samples stay in the order of their index. Samples that failed or were
     cancelled come last. `scored`: log-probabilities were requested.
     """
     ranked = sorted(samples, key=_rank)[:count]

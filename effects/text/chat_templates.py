@@ -192,7 +192,7 @@ def _render_accepted_form(
         if not _writes_null(text, form, render):
             return text
     if first_error is None:
-        raise AssertionError("a conversation without null is among its ways")
+        raise AssertionError("a conversation without null is among its forms")
     raise first_error
 
 

@@ -57,7 +57,7 @@ class JobQueue(Generic[Job]):
     def take(self, max_size: int | None = None) -> Job | None:
         """The next job of those up to a size; None if there is none.
 
-        Its client goes behind all others.
+        Its client becomes the last one.
         """
         for client, queue in self._queues.items():
             if max_size is None or queue[0].size <= max_size:

@@ -13,7 +13,7 @@ template:
 
 A marked user turn is `<system-message>`, the text, and `</system-message>`, in lines of
 their own. It joins a user turn beside it, as many templates refuse two in a row. A user
-turn behind the result of a tool, marked or not, joins the result where the template
+turn after the result of a tool, marked or not, joins the result where the template
 refuses it there, as Mistral's do.
 """
 
@@ -83,7 +83,7 @@ def _shows_several(probe: TemplateProbe) -> bool:
 
 @cached_by_template
 def _shows_later(probe: TemplateProbe) -> bool:
-    """Whether it shows system messages behind others, whatever follows."""
+    """Whether it shows system messages after others, whatever follows."""
     tool_use = [_USER, TOOL_CALL, TOOL_RESULT]
     places = [
         [_SYSTEM, _USER, _LATER_SYSTEM],
@@ -103,7 +103,7 @@ def _shows_later(probe: TemplateProbe) -> bool:
 
 @cached_by_template
 def _shows_user_after_tool(probe: TemplateProbe) -> bool:
-    """Whether it shows a user turn behind a tool's result, if it shows results."""
+    """Whether it shows a user turn after a tool's result, if it shows results."""
     tool_use = [_USER, TOOL_CALL, TOOL_RESULT]
     return not probe.shows(tool_use) or probe.shows([*tool_use, _NEXT_USER])
 
@@ -112,14 +112,14 @@ def _shows_user_after_tool(probe: TemplateProbe) -> bool:
 
 
 def _with_joined_results(chat: list[Message], probe: TemplateProbe) -> list[Message]:
-    """A conversation without user turns behind results, if the template refuses them."""
+    """A conversation without user turns after results, if the template refuses them."""
     roles = [message.get("role") for message in chat]
     if ("tool", "user") not in pairwise(roles) or _shows_user_after_tool(probe):
         return chat
     joined: list[Message] = []
     for message in chat:
-        behind = joined and joined[-1].get("role") == "tool"
-        if behind and message.get("role") == "user":
+        after_result = joined and joined[-1].get("role") == "tool"
+        if after_result and message.get("role") == "user":
             joined[-1] = _with_text(joined[-1], [], [_text(message)])
         else:
             joined.append(message)

@@ -161,7 +161,7 @@ class Tokenizer:
         return self._backend.to_str()
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token, as behind another; none for ids without a token."""
+        """Bytes of one token, as after another; none for ids without a token."""
         if token in self._bytes:
             return self._bytes[token]
         name = self._backend.id_to_token(token) or ""

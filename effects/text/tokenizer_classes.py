@@ -47,7 +47,7 @@ def _byte_level(prefix: bool, regex: bool = True, trim: bool = True) -> State:
 
 
 def _metaspace_components(config: Mapping[str, Any]) -> State:
-    """Llama's: blanks as ▁, one before the text, or behind each special token too."""
+    """Llama's: blanks as ▁, one before the text, or after each special token too."""
     prefix = _prefix_space(config, default=True)
     scheme = ("always" if config.get("legacy") else "first") if prefix else "never"
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -138,7 +138,7 @@ def _named(text: str, *names: str) -> dict[str, str]:
 
 def _code_llama_components(config: Mapping[str, Any]) -> State:
     """Llama's, but for a first blank that is taken off whether one was put there or not,
-    and never a blank behind a special token.
+    and never a blank after a special token.
     """
     components = _metaspace_components({**config, "legacy": False})
     return {**components, "decoder": _metaspace_components({})["decoder"]}

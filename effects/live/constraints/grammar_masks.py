@@ -9,7 +9,7 @@ matcher, or gets a new one that reads all its tokens.
 Most masks take some ten microseconds, and those of all rows are made at once, on all
 processors, during the forward that they are for (`begin`). A few take milliseconds: where
 a grammar is ambiguous, or its strings are bounded. Other requests would wait for these.
-So there is one bound, MASK_WAIT, for one mask:
+So there is one bound, MASK_WAIT_SECONDS, for one mask:
 
     a request arrives                 a thread makes the first mask of each sample, unless
                                       a used matcher is idle (idle_matchers.py)

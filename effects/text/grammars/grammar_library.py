@@ -92,7 +92,7 @@ class MatcherUpdate:
     num_rollback: int
     tokens: tuple[int, ...]
     line: int = 0
-    slow: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT
+    slow: bool = False  # set by `Compiler.masks`: it took longer than MASK_WAIT_SECONDS
 
 
 class Compiler(Protocol):

@@ -22,13 +22,14 @@ from minfer.sampling.structured import StructuredOutputs
 # As many as an engine has rows by default: where fewer are kept and outputs end at about
 # the same time, the next ones wait for new matchers. One takes 0.3 to 0.5 MB with an
 # ordinary schema, 0.8 with twenty tools (12,500 characters), and up to 10 MB where texts
-# have bounds within bounds. Each counts once, and once more for so many characters; and
-# of few constraints any are kept.
+# have bounds within bounds. A matcher's weight is 1, and 1 more for each
+# CHARACTERS_PER_WEIGHT characters of its constraint. At most MAX_CONSTRAINTS constraints
+# have matchers here.
 MAX_TOTAL_WEIGHT: Final = 256
 CHARACTERS_PER_WEIGHT: Final = 24_576
 MAX_CONSTRAINTS: Final = 16
-# Of outputs, after which a matcher serves no more. With ordinary schemas it does not grow
-# after the first 256 tokens.
+# Tokens of outputs after which a matcher is dropped. With ordinary schemas it does not
+# grow after the first 256 tokens.
 MAX_SERVED_TOKENS: Final = 16_384
 
 
@@ -46,8 +47,8 @@ class IdleMatchers:
             return sum(map(len, self._matchers.values()))
 
     def put(self, constraint: StructuredOutputs, matcher: Matcher, tokens: int) -> None:
-        """Keep a matcher that is free again, after an output of so many tokens; others
-        are dropped where room is short.
+        """Keep a matcher that is free again, after an output of `tokens` tokens;
+        others are dropped if the total weight is too large.
         """
         matcher.served += tokens
         if matcher.served > MAX_SERVED_TOKENS:

@@ -37,7 +37,7 @@ _SPECIAL_WORD: Final = re.compile(
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)     # a text
     | (?://|\#)[^\n]*+                 # a comment
     | /(?:\\.|[^/\\])*+(?:/|\\?\Z)     # a regular expression
-    | %json\s*+                        # a schema is behind it
+    | %json\s*+                        # a schema comes after it
     | <[^<>\[\s][^<>\s]*+>             # a name of a token
     """,
     re.VERBOSE | re.DOTALL,

@@ -1,7 +1,7 @@
 """Whether each rule of a user's grammar has a text that ends.
 
-A rule of which each way leads to itself again has none: an answer that begins it could
-neither go on nor end.
+A rule whose alternatives all lead to itself again has none: an answer that begins it
+could neither go on nor end.
 """
 
 import re

@@ -9,7 +9,7 @@ compiler's lexer would read such a text word by word, each as long as it can be:
 JSON the backslash of a line break might as well begin a quote within the line, and the
 lexer cannot go back. As one terminal, a text is one word. So rules become terminals;
 their texts and patterns are written with JSON's escapes where these are wanted, and what
-`%ignore` names may be before and behind each of a rule's words.
+`%ignore` names may be before and after each of a rule's words.
 
 Terminals cannot contain themselves. So within JSON a grammar with recursive rules stays a
 grammar, if its words have no escapes; else it is refused, and so are the compiler's
@@ -79,8 +79,8 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     ]
     lines += [writer.imported(name, path) for name, path in grammar.imports.items()]
     if ignored:
-        ways = " | ".join(writer.body(body) for body in grammar.ignored)
-        lines.append(f"{ignored}: ({ways})*")
+        alternatives = " | ".join(writer.body(body) for body in grammar.ignored)
+        lines.append(f"{ignored}: ({alternatives})*")
     return lines
 
 
@@ -275,7 +275,7 @@ class _Writer:
     ignored: str = ""  # the terminal of what is ignored; empty: nothing is
 
     def definition(self, definition: Definition) -> str:
-        """A definition as a terminal. What is ignored may be behind each word of a rule,
+        """A definition as a terminal. What is ignored may be after each word of a rule,
         and before the first.
         """
         body = self.body(definition.body, spaced=_is_rule(definition.name))
@@ -291,7 +291,7 @@ class _Writer:
         return f"{self.names[name]}: {self._pattern(pattern)}"
 
     def body(self, tokens: list[LarkToken], *, spaced: bool = False) -> str:
-        """What is behind a definition's colon."""
+        """What is after a definition's colon."""
         words = []
         for token in tokens:
             word = self._word(token)

@@ -5,8 +5,8 @@ Its matchers never raise; they enter a state of error, which is tested after eac
 A token takes microseconds. Where a grammar is ambiguous it takes up to 0.4 s, the more
 the longer the output is; and the library holds Python's lock meanwhile, so that the
 engine would stop. It does not hold the lock while several matchers take a token at once.
-So once a token took longer than MASK_WAIT, a second matcher takes each of the following
-ones at the same time; its result is not used.
+So once a token took longer than MASK_WAIT_SECONDS, a second matcher takes each of the
+following ones at the same time; its result is not used.
 """
 
 import re

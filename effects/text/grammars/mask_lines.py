@@ -35,7 +35,7 @@ class BannedTokens:
 
     @classmethod
     def of(cls, tokens: Iterable[int], words: int) -> "BannedTokens":
-        """Of lines of so many words, those tokens that are in them."""
+        """The tokens that are in lines of this many `words`."""
         bits_by_word: dict[int, int] = {}
         for token in tokens:
             if token < WORD_BITS * words:
@@ -65,7 +65,7 @@ class BannedTokens:
 
 
 class TokenBans:
-    """Has lines not allow tokens; it keeps where those lie, of so many sets of them."""
+    """Has lines not allow tokens; caches the positions of up to MAX_BANS sets."""
 
     def __init__(self) -> None:
         self._bans: dict[tuple[int, frozenset[int]], BannedTokens] = {}

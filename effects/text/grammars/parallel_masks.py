@@ -5,7 +5,7 @@ each row is to put it into a list. Nearly all matchers go forward by one token, 
 takes a microsecond or two: many do so in one call, too, and few one after the other,
 which is over before threads would have woken up.
 
-Masks that take longer than MASK_WAIT are detected meanwhile (slow_masks.py).
+Masks that take longer than MASK_WAIT_SECONDS are detected meanwhile (slow_masks.py).
 """
 
 import time

@@ -49,7 +49,7 @@ _CHARACTER: Final = r"""
     \\x[0-9A-Fa-f]{2} | \\u[0-9A-Fa-f]{4} | \\U[0-9A-Fa-f]{8}
     | \\[xu]\{[0-9A-Fa-f]{1,6}\}       # a character by its number
     | \\[pP](?:\{[^{}]*\}|[A-Za-z])    # a property of Unicode
-    | \\[0-9]{2,}                      # a number of what came before, or in octal
+    | \\[0-9]{2,}                      # a back-reference, or a number in octal
     | \\.                              # any other escape
     | .
 """
@@ -160,7 +160,7 @@ def pattern_pieces(
             yield _character_outside_sets(match[0], decides=decides)
         elif match[0] == "." and not dotall:
             yield NO_LINE_FEED if decides else NO_LINE_END
-        elif decides and match[0] == "$":  # `re` finds a last line break behind it
+        elif decides and match[0] == "$":  # `re` finds a last line break after it
             yield from (_character_outside_sets("\n", decides=True), "?$")
         else:
             yield match[0]
@@ -177,7 +177,7 @@ def _character_outside_sets(token: str, *, decides: bool) -> str | CharacterSet:
 
 
 def _read_set(pattern: str, position: int, *, decides: bool) -> tuple[CharacterSet, int]:
-    """The set behind a bracket, and where it ends. A bracket that closes it comes behind
+    """The set after a bracket, and where it ends. A bracket that closes it comes after
     at least one member.
     """
     negated = pattern.startswith("^", position)

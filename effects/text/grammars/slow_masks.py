@@ -1,10 +1,10 @@
-"""Detection of masks in a call that take longer than MASK_WAIT.
+"""Detection of masks in a call that take longer than MASK_WAIT_SECONDS.
 
 Theory. The library makes the masks of a step in one call, on all processors, and does not
 report how long each took. But it writes each line once its mask is there: so a thread
-looks every MASK_WAIT which lines were not written yet. While no more lines are left than
-there are processors, each of them is being made; so those that are left at the next look,
-too, take that long. Before that, lines may only have waited for a processor.
+checks every MASK_WAIT_SECONDS which lines were not written yet. While no more lines are
+left than there are processors, each of them is being made; so those that are left at the
+next check, too, take that long. Before that, lines may only have waited for a processor.
 
 The thread ends when there were no calls for a while.
 """
@@ -24,7 +24,7 @@ from minfer.effects.text.grammars.mask_lines import Lines
 UNWRITTEN: Final = 0x5A5AA5A5  # the first word of a line whose mask is not there yet
 # Threads that make masks: a processor in five is left to others, as the library does.
 MASK_THREADS: Final = max(1, min(32, (cpu_count() or 1) * 4 // 5))
-MAX_IDLE_CHECKS: Final = 200  # looks without a call, after which the thread ends
+MAX_IDLE_CHECKS: Final = 200  # without a call; then the thread ends
 
 
 @define(eq=False)
@@ -32,12 +32,12 @@ class WatchedCall:
     """The masks of a step, while they are made."""
 
     lines: Lines
-    unwritten: Sequence[int]  # lines that were not written when they were looked at
+    unwritten: Sequence[int]  # lines that were not written at the last check
     was_checked: bool = False
     slow: frozenset[int] = frozenset()
 
     def check_lines(self) -> None:
-        """See which lines were written since the last time."""
+        """Note which lines were written since the last check."""
         all_started = self.was_checked and len(self.unwritten) <= MASK_THREADS
         self.was_checked = True
         self.unwritten = [
@@ -48,7 +48,7 @@ class WatchedCall:
 
 
 class MaskWatch:
-    """Looks at calls, one at a time."""
+    """Watches calls, one at a time."""
 
     def __init__(self) -> None:
         self._call: WatchedCall | None = None

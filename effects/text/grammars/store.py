@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAX_GRAMMARS: Final = 256  # grammars: constraints, and that they compile
 COMPILE_THREADS: Final = 2
 MAX_WAITING: Final = 64  # in the queue, beyond which a server should refuse more
-CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
+CLIENT_SHARE: Final = 2  # a client may have MAX_WAITING // CLIENT_SHARE of these
 
 
 @define(eq=False)
@@ -118,7 +118,7 @@ class Grammars:
     def release_matcher(
         self, constraint: StructuredOutputs, matcher: Matcher, tokens: int
     ) -> None:
-        """Keep a matcher for another output; its own has ended after so many tokens."""
+        """Keep a matcher for another output; its own has ended after `tokens` tokens."""
         self._idle.put(constraint, matcher, tokens)
 
     @property

@@ -58,14 +58,14 @@ def _text_form(
     """The rules of arguments that are one text of a grammar."""
     match tool_format.dialect:
         case Tags(value_ends=ends):
-            before, _, behind = _tags_around(tool_format).partition("{value}")
+            before, _, after = _tags_around(tool_format).partition("{value}")
             before = before.replace("{key}", text.name).replace("{kind}", "true")
-            return text.bare(number, marks, before, behind, ends)
+            return text.bare(number, marks, before, after, ends)
         case PythonCalls():
             return text.escaped(number, f'{text.name}="', '"')
         case GemmaCalls(quote=quote):
-            before, behind = f"{{{text.name}:{quote}", f"{quote}}}"
-            return text.bare(number, marks, before, behind, (quote,))
+            before, after = f"{{{text.name}:{quote}", f"{quote}}}"
+            return text.bare(number, marks, before, after, (quote,))
     return text.escaped(number, f'{{{json.dumps(text.name)}: "', '"}')
 
 

@@ -82,7 +82,7 @@ def choose_tools(template: str, tokens: tuple[tuple[str, str], ...]) -> str | No
     rendered = _rendered_call(template, tokens)
     if rendered is None:
         return next((name for name in signed if ROWS[name].specific), None)
-    # Of formats that are read alike, the one that is written so.
+    # If several formats read the call, the format that also writes it so.
     readable = [name for name in signed if _reads(ROWS[name], rendered)]
     as_written = (name for name in readable if _begins_as_written(ROWS[name], rendered))
     return next(as_written, readable[0] if readable else None)

@@ -119,7 +119,7 @@ class Parsers:
 
     @property
     def unknown_tools(self) -> bool:
-        """Whether nobody knows how the model writes calls: requests with tools cannot be
+        """Whether it is unknown how the model writes calls: requests with tools cannot be
         answered. With `NONE` the user has chosen that calls stay text.
         """
         return self.tools == UNKNOWN

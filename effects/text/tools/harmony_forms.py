@@ -83,9 +83,9 @@ class Messages:
         calls = []
         for i, name in enumerate(self.names):
             to = quote(f"{_TO}{name}")
-            behind = f'{channel} "commentary" {to} kind?'
-            before = f'{to} {channel} "commentary" kind?'
-            calls.append(f"({behind} | {before}) {message} arguments_{i}")
+            name_after = f'{channel} "commentary" {to} kind?'
+            name_before = f'{to} {channel} "commentary" kind?'
+            calls.append(f"({name_after} | {name_before}) {message} arguments_{i}")
         return calls
 
 

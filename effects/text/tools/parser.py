@@ -17,7 +17,7 @@ from minfer.effects.text.tools.thinking import Thinking
 _MAX_TRIED_MARKERS: Final = (
     16  # markers within reasoning, each of which might begin a call
 )
-_MAX_TRIED_CHARS: Final = 1 << 18  # behind all of them; the first is always tried
+_MAX_TRIED_CHARS: Final = 1 << 18  # after all of them; the first is always tried
 Reader = Callable[[Source, DeltaWriter, OfferedTools], Reading[None]]
 
 

@@ -71,7 +71,7 @@ class Source:
 def peek_any(source: Source, words: Sequence[str]) -> Reading[str]:
     """The first of these words that comes next, or an empty string. Nothing is taken.
 
-    A word that begins another stands behind it.
+    A word that begins another comes after it.
     """
     while True:
         upcoming = source.text[source.position : source.position + max(map(len, words))]

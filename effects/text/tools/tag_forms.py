@@ -52,7 +52,7 @@ class _Tags:
         return f"{self.marks.rule(first)} {_KEY} {self.marks.rule(rest)}"
 
     @property
-    def behind(self) -> str:
+    def after(self) -> str:
         """The text after a value."""
         return self.around.partition("{value}")[2]
 
@@ -68,7 +68,7 @@ def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
     marks = arguments.marks
     tags = _Tags(marks, around)
     shared = (
-        *marks.ending(_TEXT, tags.behind),
+        *marks.ending(_TEXT, tags.after),
         f"{_ANY}: ({tags.before_any()} {_TEXT})*",
     )
     try:
@@ -100,12 +100,12 @@ def _value(
     schema: Any, root: Mapping[str, Any], path: str, tags: _Tags, *, lenient: bool
 ) -> str:
     """A rule of a value, and the tag after it."""
-    behind = tags.marks.rule(tags.behind)
+    after = tags.marks.rule(tags.after)
     if may_be_text(schema, root):
         texts = listed_texts(schema, root)
         if texts is not None:
-            return f"({' | '.join(map(quote, texts))}) {behind}"
+            return f"({' | '.join(map(quote, texts))}) {after}"
         if not lenient and not any(map(is_free_text, branches(schema, root))):
             raise GrammarError(f"{path}: a text cannot be bound in this format")
         return _TEXT
-    return f"{json_value(schema, root)} {behind}"
+    return f"{json_value(schema, root)} {after}"
