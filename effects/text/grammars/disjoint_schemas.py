@@ -20,7 +20,7 @@ Schemas = tuple[Mapping[str, Any], ...]  # of which all hold
 
 def all_disjoint(schemas: Sequence[Any], root: Any) -> bool:
     """Whether each two of these schemas exclude each other; references lead to `root`."""
-    comparison = _Comparison(root)
+    comparison = _SchemaComparison(root)
     if comparison.have_discriminator(schemas):
         return True
     return all(
@@ -45,7 +45,7 @@ class _Alternative:
 
 
 @define
-class _Comparison:
+class _SchemaComparison:
     root: Any
     _comparisons_left: int = field(default=MAX_COMPARISONS)
     _pairs_left: int = field(default=MAX_PAIRS)

@@ -42,7 +42,7 @@ def write_pattern(pattern: str, *, escaped: bool) -> str:
     check_brackets(pattern)
     if not escaped:
         return rewrite_pattern(pattern, escapes=False)
-    scopes = _Scopes()
+    scopes = _FlagScopes()
     return "".join([_escape_piece(piece, scopes) for piece in pattern_pieces(pattern)])
 
 
@@ -72,7 +72,7 @@ def _opens_group(piece: str) -> bool:
     return piece.startswith("(") and not piece.endswith(")")
 
 
-class _Scopes:
+class _FlagScopes:
     """Whether a dot is any character, and whether case is ignored, group by group."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Scopes:
             self.flags = "".join(set(self.flags + on) - set(off))
 
 
-def _escape_piece(piece: str | CharacterSet, scopes: _Scopes) -> str:
+def _escape_piece(piece: str | CharacterSet, scopes: _FlagScopes) -> str:
     if isinstance(piece, CharacterSet):
         return _escape_set(piece)
     if piece == ".":

@@ -56,11 +56,13 @@ def to_grammar_text(
                 "lark", f"start: ONE\nONE: {_alternatives(constraint.choice or ())}"
             )
         case "grammar":
-            return GrammarText("lark", _as_lark(constraint.text, param))
+            return GrammarText("lark", _to_lark(constraint.text, param))
         case "json_object":
             return GrammarText("json", '{"type": "object"}')
         case "structural_tag":
-            return GrammarText("lark", _tags(constraint.text, param, compiled=compiled))
+            return GrammarText(
+                "lark", _structural_tags(constraint.text, param, compiled=compiled)
+            )
         case _:
             return GrammarText(
                 "json", check_schema(constraint.text, param, compiled=compiled)
@@ -79,7 +81,7 @@ def _whole_regex(text: str, param: str) -> str:
         raise GrammarError(f"{param}: {error}", param) from None
 
 
-def rule(constraint: StructuredOutputs) -> str:
+def constraint_rule(constraint: StructuredOutputs) -> str:
     """A constraint as a part of a rule of Lark. Raises GrammarError."""
     grammar = to_grammar_text(constraint, compiled=False)
     match grammar.kind:
@@ -117,7 +119,7 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _as_lark(text: str, param: str) -> str:
+def _to_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
     if "::=" not in text or any(map(_is_lark, text.splitlines())):
         return check_lark(text, param)
@@ -156,11 +158,11 @@ class _Tag:
     end: str
 
 
-def _tags(text: str, param: str, *, compiled: bool) -> str:
+def _structural_tags(text: str, param: str, *, compiled: bool) -> str:
     """Free text with tags in it, as Lark. Raises GrammarError."""
     try:
         tags = [
-            _tag(structure, index, text, param, compiled=compiled)
+            _structural_tag(structure, index, text, param, compiled=compiled)
             for index, structure in enumerate(_structures(text))
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -195,7 +197,7 @@ def _structures(text: str) -> list[dict[str, Any]]:
     return structures
 
 
-def _tag(
+def _structural_tag(
     structure: dict[str, Any], number: int, text: str, param: str, *, compiled: bool
 ) -> _Tag:
     where = f"structures[{number}]"

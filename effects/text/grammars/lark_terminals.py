@@ -72,7 +72,7 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     names = dict.fromkeys(("start", *grammar.definitions, *grammar.imports))
     ignored = f"{prefix}{len(names)}" if grammar.ignored else ""
     new_names = {name: f"{prefix}{i}" for i, name in enumerate(names)}
-    writer = _Writer(new_names, escaped, ignored)
+    writer = _TerminalWriter(new_names, escaped, ignored)
     lines = [writer.definition(grammar.definitions.pop("start"))]
     lines += [
         writer.definition(definition) for definition in grammar.definitions.values()
@@ -84,7 +84,7 @@ def lark_terminals(definition: str, prefix: str, *, escaped: bool) -> list[str]:
     return lines
 
 
-def _nested(grammar: LarkGrammar) -> str:
+def _nested_grammar(grammar: LarkGrammar) -> str:
     """A grammar with rules that contain themselves, as a part of another grammar's rule.
     Words must be the same with JSON's escapes as without: else the lexer could not tell
     where they end. Of white space that is ignored, blanks are left.
@@ -97,7 +97,7 @@ def _nested(grammar: LarkGrammar) -> str:
             names[name] = f"rule_{len(names)}" if _is_rule(name) else f"W{len(names)}"
             pending += _names_of(grammar, name)
     names["start"] = "start"
-    escaped, bare = (_Writer(names, written) for written in (True, False))
+    escaped, bare = (_TerminalWriter(names, written) for written in (True, False))
     lines = []
     for name in names:
         if (definition := grammar.definitions.get(name)) is not None:
@@ -140,7 +140,7 @@ class TextGrammar:
         if not _recursive_name(grammar):
             return ""
         check_ends(grammar)
-        return _nested(grammar)
+        return _nested_grammar(grammar)
 
     def terminals(self, prefix: str, *, escaped: bool) -> list[str]:
         """The text as terminals, the first of which is the whole. Raises GrammarError."""
@@ -267,7 +267,7 @@ def _is_rule(name: str) -> bool:
 
 
 @frozen
-class _Writer:
+class _TerminalWriter:
     """Writes terminals under new names."""
 
     names: Mapping[str, str]

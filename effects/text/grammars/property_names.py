@@ -16,7 +16,7 @@ from minfer.effects.text.grammars.lookaheads import as_one_pattern, matches
 
 MAX_DEPTH: Final = 4  # references, and alternatives within each other
 _ANY_NAME: Final[tuple[dict[str, str], ...]] = ({}, {"type": "string"})
-_OF_NAMES: Final = frozenset({"enum", "const", "pattern", "format"})
+_NAME_KEYWORDS: Final = frozenset({"enum", "const", "pattern", "format"})
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "type": ((str, list), "a text or a list of texts"),
     "enum": (list, "a list"),
@@ -51,11 +51,11 @@ class PropertyNames:
     @staticmethod
     def of(schema: Any, root: Any) -> "PropertyNames | None":
         """The names that a schema allows, if there is one pattern of them."""
-        return _Reading(root).names(schema)
+        return _NameReader(root).names(schema)
 
 
 @define
-class _Reading:
+class _NameReader:
     """Reads which names schemas within one root allow, of each schema once."""
 
     root: Any
@@ -66,7 +66,7 @@ class _Reading:
         """The names that a schema allows, if there is one pattern of them."""
         if isinstance(schema, bool):
             return PropertyNames() if schema else PropertyNames([])
-        result = _resolved(schema, self.root)
+        result = _resolve(schema, self.root)
         if result is None or depth > MAX_DEPTH:
             return None
         if id(result) not in self._known:
@@ -87,7 +87,7 @@ class _Reading:
         types = keywords.pop("type", "string")
         if "string" not in (types if isinstance(types, list) else [types]):
             return PropertyNames([])
-        return _said_of_names(keywords)
+        return _names_by_keywords(keywords)
 
 
 def _check_types(keywords: Mapping[str, Any]) -> None:
@@ -112,9 +112,9 @@ def _any_of(names: list[PropertyNames | None]) -> PropertyNames | None:
     return PropertyNames([*dict.fromkeys(name for listed in lists for name in listed)])
 
 
-def _said_of_names(keywords: dict[str, Any]) -> PropertyNames | None:
+def _names_by_keywords(keywords: dict[str, Any]) -> PropertyNames | None:
     """The names that a schema's own keywords allow."""
-    if keywords.keys() - _OF_NAMES.union(_LENGTHS):
+    if keywords.keys() - _NAME_KEYWORDS.union(_LENGTHS):
         return None
     read_format(keywords)
     if "format" in keywords:  # one of the compiler's
@@ -140,7 +140,7 @@ def _said_of_names(keywords: dict[str, Any]) -> PropertyNames | None:
     return PropertyNames([text for text in texts if names.has(text)])
 
 
-def _resolved(schema: Any, root: Any) -> Mapping[str, Any] | None:
+def _resolve(schema: Any, root: Any) -> Mapping[str, Any] | None:
     """A schema, or the one that it refers to."""
     for _ in range(MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, dict) else None

@@ -113,17 +113,17 @@ def check_schema(
         raise GrammarError(f"{param}: there is no text that false allows", param)
     # The compiler takes objects alone at the top; this one allows as much as `true`.
     root = {} if schema is True else schema
-    check = _Check(root, param, lenient, Rewriting.of(root))
+    check = _SchemaCheck(root, param, lenient, Rewriting.of(root))
     places = check.all_parts()
     result = json.dumps(root)
     if compiled:
-        check.put_patterns(places)
+        check.translate_patterns(places)
         result = json.dumps(root)
     return result
 
 
 @define
-class _Check:
+class _SchemaCheck:
     """The check of one schema, which is changed in place."""
 
     root: Any
@@ -140,7 +140,7 @@ class _Check:
             if id(place.schema) in visited:  # references lead to it
                 continue
             visited[id(place.schema)] = place
-            pending += self._try(place, self._parts)
+            pending += self._try(place, self._check_part)
         places = [place for place in visited.values() if isinstance(place.schema, dict)]
         self._check_endless(places)
         joint = JointPatterns(self._part_at)
@@ -148,16 +148,16 @@ class _Check:
             self._try(place, lambda place: joint.check(place.schema))
         decides = _any_decides(places)
         for place in places:
-            self._try(place, partial(_compiled_patterns, decides=decides))
+            self._try(place, partial(_compile_patterns, decides=decides))
             if decides:
                 self._try(place, _check_spellable)
         return places
 
-    def put_patterns(self, places: list[_SchemaPlace]) -> None:
+    def translate_patterns(self, places: list[_SchemaPlace]) -> None:
         """Translate all patterns of a checked schema for the compiler."""
         decides = _any_decides(places)
         for place in places:
-            place.schema.update(_compiled_patterns(place, decides=decides))
+            place.schema.update(_compile_patterns(place, decides=decides))
         if decides:
             self.root[OPTIONS] = {"json_allowed_escapes": _ALLOWED_ESCAPES}
 
@@ -170,14 +170,14 @@ class _Check:
                 return step(place)
             except GrammarError as error:
                 if self.lenient and isinstance(error, KeywordError):
-                    _drop(place.schema, error.word)
+                    _drop_keyword(place.schema, error.word)
                     continue
                 location = f" (at {place.path})" if place.path else ""
                 raise GrammarError(
                     f"{self.param}: {error}{location}", self.param
                 ) from None
 
-    def _parts(self, place: _SchemaPlace) -> list[_SchemaPlace]:
+    def _check_part(self, place: _SchemaPlace) -> list[_SchemaPlace]:
         """The schemas within one, after a check of its keywords."""
         schema = place.schema
         if isinstance(schema, bool):
@@ -200,9 +200,9 @@ class _Check:
             _SchemaPlace(subschema, path, place.depth + 1)
             for path, subschema in subschemas
         ]
-        return [*places, *self._target(place)]
+        return [*places, *self._referred_place(place)]
 
-    def _target(self, place: _SchemaPlace) -> list[_SchemaPlace]:
+    def _referred_place(self, place: _SchemaPlace) -> list[_SchemaPlace]:
         """The schema that a schema refers to by position, wherever it is."""
         reference = place.schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -243,7 +243,7 @@ def _is_position(name: str, items: list[Any]) -> bool:
     return short and int(name) < len(items)
 
 
-def _drop(schema: dict[str, Any], word: str) -> None:
+def _drop_keyword(schema: dict[str, Any], word: str) -> None:
     """Drop a keyword, so that more is allowed."""
     value = schema.pop(word)
     if word == "oneOf":
@@ -291,7 +291,7 @@ def _check_word(word: str) -> None:
         )
 
 
-def _compiled_patterns(place: _SchemaPlace, *, decides: bool) -> dict[str, Any]:
+def _compile_patterns(place: _SchemaPlace, *, decides: bool) -> dict[str, Any]:
     """The patterns of a schema in the compiler's language. Raises GrammarError."""
     schema = place.schema
 

@@ -27,7 +27,7 @@ from minfer.effects.text.grammars.schemas import check_schema
 from minfer.effects.text.tools.argument_forms import Callee, argument_form
 from minfer.effects.text.tools.calls import is_tool_name
 from minfer.effects.text.tools.format import CallForm, ToolFormat
-from minfer.effects.text.tools.harmony_forms import Messages
+from minfer.effects.text.tools.harmony_forms import HarmonyRules
 from minfer.effects.text.tools.marker_rules import MarkerRules, as_regex
 from minfer.effects.text.tools.table import HARMONY, TOOLS
 from minfer.effects.text.tools.thinking import Thinking
@@ -238,7 +238,7 @@ def _free_text_terminal(
 def _harmony_rules(calling: Calling) -> list[str]:
     """The rules of messages on channels, of which some are calls."""
     marks = MarkerRules.of(TOOLS[HARMONY].markers, calling.token)
-    messages = Messages(
+    messages = HarmonyRules(
         names=[callee.name for callee in calling.callees],
         must=calling.must,
         several=calling.several,

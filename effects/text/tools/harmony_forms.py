@@ -33,7 +33,7 @@ _TO: Final = f"{TO}functions."
 
 
 @frozen(kw_only=True)
-class Messages:
+class HarmonyRules:
     """The messages of an answer, and the form of markers."""
 
     names: Sequence[str]  # of functions; arguments_0 and on are the rules of theirs

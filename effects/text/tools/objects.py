@@ -17,7 +17,7 @@ from minfer.effects.text.tools.offered import OfferedTools
 from minfer.effects.text.tools.sections import sections
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
+    TextSource,
     peek_any,
     peek_char,
     take_repeats,
@@ -38,7 +38,7 @@ class Objects:
     drops: tuple[str, ...] = ()  # markers around an answer
 
     def read(
-        self, source: Source, out: DeltaWriter, tools: OfferedTools
+        self, source: TextSource, out: DeltaWriter, tools: OfferedTools
     ) -> Reading[None]:
         """Read a whole answer."""
         if self.bare:
@@ -60,7 +60,7 @@ class Objects:
             source, out, self.opens, body, closes=closes, drops=self.drops
         )
 
-    def _between(self, source: Source, out: DeltaWriter) -> Reading[bool]:
+    def _between(self, source: TextSource, out: DeltaWriter) -> Reading[bool]:
         """Take calls up to the closing marker; returns whether there is nothing else."""
         while (yield from take_calls(source, out)):
             source.keep()
@@ -74,7 +74,7 @@ class Objects:
 
 
 def _take_objects(
-    source: Source,
+    source: TextSource,
     out: DeltaWriter,
     accept: Accept,
     prefix: str = "",
@@ -96,7 +96,7 @@ def _take_objects(
     out.content(source.kept())
 
 
-def take_rest(source: Source, out: DeltaWriter) -> Reading[None]:
+def take_rest(source: TextSource, out: DeltaWriter) -> Reading[None]:
     """Take the rest of the text as content."""
     while (yield from peek_char(source)):
         out.content(source.take(len(source.text)))

@@ -36,7 +36,7 @@ _KEY: Final = "/[A-Za-z0-9_.-]+/"
 
 
 @frozen
-class _Tags:
+class _TagRules:
     """The tags around a value, in a grammar."""
 
     marks: MarkerRules
@@ -66,7 +66,7 @@ def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
     GrammarError.
     """
     marks = arguments.marks
-    tags = _Tags(marks, around)
+    tags = _TagRules(marks, around)
     shared = (
         *marks.ending(_TEXT, tags.after),
         f"{_ANY}: ({tags.before_any()} {_TEXT})*",
@@ -80,7 +80,7 @@ def tag_form(arguments: ArgumentSchema, around: str) -> ArgumentRules:
     return ArgumentRules(body, tuple(rules), shared)
 
 
-def _body(arguments: ArgumentSchema, tags: _Tags) -> tuple[str, list[str]]:
+def _body(arguments: ArgumentSchema, tags: _TagRules) -> tuple[str, list[str]]:
     name, root, lenient = arguments.tool, arguments.root, arguments.lenient
     properties = properties_of(name, root, _NOT_IN_KEYS, lenient=lenient)
     if properties is None:
@@ -97,7 +97,7 @@ def _body(arguments: ArgumentSchema, tags: _Tags) -> tuple[str, list[str]]:
 
 
 def _value(
-    schema: Any, root: Mapping[str, Any], path: str, tags: _Tags, *, lenient: bool
+    schema: Any, root: Mapping[str, Any], path: str, tags: _TagRules, *, lenient: bool
 ) -> str:
     """A rule of a value, and the tag after it."""
     after = tags.marks.rule(tags.after)

@@ -14,7 +14,7 @@ from attrs import frozen
 from minfer.effects.text.tools.delta_writer import DeltaWriter
 from minfer.effects.text.tools.source import (
     Reading,
-    Source,
+    TextSource,
     peek_any,
     take_space,
     take_until,
@@ -30,7 +30,12 @@ class Thinking:
     around: tuple[str, ...] = ()  # markers beside answers, which are left out
 
     def read(
-        self, source: Source, out: DeltaWriter, *, opened: bool, calls: Sequence[str] = ()
+        self,
+        source: TextSource,
+        out: DeltaWriter,
+        *,
+        opened: bool,
+        calls: Sequence[str] = (),
     ) -> Reading[str]:
         """Take the reasoning, if there is any; the answer comes after it. Returns the
         text from a marker of `calls` within reasoning that nothing closed.
