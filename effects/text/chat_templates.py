@@ -38,7 +38,7 @@ Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 RESERVED_NAMES: Final = frozenset(
     {"chat_template", "chat_template_kwargs", "messages", "tokenize", "tools"}
 )
-# Nor can these be the same for all requests.
+# Names that a request may set, and the default for all requests may not.
 PER_REQUEST_NAMES: Final = frozenset({"add_generation_prompt", "continue_final_message"})
 _NULL: Final = "None"
 _CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG"

@@ -25,15 +25,15 @@ class OutputBuffer:
 
     decoder: Detokenizer | None
     matcher: StopMatcher | None
-    # Of the tokens from the next that will be taken, if requested. Those that an end cuts
-    # off stay.
+    # If requested: of the tokens that were not taken yet, and then of those that the end
+    # cut off.
     logprobs: list[TokenLogprobs] | None = None
     min_tokens: int = 0  # output tokens in whose text no stop string may end
     keeps_stop: bool = False  # its text includes the token that ended it
-    new_tokens: list[int] = field(factory=list)  # tokens that came
+    new_tokens: list[int] = field(factory=list)  # not flushed yet
     ending: Finished | None = None
     num_flushed: int = 0  # output tokens that were ever flushed, or that it began with
-    tokens: list[int] = field(factory=list)  # to be taken
+    tokens: list[int] = field(factory=list)  # flushed, and not taken yet
     text: str = ""  # likewise
     stop_string: str | None = None  # the stop string that was found
     end_flushed: bool = False  # its end was flushed

@@ -72,7 +72,7 @@ class OutputProcessor:
             decoder = self._decoder()
             keep_stop = sampling.include_stop_str_in_output
             stops = sampling.stop
-            matcher = StopMatcher(stops, kept=keep_stop) if stops else None
+            matcher = StopMatcher(stops, keep_stops=keep_stop) if stops else None
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
             min_tokens = sampling.min_tokens

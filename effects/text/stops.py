@@ -2,7 +2,7 @@
 
 A text is searched for two things: a stop string that ends at a character, which one call
 of `str.endswith` finds for all of them; and the longest end of the text that may begin a
-stop string, which is kept. Stop strings are sorted, so that those with a common beginning
+stop string, which is held. Stop strings are sorted, so that those with a common beginning
 are neighbours: one bisection finds whether any of them begins with an end.
 
 When text is added, its longest end cannot begin any earlier than before. So a place where
@@ -18,17 +18,17 @@ class StopMatcher:
     """Finds the stop string that ends first in a text that comes in pieces.
 
     Of several that end at the same character, the longest. The result does not depend on
-    how the text is cut into pieces. Text that may begin a stop string is kept, unless
-    stop strings are `kept` in the text.
+    how the text is cut into pieces. Text that may begin a stop string is held,
+    unless stop strings stay in the text (`keep_stops`).
     """
 
-    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], *, keep_stops: bool = False) -> None:
         """Raises ValueError for an empty stop string, which would end every
         text at once.
         """
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
-        self._keeps_stops = kept
+        self._keeps_stops = keep_stops
         self._stops = tuple(sorted(set(stops)))
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = frozenset(stop[0] for stop in self._stops)
@@ -46,7 +46,7 @@ class StopMatcher:
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Add text; return (text that is certain, the stop string found or None).
 
-        After a find, the rest is dropped; with `final` no text is kept.
+        After a find, the rest is dropped; with `final` no text is held.
         """
         if not self._tail and self._firsts.isdisjoint(piece):
             return piece, None
@@ -59,11 +59,11 @@ class StopMatcher:
         return text[num_emitted : len(text) - self._num_held()], None
 
     def _num_held(self) -> int:
-        """The number of characters that are kept."""
+        """The number of held characters."""
         return 0 if self._keeps_stops else len(self._tail)
 
     def _num_emitted(self) -> int:
-        """The number of characters of the longest end that were not kept."""
+        """The number of characters of the longest end that were emitted."""
         return len(self._tail) if self._keeps_stops else 0
 
     def _find_stop(self, text: str, begin: int) -> tuple[int, str | None]:

@@ -159,12 +159,12 @@ def _with_text(message: Message, before: list[str], after: list[str]) -> Message
     """A message with texts before and after its own."""
     content = message.get("content")
     if isinstance(content, list | tuple):
-        parts = [
+        content_parts = [
             *({"type": "text", "text": text} for text in before),
             *content,
             *({"type": "text", "text": text} for text in after),
         ]
-        return {**message, "content": parts}
+        return {**message, "content": content_parts}
     own_texts = [str(content)] if content else []
     return {**message, "content": "\n\n".join([*before, *own_texts, *after])}
 

@@ -1,7 +1,7 @@
 """Whether no value matches two schemas: then `oneOf` is `anyOf`.
 
-Only what shows at once is taken for a difference: other types, other values of `const`
-and `enum`, and a required property that differs so.
+Only simple differences count: other types, other values of `const` and `enum`, and a
+required property that differs so.
 """
 
 import json

@@ -24,14 +24,14 @@ from attrs import frozen
 from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.schemas import OPTIONS, check_schema
 
-# Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
-# which threads get, is over at 2,500.
+# The number of rules, and for each the depth of its nested brackets. A thread's stack of
+# 8 MiB overflows at 2,500.
 MAX_RULES_AND_BRACKETS: Final = 1000
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _SCHEMA: Final = "%json"
 _MAX_SHOWN_CHARS: Final = 64  # characters of a name that an error shows
-# What is passed over whole, and a name of a token. None of it is tried again from within
-# if it has no end: it ends with the text.
+# Texts, comments and patterns, which are skipped, and names of tokens. If the closing
+# quote or slash is missing, the rest of the grammar is skipped.
 _SPECIAL_WORD: Final = re.compile(
     r"""
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)     # a text
@@ -49,7 +49,7 @@ class _LarkPiece:
     """A part of a grammar."""
 
     text: str
-    kind: str = ""  # how a word begins; empty: the text between words
+    kind: str = ""  # the beginning of a special word; empty: other text
 
 
 def check_lark(text: str, param: str) -> str:

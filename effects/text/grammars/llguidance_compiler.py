@@ -60,7 +60,7 @@ SLICES: Final = (
     "[a-z]{1,8}",
     *(_QUOTED + lengths for lengths in ("{1,3}", "{1,6}", "{1,10}", "{1,30}", "+")),
 )
-COMPANION_GRAMMAR: Final = 'start: "a"'  # a grammar, whichever
+COMPANION_GRAMMAR: Final = 'start: "a"'  # any grammar will do
 NO_END_TEXT: Final = "<|no end of sequence|>"  # the text of a token that stands for one
 
 

@@ -55,11 +55,11 @@ class BannedTokens:
         all_words = lines.view(np.uint32)
         selected = all_words[indices[:, None], self.words]
         hits = (selected & self.bits).any(axis=1)
-        if not hits.any():  # as often: what must not end is no place to end
+        if not hits.any():  # the usual case
             return []
         indices, selected = indices[hits], selected[hits]
         all_words[indices[:, None], self.words] = selected & ~self.bits
-        # Who allows much allows some of the first tokens, which are all characters.
+        # A line that allows much allows some of the first tokens, which are characters.
         candidates = indices[~all_words[indices, :NUM_FIRST_WORDS].any(axis=1)].tolist()
         return [line for line in candidates if not all_words[line].max()]
 

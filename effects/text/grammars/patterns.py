@@ -170,7 +170,7 @@ def _character_outside_sets(token: str, *, decides: bool) -> str | CharacterSet:
     """A character, or an escape of several, outside of sets."""
     if (char_set := _class_escape(token, negated=False, decides=decides)) is not None:
         return CharacterSet(f"[{char_set.text}]", char_set.ascii, char_set.known)
-    number = _number(token, within=False)
+    number = _number(token, in_set=False)
     if number not in ONLY_NUMBERED | CONTROLS:
         return character(number)
     return CharacterSet(f"[{character(number)}]", frozenset({number}))
@@ -218,10 +218,10 @@ def _read_member(
     token, position = _read_token(pattern, position)
     if (char_set := _class_escape(token, negated=negated, decides=decides)) is not None:
         return char_set, position
-    low = high = _number(token, within=True)
+    low = high = _number(token, in_set=True)
     if pattern.startswith("-", position) and not pattern.startswith("-]", position):
         token, position = _read_token(pattern, position + 1)
-        high = _number(token, within=True)
+        high = _number(token, in_set=True)
     if low > high:
         raise refused_part(f"{chr(low)}-{chr(high)}", "range")
     spanned = range(low, high + 1)
@@ -278,7 +278,7 @@ def _ascii_of(escape: str, flags: re.RegexFlag) -> frozenset[int]:
     return frozenset(number for number in ASCII if matches(chr(number)))
 
 
-def _number(token: str, *, within: bool) -> int:
+def _number(token: str, *, in_set: bool) -> int:
     """The character of a token. Raises GrammarError for another escape, such as a
     position or a reference to earlier text.
     """
@@ -289,7 +289,7 @@ def _number(token: str, *, within: bool) -> int:
         number = int(token[2:].strip("{}"), 16)
         if number <= 0x10FFFF:
             return number
-    elif letter == "b" and within:
+    elif letter == "b" and in_set:
         return ord("\b")
     elif token[1:] in _NUMBER_OF_ESCAPE:
         return _NUMBER_OF_ESCAPE[letter]

@@ -171,7 +171,7 @@ class Grammars:
         if pool is not None:
             pool.close()
 
-    # --- what holds the lock when it is called ------------------------------------------
+    # --- called with the lock held ------------------------------------------------------
 
     def _cached(self, constraint: StructuredOutputs) -> "Future[Grammar] | None":
         """The result of a constraint, marked as the most recently used."""
@@ -186,7 +186,7 @@ class Grammars:
             if queued is not None:
                 self._queue.remove(queued)
 
-    # --- what takes it ------------------------------------------------------------------
+    # --- take the lock ------------------------------------------------------------------
 
     def _remove_waiter(self, job: _Compilation, wait: "Future[Grammar]") -> None:
         """Remove a waiter that has left, and a job without waiters."""
