@@ -1,7 +1,7 @@
 """Log-probabilities for users: by token id, each with its rank and its text.
 
-Log-probabilities of a prompt are parts of bytes, some perhaps twice
-(`minfer.records.token_logprobs`); they are kept as they come, and read once, when the
+Log-probabilities of a prompt come in chunks of bytes, and some may come twice
+(`minfer.records.token_logprobs`); they are kept as bytes, and read once, when the
 consumer takes the output.
 """
 
@@ -41,15 +41,18 @@ class PromptScores:
 
     prompt: Sequence[int]  # token ids
     tokenizer: Tokenizer | None = None
-    unread: deque[bytes] = field(factory=deque)  # parts; added while others are read
-    read: PromptLogprobs = field(factory=lambda: [None])
+    # Chunks are added while others are read.
+    unread_chunks: deque[bytes] = field(factory=deque)
+    entries: PromptLogprobs = field(factory=lambda: [None])
 
     def by_token(self) -> PromptLogprobs | None:
         """For each token, the first one's None; None if the prompt was not computed.
         Raises ValueError.
         """
-        while self.unread:
-            for position, entry in unpack_parts(self.unread.popleft(), self.prompt):
-                if position == len(self.read):
-                    self.read.append(logprobs_by_id(entry, self.tokenizer))
-        return self.read if len(self.read) >= len(self.prompt) else None
+        while self.unread_chunks:
+            for position, entry in unpack_parts(
+                self.unread_chunks.popleft(), self.prompt
+            ):
+                if position == len(self.entries):
+                    self.entries.append(logprobs_by_id(entry, self.tokenizer))
+        return self.entries if len(self.entries) >= len(self.prompt) else None

@@ -118,7 +118,7 @@ class OutputProcessor:
         if self.scores is None:
             self.samples[0].vector = data
         else:
-            self.scores.unread.append(data)
+            self.scores.unread_chunks.append(data)
         if self.request.ends_with_prompt:
             self.times.record_output(now)
 

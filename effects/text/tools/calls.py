@@ -60,7 +60,7 @@ def take_value(source: TextSource, emit: Emit, *, mended: bool = True) -> Readin
     while True:
         end = scanner.feed(source.text, source.position)
         taken = source.take(end - source.position)
-        scanned = scanner.taken()
+        scanned = scanner.take_accepted()
         if text := scanned if mended else taken:
             emit(text)
         if scanner.done or scanner.broken:
@@ -146,7 +146,7 @@ class _CallReader:
             return False if has_arguments else (yield from self._arguments())
         complete = yield from take_value(source, lambda _: None)
         if complete and key not in _CALL_KEYS:  # after the call
-            self.out.content(source.kept().lstrip(f",{SPACE}"))
+            self.out.content(source.take_kept().lstrip(f",{SPACE}"))
             source.keep()
         return complete
 
@@ -271,4 +271,4 @@ def _mend_object(text: str) -> str | None:
     scanner = JsonScanner()
     end = scanner.feed(text)
     complete = text.startswith("{") and scanner.done and end == len(text)
-    return scanner.taken() if complete else None
+    return scanner.take_accepted() if complete else None

@@ -188,7 +188,7 @@ def _take_arguments(
             out.start(header.function)
             out.arguments(_NO_ARGUMENTS)
             out.end(complete=True)
-    left = source.kept()
+    left = source.take_kept()
     if out.calls > calls and header.foreign:
         out.content(header.foreign)
         out.mark()

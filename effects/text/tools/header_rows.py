@@ -4,7 +4,7 @@ from typing import Final
 
 from minfer.effects.text.tools.format import CallForm, ToolFormat
 from minfer.effects.text.tools.headers import Headers
-from minfer.effects.text.tools.object_rows import listed_form
+from minfer.effects.text.tools.object_rows import list_form
 from minfer.effects.text.tools.thinking import SOLAR_AROUND
 
 
@@ -39,7 +39,7 @@ SEP: Final = "<｜tool▁sep｜>"
 
 def mistral() -> ToolFormat:
     """Mistral's formats: by name where the model has a token before arguments."""
-    listed = listed_form("[TOOL_CALLS]{gap}", "")
+    list_format = list_form("[TOOL_CALLS]{gap}", "")
     return ToolFormat(
         dialect=Headers(
             call="[TOOL_CALLS]",
@@ -47,7 +47,7 @@ def mistral() -> ToolFormat:
             lists=True,
         ),
         written=CallForm(call="[TOOL_CALLS]{name}[ARGS]{arguments}"),
-        older=("[ARGS]", listed),
+        older=("[ARGS]", list_format),
         markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         # Mistral's templates take no other ids.
         prefix="",

@@ -94,7 +94,7 @@ class Headers:
             return
         source.keep()
         yield from self._call(source, out, tools)
-        left = source.kept()
+        left = source.take_kept()
         out.content(left)
 
     def _calls(

@@ -54,7 +54,7 @@ class JsonScanner:
     def __init__(self) -> None:
         self.done = False  # the value is complete
         self.broken = False  # the text cannot be JSON
-        self.passed: list[str] = []  # accepted text
+        self.accepted: list[str] = []  # accepted text
         self._open: list[str] = []  # braces and brackets
         self._step: Step = self._value
         self._word = ""  # its text so far, as in `_TRANSITIONS`
@@ -74,19 +74,19 @@ class JsonScanner:
             self._step_after_value()
         self.broken = not self.done
 
-    def taken(self) -> str:
+    def take_accepted(self) -> str:
         """The text accepted since the last time."""
-        text = "".join(self.passed)
-        self.passed = []
+        text = "".join(self.accepted)
+        self.accepted = []
         return text
 
-    def _pass(self, text: str, index: int, next_step: Step) -> int:
+    def _accept(self, text: str, index: int, next_step: Step) -> int:
         """Accept one character, and continue with a step."""
-        self.passed.append(text[index])
+        self.accepted.append(text[index])
         self._step = next_step
         return index + 1
 
-    def _break(self, index: int) -> int:
+    def _reject(self, index: int) -> int:
         self.broken = True
         return index
 
@@ -99,13 +99,13 @@ class JsonScanner:
         """The beginning of a value."""
         char = text[index]
         if char in SPACE:
-            return self._pass(text, index, self._step)
+            return self._accept(text, index, self._step)
         if char == '"':
             self._key = False
-            return self._pass(text, index, self._in_string)
+            return self._accept(text, index, self._in_string)
         if char in _CLOSERS:
             self._open.append(char)
-            return self._pass(
+            return self._accept(
                 text, index, self._key_or_end if char == "{" else self._first
             )
         self._word, self._length = "", 0
@@ -124,60 +124,60 @@ class JsonScanner:
 
     def _any_key(self, text: str, index: int) -> int:
         if text[index] in SPACE:
-            return self._pass(text, index, self._step)
+            return self._accept(text, index, self._step)
         if text[index] != '"':
-            return self._break(index)
+            return self._reject(index)
         self._key = True
-        return self._pass(text, index, self._in_string)
+        return self._accept(text, index, self._in_string)
 
     def _colon(self, text: str, index: int) -> int:
         if text[index] in SPACE:
-            return self._pass(text, index, self._step)
+            return self._accept(text, index, self._step)
         return (
-            self._pass(text, index, self._value)
+            self._accept(text, index, self._value)
             if text[index] == ":"
-            else self._break(index)
+            else self._reject(index)
         )
 
     def _after(self, text: str, index: int) -> int:
         """After a value: a comma, or the end of its container."""
         char = text[index]
         if char in SPACE:
-            return self._pass(text, index, self._after)
+            return self._accept(text, index, self._after)
         if char == ",":
             in_object = self._open[-1] == "{"
-            return self._pass(text, index, self._any_key if in_object else self._value)
+            return self._accept(text, index, self._any_key if in_object else self._value)
         if char != _CLOSERS[self._open[-1]]:
-            return self._break(index)
+            return self._reject(index)
         self._open.pop()
-        return self._pass(text, index, self._step_after_value())
+        return self._accept(text, index, self._step_after_value())
 
     def _in_string(self, text: str, index: int) -> int:
         if (match := _PLAIN.match(text, index)) is not None:
-            self.passed.append(match[0])
+            self.accepted.append(match[0])
             return match.end()
         if text[index] == "\\":
-            return self._pass(text, index, self._escape)
+            return self._accept(text, index, self._escape)
         if text[index] != '"':
-            self.passed.append(json.dumps(text[index])[1:-1])
+            self.accepted.append(json.dumps(text[index])[1:-1])
             return index + 1
-        return self._pass(
+        return self._accept(
             text, index, self._colon if self._key else self._step_after_value()
         )
 
     def _escape(self, text: str, index: int) -> int:
         if text[index] not in '"\\/bfnrtu':
-            return self._break(index)
+            return self._reject(index)
         self._digits = 4
-        return self._pass(
+        return self._accept(
             text, index, self._hex if text[index] == "u" else self._in_string
         )
 
     def _hex(self, text: str, index: int) -> int:
         if text[index] not in _HEX:
-            return self._break(index)
+            return self._reject(index)
         self._digits -= 1
-        return self._pass(text, index, self._hex if self._digits else self._in_string)
+        return self._accept(text, index, self._hex if self._digits else self._in_string)
 
     def _in_word(self, text: str, index: int) -> int:
         """A number, true, false or null: until another character comes."""
@@ -185,9 +185,9 @@ class JsonScanner:
             self._word = word
             self._length += 1
             if self._length > _MAX_NUMBER_CHARS:
-                return self._break(index)
-            return self._pass(text, index, self._in_word)
+                return self._reject(index)
+            return self._accept(text, index, self._in_word)
         if self._word not in _COMPLETE_WORDS:
-            return self._break(index)
+            return self._reject(index)
         self._step = self._step_after_value()
         return index

@@ -14,22 +14,22 @@ OBJECT: Final = '{"name": "{name}", "arguments": {arguments}}'
 PARAMETERS: Final = '{"name": "{name}", "parameters": {arguments}}'
 
 
-def listed_form(begins: str, ends: str) -> CallForm:
+def list_form(begins: str, ends: str) -> CallForm:
     """Calls as a list of objects."""
     return CallForm(begins=f"{begins}[", call=OBJECT, between=", ", ends=f"]{ends}")
 
 
-def listed(opens: str, closes: str, *signs: tuple[str, ...]) -> ToolFormat:
+def list_format(opens: str, closes: str, *signs: tuple[str, ...]) -> ToolFormat:
     """A format that has all calls as a list between two markers."""
     return ToolFormat(
         dialect=Objects(opens=(opens,), closes=closes),
-        written=listed_form(opens, closes),
+        written=list_form(opens, closes),
         markers=(opens, closes),
         signs=signs or ((opens,),),
     )
 
 
-def each(
+def wrapped_format(
     opens: str,
     closes: str,
     *signs: tuple[str, ...],
@@ -45,7 +45,7 @@ def each(
     )
 
 
-def command() -> ToolFormat:
+def cohere_command() -> ToolFormat:
     """Cohere's format of models with tokens for it."""
     begins, ends = "<|START_ACTION|>", "<|END_ACTION|>"
     call = '{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}'
@@ -72,7 +72,7 @@ def command_r() -> ToolFormat:
     )
 
 
-def gemma(call: str, ends: str, quote: str) -> ToolFormat:
+def gemma_format(call: str, ends: str, quote: str) -> ToolFormat:
     """Gemma's format, with markers of a call and the one around strings."""
     return ToolFormat(
         dialect=GemmaCalls(call=call, ends=ends, quote=quote),
@@ -82,7 +82,9 @@ def gemma(call: str, ends: str, quote: str) -> ToolFormat:
     )
 
 
-def python(opens: str, closes: str, *signs: tuple[str, ...], bare: bool) -> ToolFormat:
+def python_format(
+    opens: str, closes: str, *signs: tuple[str, ...], bare: bool
+) -> ToolFormat:
     """A format in Python's notation; `bare`, its markers may be missing."""
     begins, ends = ("[", "]") if bare else (f"{opens}[", f"]{closes}")
     markers = [marker for marker in (opens, closes) if marker]
@@ -98,11 +100,11 @@ def python(opens: str, closes: str, *signs: tuple[str, ...], bare: bool) -> Tool
     )
 
 
-def followed(marker: str, *signs: tuple[str, ...]) -> ToolFormat:
+def prefixed_list_format(marker: str, *signs: tuple[str, ...]) -> ToolFormat:
     """A format that has all calls as a list after a marker."""
     return ToolFormat(
         dialect=Objects(opens=(marker,)),
-        written=listed_form(marker, ""),
+        written=list_form(marker, ""),
         markers=(marker,),
         signs=signs or ((marker,),),
     )
@@ -110,7 +112,7 @@ def followed(marker: str, *signs: tuple[str, ...]) -> ToolFormat:
 
 def gigachat() -> ToolFormat:
     """GigaChat's format, newer and older."""
-    tool_format = followed(
+    tool_format = prefixed_list_format(
         "<|function_call|>", ("<|function_call|>",), ("function call", "<|role_sep|>")
     )
     opens = ("<|function_call|>", "function call<|role_sep|>\n")
@@ -121,20 +123,20 @@ def gigachat() -> ToolFormat:
 def internlm() -> ToolFormat:
     """InternLM's format."""
     begins, ends = "<|action_start|><|plugin|>", "<|action_end|>"
-    tool_format = each(begins, ends, call=PARAMETERS, pad="")
+    tool_format = wrapped_format(begins, ends, call=PARAMETERS, pad="")
     return evolve(tool_format, markers=("<|action_start|>", "<|plugin|>", ends))
 
 
 def minimax_m1() -> ToolFormat:
     """MiniMax M1's format: an object on each line."""
-    tool_format = listed(
+    tool_format = list_format(
         "<tool_calls>", "</tool_calls>", ("<beginning_of_sentence>", "<tool_calls>")
     )
     written = CallForm(begins="<tool_calls>\n", call=f"{OBJECT}\n", ends="</tool_calls>")
     return evolve(tool_format, written=written)
 
 
-def bare(call: str, *signs: tuple[str, ...], tag: str = "") -> ToolFormat:
+def bare_format(call: str, *signs: tuple[str, ...], tag: str = "") -> ToolFormat:
     """A format whose answers may begin with calls, without a marker."""
     return ToolFormat(
         dialect=Objects(opens=(tag,) if tag else (), bare=True),

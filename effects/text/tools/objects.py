@@ -50,8 +50,10 @@ class Objects:
         def body(marker: str) -> Reading[bool]:
             yield from take_repeats(source, marker)
             if self.closes:
-                return (yield from self._between(source, out))
-            yield from _take_objects(source, out, is_tool_name, source.kept(), bare=True)
+                return (yield from self._calls_between_markers(source, out))
+            yield from _take_objects(
+                source, out, is_tool_name, source.take_kept(), bare=True
+            )
             source.keep()
             return True
 
@@ -60,7 +62,9 @@ class Objects:
             source, out, self.opens, body, closes=closes, drops=self.drops
         )
 
-    def _between(self, source: TextSource, out: DeltaWriter) -> Reading[bool]:
+    def _calls_between_markers(
+        self, source: TextSource, out: DeltaWriter
+    ) -> Reading[bool]:
         """Take calls up to the closing marker; returns whether there is nothing else."""
         while (yield from take_calls(source, out)):
             source.keep()
@@ -93,7 +97,7 @@ def _take_objects(
         if (yield from peek_char(source)) in _SEPARATORS:
             source.take(1)
             yield from take_space(source)
-    out.content(source.kept())
+    out.content(source.take_kept())
 
 
 def take_rest(source: TextSource, out: DeltaWriter) -> Reading[None]:

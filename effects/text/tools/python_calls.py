@@ -55,7 +55,7 @@ class PythonCalls:
         if self.bare:
             source.keep()
             yield from _calls(source, out, tools.names.__contains__)
-            out.content(source.settled() + source.kept())
+            out.content(source.take_settled() + source.take_kept())
         if not self.opens:
             yield from take_rest(source, out)
             return

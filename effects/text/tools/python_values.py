@@ -28,7 +28,7 @@ def literal_json(text: str) -> str | None:
     end = scanner.feed(text)
     scanner.end()
     if scanner.done and end == len(text):
-        return scanner.taken()
+        return scanner.take_accepted()
     if len(text) > _MAX_LITERAL_CHARS and text.startswith(_CONTAINER_BEGINNINGS):
         return None
     try:

@@ -227,12 +227,12 @@ def _read_calls(
                 out.start(name)
                 out.arguments(_typed_arguments(name, arguments, tools))
                 out.end(complete=True)
-            source.kept()
+            source.take_kept()
             return
         if closing is None:
             break
         pieces.append(closing.match[0])
-    out.content(source.kept())
+    out.content(source.take_kept())
 
 
 def _calls_of(

@@ -42,7 +42,7 @@ def sections(
         before = out.calls
         complete = yield from body(marker)
         # Without streaming, a call that goes wrong is text up to there.
-        wrong, left = source.settled(), source.kept()
+        wrong, left = source.take_settled(), source.take_kept()
         marker = ""
         called = out.calls > before
         outside = [*opens, *drops, *(closes if called else ())]

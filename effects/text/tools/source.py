@@ -55,13 +55,13 @@ class TextSource:
         self._settled += self._kept or ()
         self._kept = []
 
-    def settled(self) -> str:
+    def take_settled(self) -> str:
         """The text up to the last `settle` since `keep`; the copy is dropped."""
         text = "".join(self._settled)
         self._settled = []
         return text
 
-    def kept(self) -> str:
+    def take_kept(self) -> str:
         """The text taken since `keep` or `settle`; the copy is dropped."""
         text = "".join(self._kept or ())
         self._kept = None

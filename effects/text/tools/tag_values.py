@@ -148,7 +148,7 @@ def json_of(value: str) -> str:
     end = scanner.feed(text)
     scanner.end()
     if scanner.done and end == len(text):
-        return scanner.taken()
+        return scanner.take_accepted()
     return _WORDS.get(text.lower()) or container_json(text) or quoted(value)
 
 
@@ -166,4 +166,4 @@ def partial_json(value: str) -> str:
     text = value.strip()
     scanner = JsonScanner()
     begins = scanner.feed(text) == len(text)
-    return scanner.taken() if begins else quoted(value)[:-1]
+    return scanner.take_accepted() if begins else quoted(value)[:-1]

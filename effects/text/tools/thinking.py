@@ -45,9 +45,9 @@ class Thinking:
         if (yield from peek_any(source, [self.opens])):
             source.take(len(self.opens))
         elif not opened or (self.around and (yield from peek_any(source, self.around))):
-            out.content(source.kept())
+            out.content(source.take_kept())
             return ""
-        source.kept()
+        source.take_kept()
         out.mark()
         marker = yield from take_until(source, [self.closes, *calls], out.reasoning)
         if marker not in calls:

@@ -51,15 +51,15 @@ def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
         scores = PromptScores(PROMPT)
         assert ranks(scores) is None
         for one in parts:
-            scores.unread.append(one)
+            scores.unread_chunks.append(one)
         assert ranks(scores) == [None, 1, 2, 3, 4]
         assert scores.by_token() is scores.by_token()
-        assert not scores.unread
+        assert not scores.unread_chunks
 
 
 def test_a_prompt_that_was_not_computed_has_none() -> None:
     scores = PromptScores(PROMPT)
     # what is between them never came
-    scores.unread.extend((part(1, 2), part(4, 1)))
+    scores.unread_chunks.extend((part(1, 2), part(4, 1)))
     assert scores.by_token() is None
     assert PromptScores((5,)).by_token() == [None]

@@ -24,9 +24,9 @@ def test_what_was_taken_is_kept_if_requested() -> None:
     source.take(1)
     source.keep("<")
     source.take(2)
-    assert source.kept() == "<bc"
+    assert source.take_kept() == "<bc"
     source.take(1)
-    assert source.kept() == ""
+    assert source.take_kept() == ""
 
 
 def test_words_ahead() -> None:
