@@ -40,7 +40,7 @@ class _TagRules:
     """The tags around a value, in a grammar."""
 
     marks: MarkerRules
-    around: str  # as in `Written.parameter`
+    around: str  # as in `CallForm.parameter`
 
     def before(self, key: str, *, text: bool) -> str:
         """The tag before the value of a parameter."""
