@@ -46,11 +46,11 @@ from minfer.routing.key_index import SHARDS
 from minfer.routing.messages import (
     BlocksEvicted,
     BlocksPublished,
-    Ended,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import (
     ROUTING_POLICIES,
@@ -178,11 +178,11 @@ def decided(
             running.append(waiting.popleft())
             one = running.pop(rng.randrange(len(running)))
             begin = time.thread_time()
-            state = apply(config, state, (Started(one), Ended(one))).state
+            state = apply(config, state, (RequestStarted(one), RequestEnded(one))).state
             events.append(1e6 * (time.thread_time() - begin))
         elif len(waiting) > WAITING:
             running.append(waiting.popleft())
-            state = apply(config, state, (Started(running[-1]),)).state
+            state = apply(config, state, (RequestStarted(running[-1]),)).state
     parts = [percentiles(took[at : at + PART])["p50"] for at in range(0, count, PART)]
     return {
         "decision_us": percentiles(took),

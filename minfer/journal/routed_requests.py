@@ -1,9 +1,9 @@
 """To which replicas a router sent each request, and how each request left them: a fold
 over the turns of the router's journal.
 
-    placed, or Dispatched ---> at a replica ---> Ended           end: "ended"
-                               (Started: its     ReplicaLeft     end: "lost"
-                               first token)      routed again    end: "moved"
+    placed, or Dispatched ---> at a replica ---> RequestEnded    end: "ended"
+                               (RequestStarted:  ReplicaLeft     end: "lost"
+                               its first token)  routed again    end: "moved"
                                                  none of these   end: ""
 """
 
@@ -16,12 +16,12 @@ from minfer.journal.routing_journal import RoutingTurn
 from minfer.routing.messages import (
     Deferred,
     Dispatched,
-    Ended,
     Placed,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 
 ENDED: Final = "ended"
@@ -65,10 +65,10 @@ class RoutedRequests:
 
     def _event(self, event: RouterEvent, number: int) -> None:
         match event:
-            case Started(name):
+            case RequestStarted(name):
                 if (one := self._there.get(name)) is not None:
                     one.started = True
-            case Ended(name):
+            case RequestEnded(name):
                 self._end(name, ENDED)
             case Dispatched(replica, request):
                 self._end(request.id, MOVED)

@@ -34,7 +34,7 @@ from minfer.journal.divergence import LEVELS, innermost, is_shallow
 from minfer.journal.format import START, JournalError
 from minfer.routing import messages, policies
 from minfer.routing.messages import RouterEvent, RoutingRequest
-from minfer.routing.router import Applied, Routed, apply, initial_router, route
+from minfer.routing.router import AppliedEvents, Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 
 NAME: Final = "minfer routing journal"
@@ -55,7 +55,7 @@ class RoutingTurn:
 
     number: int  # from 0
     taken: tuple[RouterEvent, ...] | RoutingRequest
-    result: Applied | Routed
+    result: AppliedEvents | Routed
 
 
 class RoutingDivergenceError(JournalError):
@@ -91,7 +91,7 @@ class RoutingWriter:
         config = dump(self.config)
         return _line({NAME: FORMAT, "config": config, "about": self.about})
 
-    def applied(self, events: Iterable[RouterEvent], result: Applied) -> bytes:
+    def applied(self, events: Iterable[RouterEvent], result: AppliedEvents) -> bytes:
         """The line of events and their reasons."""
         return self._turn({"events": [_event_to(one) for one in events]}, result)
 
@@ -103,7 +103,7 @@ class RoutingWriter:
         """The last line, of a router that was closed."""
         return _closed(self.count) + b"\n"
 
-    def _turn(self, taken: dict[str, Any], result: Applied | Routed) -> bytes:
+    def _turn(self, taken: dict[str, Any], result: AppliedEvents | Routed) -> bytes:
         self.count += 1
         decided = _decided(result)
         self.digest = _chained(self.digest, taken, decided)
@@ -118,9 +118,9 @@ def _closed(turns: int) -> bytes:
     return compact({"closed": turns})
 
 
-def _decided(result: Applied | Routed) -> dict[str, Any]:
+def _decided(result: AppliedEvents | Routed) -> dict[str, Any]:
     """The decisions of a turn, in JSON types."""
-    if isinstance(result, Applied):
+    if isinstance(result, AppliedEvents):
         return {"reasons": [dump(reason) for reason in result.reasons]}
     return {"decision": dump(result.reason)}
 
@@ -255,7 +255,7 @@ class RoutingJournal:
             raise RoutingDivergenceError(self.count, where, was, now)
         return RoutingTurn(self.count, taken, result), bytes.fromhex(written)
 
-    def _decided_now(self, taken: Any) -> Applied | Routed:
+    def _decided_now(self, taken: Any) -> AppliedEvents | Routed:
         """What the present router makes of the input of a turn."""
         if isinstance(taken, tuple):
             return apply(self.config, self.state, taken)

@@ -23,7 +23,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Emit, Finished, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn
-from minfer.routing.messages import Ended, Placed, RouterEvent, Started
+from minfer.routing.messages import Placed, RequestEnded, RequestStarted, RouterEvent
 from minfer.routing.router import apply, route
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.replicas import (
@@ -130,11 +130,13 @@ class DisaggregatedSimulation(ReplicaSimulation):
         turn = replica.turn(now)
         due[replica.name] = replica.due
         events = self._events(self.prefill_config, replica, turn, now)
-        both: list[RouterEvent] = [one for one in events if isinstance(one, Started)]
+        both: list[RouterEvent] = [
+            one for one in events if isinstance(one, RequestStarted)
+        ]
         for done, tokens in _ended(turn):
             half = self._halves.pop(done.id)
             if half.cancelled or done.reason not in ("length", "rejected"):
-                both.append(Ended(done.id))
+                both.append(RequestEnded(done.id))
                 continue
             if not tokens:
                 self._replicas[half.target].unstarted.add(done.id)

@@ -20,11 +20,11 @@ from minfer.records.sequence import SampleId
 from minfer.records.state import Turn
 from minfer.routing.messages import (
     Deferred,
-    Ended,
     ReplicaJoined,
+    RequestEnded,
+    RequestStarted,
     RouterEvent,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.replica_events import load_report, replica_events
 from minfer.routing.router import Routed, apply, initial_router, route
@@ -191,7 +191,9 @@ class ReplicaSimulation:
         if events:
             self.state = apply(self.router, self.state, tuple(events)).state
         yield ReplicaTurn(replica.name, turn)
-        if self._deferred and any(isinstance(one, Started | Ended) for one in events):
+        if self._deferred and any(
+            isinstance(one, RequestStarted | RequestEnded) for one in events
+        ):
             yield from self._route_deferred(now, due)
 
     def _events(

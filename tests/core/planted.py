@@ -1188,8 +1188,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "routing/replica_events.py",
         "load_report",
-        "known - scheduled > 1",
-        "known - scheduled > 0",
+        "num_known - num_scheduled > 1",
+        "num_known - num_scheduled > 0",
         "runs/test_replica_events.py",
     ),
     Bug(
@@ -1197,8 +1197,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "routing/replica_events.py",
         "load_report",
-        "known - scheduled > 1",
-        "known - scheduled != 1",
+        "num_known - num_scheduled > 1",
+        "num_known - num_scheduled != 1",
         "runs/test_replica_events.py",
     ),
     Bug(

@@ -57,13 +57,13 @@ from minfer.effects.live.live_requests import LiveRequests
 from minfer.effects.live.request_names import search_of
 from minfer.records.messages import Finished
 from minfer.routing.messages import (
-    Ended,
     Placed,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 
 
@@ -169,7 +169,7 @@ class Placement:
             elif not kept.waits_alone:
                 names += self.requests.leave(kept)
                 for router in () if self.dispatcher is None else self.dispatcher.routers:
-                    router.settle(Ended(kept.request.id))
+                    router.settle(RequestEnded(kept.request.id))
         if names and replica.send is not None:
             replica.send(wire.CancelRequests(tuple(names)))
 
@@ -201,7 +201,7 @@ class Placement:
         if handover.cached is None:
             handover.cached = done.cached
         self.requests.leave(kept)
-        prefill.router.settle(Ended(done.id))
+        prefill.router.settle(RequestEnded(done.id))
         if kept.ends_without_engine():
             return  # it has to end, which the caller reports
         if not target.takes_requests:
@@ -247,7 +247,9 @@ class Placement:
         if self.dispatcher is not None:
             for name in ended:
                 self.dispatcher.remove(name)
-            self.dispatcher.settle(*map(Started, started), *map(Ended, ended))
+            self.dispatcher.settle(
+                *map(RequestStarted, started), *map(RequestEnded, ended)
+            )
 
     # --- decisions ----------------------------------------------------------------------
 

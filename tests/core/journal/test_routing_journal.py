@@ -19,13 +19,13 @@ from minfer.routing.messages import (
     BlocksPublished,
     CacheCleared,
     Dispatched,
-    Ended,
     LoadReport,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLeft,
+    RequestEnded,
+    RequestStarted,
     RoutingRequest,
-    Started,
 )
 from minfer.routing.policies import LeastLoaded, Prefix, RoundRobin
 from minfer.routing.policy import RoutingPolicy
@@ -54,8 +54,8 @@ def story(rng: Random) -> Any:
                 BlocksEvicted(name, keys(*blocks)[1:]),
                 LoadReport(name, rng.randrange(5), 3, 70, None),
                 Dispatched(name, request),
-                Started(number),
-                Ended(number),
+                RequestStarted(number),
+                RequestEnded(number),
                 None,
                 "no event",
             )
