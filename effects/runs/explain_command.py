@@ -17,8 +17,8 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.analysis.explain import Explanation, explain_each, unknown_request
-from minfer.analysis.lives import Gap, Life, Spent, Where
-from minfer.analysis.prefixes import Prefix
+from minfer.analysis.lives import Gap, Life, Phase, TimeSpent
+from minfer.analysis.prefixes import PrefixComparison
 from minfer.effects.live.journal.journal_files import RunFiles, all_runs_in
 from minfer.effects.live.request_names import (
     answer_of,
@@ -205,7 +205,7 @@ def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
     }
 
 
-def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
+def _prefix(config: EngineConfig, it: PrefixComparison) -> dict[str, Any]:
     """The cached prefix of sample 0, and what it would be with other block sizes."""
     size, most = config.block_size, it.known - 1
     # Without token ids, prefixes are known by whole blocks only.
@@ -224,7 +224,7 @@ def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
     }
 
 
-def _cause_of_miss(it: Prefix, size: int, *, windowed: bool) -> str:
+def _cause_of_miss(it: PrefixComparison, size: int, *, windowed: bool) -> str:
     """Why the first missing block, of `size` tokens, was missing; a key of `_BECAUSE`."""
     end = it.hit + size
     if end > it.known - 1:
@@ -252,7 +252,7 @@ def _sample(life: Life) -> dict[str, Any]:
     return fields
 
 
-def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
+def _order(part: tuple[Phase, TimeSpent]) -> tuple[int, int, str, bool]:
     """The order of parts: from preemption to preemption, as they happen."""
     where, _ = part
     kind = [*_KINDS].index(where.kind)

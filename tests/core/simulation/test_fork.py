@@ -11,7 +11,7 @@ import attrs
 import pytest
 from attrs import define
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.blocks.keys import block_keys
 from minfer.journal.decisions import facts
 from minfer.journal.format import JournalError
@@ -390,7 +390,7 @@ def test_recorded_drafts_stand_or_fall_as_they_did() -> None:
     change = Change(settings={"speculation": attrs.evolve(how, drafts=1)})
     seen = 0
     for turn in fork(journal_of(run), 0, change, SECOND).turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             assert one.id != "c", "for it nothing was proposed"
             assert one.accepted == (one.known % 3 != 0)
             seen += 1

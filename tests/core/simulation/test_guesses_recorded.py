@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.journal.redact import redacted, redacted_config
 from minfer.records.state import Turn
 from minfer.simulation.guesses import ASSUMED, Guesses
@@ -24,7 +24,7 @@ def test_every_draft_that_was_judged_falls_as_it_did(run: Run) -> None:
     found = of(run)
     guesses, count = found.guesses(), 0
     for turn in run.turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             name = one.id, one.sample
             assert guesses.accepted(name, one.known, one.proposed) == one.accepted
             # Behind drafts that all stood comes the target's own token.

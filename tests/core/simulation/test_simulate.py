@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.analysis.drafts import judged
+from minfer.analysis.drafts import sample_drafts
 from minfer.policies.builtin import Priority, Shortest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -260,7 +260,7 @@ def stood(turns: list[Turn], name: str) -> dict[int, bool]:
     """By position, whether a draft for it stood, where that was seen."""
     found = dict[int, bool]()
     for turn in turns:
-        for one in judged(turn.before, turn.events, turn.transition):
+        for one in sample_drafts(turn.before, turn.events, turn.transition):
             if one.id == name:
                 found |= {one.known + k: True for k in range(one.accepted)}
                 if one.accepted < one.proposed:
