@@ -10,7 +10,7 @@ from attrs import astuple, frozen
 from minfer.journal.codec import CodecError, dump, load
 from minfer.records.messages import Executed
 from minfer.records.state import Turn
-from minfer.simulation.cost import CostModel, StepWork, drafts_of, work
+from minfer.simulation.cost import CostModel, StepWork, drafts_of, work_of
 from minfer.values.checks import ConfigError
 
 PART: Final = 64  # successive steps that are fitted, or held out, together
@@ -46,7 +46,7 @@ def measured_steps(turns: Iterable[Turn]) -> Iterator[MeasuredStep]:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
                 rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
-                yield MeasuredStep(took, rows, work(plan))
+                yield MeasuredStep(took, rows, work_of(plan))
 
 
 def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[str, Any]]:
@@ -64,7 +64,7 @@ def fit(measured: Iterable[MeasuredStep], name: str) -> tuple[CostModel, dict[st
         )
     took = np.array([one.seconds for one in every], float)
     rows = np.array([one.rows for one in every], float)
-    inputs = np.array([one.work.inputs for one in every], float)
+    inputs = np.array([one.work.prefill_tokens for one in every], float)
     tops = _buckets(rows)
     launch, captured = _launch(took, rows, inputs)
     eager = (inputs > captured) & (launch > 0)

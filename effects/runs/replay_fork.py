@@ -145,7 +145,7 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     skip = 1 if change.spare else 0
     found["changed"] = _fork_figures(made, recorded.begin, options.save, skip)
     if options.json:
-        handed = len(made.handed)
+        handed = len(made.resumed)
         print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
     else:
         print("\n".join(_render(at, cost, made, found)))
@@ -183,7 +183,7 @@ def _fork_figures(
     saved, if a file is named.
     """
     report = Report(made.config)
-    for since, request in made.handed:  # they have waited, and may have had tokens
+    for since, request in made.resumed:  # they have waited, and may have had tokens
         report.arrives(request.id, since)
         if request.output:
             report.last[request.id, 0] = begin
@@ -223,8 +223,8 @@ def _render(
             + free_draft_remark(made.config.speculation, cost)
             + "."
         )
-    if made.handed:
-        count = len(made.handed)
+    if made.resumed:
+        count = len(made.resumed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
 
 

@@ -12,7 +12,6 @@ whatever tokens; for the rest there is the rate of the sample, with the rate of 
 prior.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,75 +25,75 @@ from minfer.records.messages import Propose
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Turn
-from minfer.simulation.guesses import ASSUMED, Acceptances, Guesses
+from minfer.simulation.guesses import DEFAULT_RATE, DraftFacts, Guesses
 
-_WEIGHT: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
+_PRIOR_DRAFTS: Final = 2.0  # drafts: weight of the rate of all in the rate of a sample
 
 
 @define
-class _Sample:
+class _SampleFacts:
     """The facts about the drafts of a sample."""
 
-    right: dict[int, bool] = field(factory=dict)  # by position
+    accepted: dict[int, bool] = field(factory=dict)  # by position
     proposed: dict[int, int] = field(factory=dict)  # by number of known tokens
     last: Propose | None = None  # its tokens have been right so far
-    tried: int = 0  # drafts whose predecessors were all accepted
-    stood: int = 0  # accepted ones of these
+    num_tried: int = 0  # drafts whose predecessors were all accepted
+    num_accepted: int = 0  # accepted ones of these
 
 
-class Recorded:
-    """The fold: `see` all turns of a run, then get its `guesses`."""
+class RecordedDrafts:
+    """The fold: `add_turn` for each turn of a run, then get its `guesses`."""
 
     def __init__(self, config: EngineConfig) -> None:
         spec_config = config.speculation
         self.by_host = spec_config is not None and spec_config.drafter == HOST
-        self.asked = 0 if spec_config is None else spec_config.drafts
-        self.spoken = config != redacted_config(config)  # it has token ids
-        self.samples: dict[SampleId, _Sample] = {}
+        self.max_drafts = 0 if spec_config is None else spec_config.drafts
+        self.has_token_ids = config != redacted_config(config)
+        self.samples: dict[SampleId, _SampleFacts] = {}
 
-    def see(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn) -> None:
         """Fold a turn."""
         for drafts in sample_drafts(turn.before, turn.events, turn.transition):
             sample = self._of((drafts.id, drafts.sample))
-            sample.right |= {drafts.known + k: True for k in range(drafts.accepted)}
+            sample.accepted |= {drafts.known + k: True for k in range(drafts.accepted)}
             if drafts.accepted < drafts.proposed:
-                sample.right[drafts.known + drafts.accepted] = False
-            sample.tried += counted_drafts(drafts.proposed, drafts.accepted)
-            sample.stood += drafts.accepted
+                sample.accepted[drafts.known + drafts.accepted] = False
+            sample.num_tried += counted_drafts(drafts.proposed, drafts.accepted)
+            sample.num_accepted += drafts.accepted
         if self.by_host:
-            self._hosts(turn)
+            self._add_proposals(turn)
 
     def guesses(self, rate: float | None = None) -> Guesses:
         """The recorded facts, and coins for the rest, by a `rate` for all, if one is
         given: then recorded acceptance does not count.
         """
-        total = Counter[str]()
-        for sample in self.samples.values():
-            total += Counter(tried=sample.tried, stood=sample.stood)
-        overall_rate = total["stood"] / total["tried"] if total["tried"] else ASSUMED
+        num_tried = self.num_tried
+        num_accepted = sum(sample.num_accepted for sample in self.samples.values())
+        overall_rate = num_accepted / num_tried if num_tried else DEFAULT_RATE
         share = _share(self.samples.values())
         facts = {
-            name: Acceptances(
-                (sample.stood + _WEIGHT * overall_rate) / (sample.tried + _WEIGHT)
+            name: DraftFacts(
+                (sample.num_accepted + _PRIOR_DRAFTS * overall_rate)
+                / (sample.num_tried + _PRIOR_DRAFTS)
                 if rate is None
                 else rate,
                 _share([sample], share),
-                sample.right if rate is None else {},
+                sample.accepted if rate is None else {},
                 sample.proposed,
             )
             for name, sample in self.samples.items()
         }
-        return Guesses(overall_rate if rate is None else rate, facts, self.asked)
+        return Guesses(overall_rate if rate is None else rate, facts, self.max_drafts)
 
     @property
-    def judged(self) -> int:
-        """How many drafts the rates are based on."""
-        return sum(sample.tried for sample in self.samples.values())
+    def num_tried(self) -> int:
+        """The number of drafts that the rates are based on."""
+        return sum(sample.num_tried for sample in self.samples.values())
 
-    def _of(self, name: SampleId) -> _Sample:
-        return self.samples.setdefault(name, _Sample())
+    def _of(self, name: SampleId) -> _SampleFacts:
+        return self.samples.setdefault(name, _SampleFacts())
 
-    def _hosts(self, turn: Turn) -> None:
+    def _add_proposals(self, turn: Turn) -> None:
         """Record the host's proposals, and whether they were right."""
         run = turn.before.running
         names = dict(zip(run.run_ids, run.ids, strict=True))
@@ -103,7 +102,7 @@ class Recorded:
             for run_id, tokens in zip(step.plan.run_ids, step.yields, strict=True):
                 if run_id in names and tokens:
                     sample = self._of(names[run_id])
-                    if self.spoken:
+                    if self.has_token_ids:
                         _compare(sample, num_known[run_id], tokens)
                     num_known[run_id] += len(tokens)
                     sample.proposed.setdefault(num_known[run_id], 0)
@@ -114,7 +113,7 @@ class Recorded:
                 sample.last = event
 
 
-def _compare(sample: _Sample, first_position: int, tokens: Iterable[int]) -> None:
+def _compare(sample: _SampleFacts, first_position: int, tokens: Iterable[int]) -> None:
     """Compare the host's last proposal with tokens from a position on."""
     for position, token in enumerate(tokens, first_position):
         last = sample.last
@@ -125,12 +124,12 @@ def _compare(sample: _Sample, first_position: int, tokens: Iterable[int]) -> Non
             sample.last = None if index >= 0 else last
             continue
         is_accepted = last.tokens[index] == token
-        sample.right.setdefault(position, is_accepted)
+        sample.accepted.setdefault(position, is_accepted)
         if not is_accepted:
             sample.last = None
 
 
-def _share(samples: Iterable[_Sample], usual: float = 1.0) -> float:
+def _share(samples: Iterable[_SampleFacts], usual: float = 1.0) -> float:
     """How often the host proposed, of the possible times; `usual` if there were none."""
     proposed = [count > 0 for sample in samples for count in sample.proposed.values()]
     return sum(proposed) / len(proposed) if proposed else usual

@@ -46,7 +46,7 @@ class _SimulatedDevice:
     def launch(self, plan: Plan, time: float) -> float:
         """Launch a plan; returns when the host is free again."""
         self.flights.append((time, self.cost.seconds(plan)))
-        return time + self.cost.launching(plan)
+        return time + self.cost.launch_seconds(plan)
 
     def end(self, asked: float) -> float:
         """When the first step in flight ends, if its results are collected at `asked`."""
@@ -100,10 +100,10 @@ class _SimulatedTransfers:
 
     def ended(self, now: float) -> list[Moved | Lost]:
         """Those that have ended, in order."""
-        found = list[Moved | Lost]()
+        ends = list[Moved | Lost]()
         while self.next <= now:
-            found.append(heappop(self.due)[2])
-        return found
+            ends.append(heappop(self.due)[2])
+        return ends
 
 
 @define
