@@ -151,7 +151,7 @@ def _unknown(path: Path, runs: Sequence[RunFiles], name: str) -> JournalError:
     ids = list[str]()
     for run in runs:
         with suppress(JournalError):  # it has been printed
-            ids += run.open().asked()
+            ids += run.open().request_ids()
     error = unknown_request(name, ids)
     return JournalError(f"{path}: {error}; minfer explain {path} lists all")
 
@@ -179,12 +179,12 @@ def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
     journal = run.open()
     found = _requests_in(journal, name)
     if not found:
-        journal.asked(whole=True)  # raises if it is where the file is damaged
+        journal.request_ids(strict=True)  # raises if it is where the file is damaged
     return [{**one, **where_of(run, journal)} for one in found]
 
 
 def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
-    ids = [*journal.asked()]
+    ids = [*journal.request_ids()]
     searches = [] if name in ids else searches_named(name, ids)
     if searches:
         return [search_figures(journal.turns(), one) for one in searches]

@@ -110,7 +110,7 @@ class _Engines:
     def verify(self, run: RunFiles) -> Results:
         """Replay a run; returns the results. Raises JournalError."""
         journal = run.open()
-        names = [(name, request_of(name)) for name in journal.asked()]
+        names = [(name, request_of(name)) for name in journal.request_ids()]
         self._asked[run.name] = [EngineRequest(one, one != name) for name, one in names]
         found = {"run": run.name, **replay_run.verify_run(journal)}
         self._whole[run.name] = journal.segments[0].head.turn == 0

@@ -30,7 +30,7 @@ from minfer.engine import step
 from minfer.journal.format import JournalError
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
-from minfer.journal.turns import blamed
+from minfer.journal.turns import wrap_engine_errors
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -219,7 +219,7 @@ def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> T
     """The turn with all paused samples continued: no later event would do that."""
     before = last.transition.state
     events = tuple(Pause(*name, paused=False) for name in sorted(paused))
-    with blamed(last.number + 1, before):
+    with wrap_engine_errors(last.number + 1, before):
         return Turn(last.number + 1, before, events, step(config, before, events))
 
 
@@ -272,7 +272,7 @@ def _fork_turn(
     position = min(positions, default=0)
     policy = _SparingPolicy(config.policy, position) if spare else config.policy
     engine = evolve(config, policy=policy)
-    with blamed(turn.number, turn.before):
+    with wrap_engine_errors(turn.number, turn.before):
         forked = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
     if spare and candidates[position] in _preempted(forked.transition, spare):
         raise JournalError(

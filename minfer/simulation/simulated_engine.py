@@ -12,7 +12,7 @@ from attrs import Factory, define, field
 
 from minfer.blocks.prefix import flattened, pages_of
 from minfer.engine import step
-from minfer.journal.turns import Step, blamed
+from minfer.journal.turns import Step, wrap_engine_errors
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
@@ -158,7 +158,7 @@ class SimulatedEngine:
         events += self._transfers.ended(now)
         events += arrived
         self.free = now
-        with blamed(self.number, self.state):
+        with wrap_engine_errors(self.number, self.state):
             transition = self.step(self.config, self.state, tuple(events))
         return Turn(self.number, self.state, tuple(events), transition)
 
