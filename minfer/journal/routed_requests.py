@@ -47,9 +47,7 @@ class RoutedRequests:
     """The requests of the turns so far."""
 
     all: list[RoutedRequest] = field(factory=list)  # in the order in which they were sent
-    _at_replica: dict[str, RoutedRequest] = field(
-        factory=dict
-    )  # those at a replica, by id
+    _at_replica: dict[str, RoutedRequest] = field(factory=dict)  # by id
     _deferred: Counter[str] = field(factory=Counter)
 
     def turn(self, turn: RoutingTurn) -> None:

@@ -261,9 +261,8 @@ def test_a_result_that_lacks_tokens_is_refused() -> None:
 
 def test_a_turn_that_pretends_to_have_tokens_is_refused() -> None:
     data = encode_journal(EngineConfig(num_blocks=4), [])
-    turn = struct.pack(
-        "<cBd8sBI", b"T", 0, 0.0, START_DIGEST, 0, 2**31
-    )  # of no bytes each
+    # ids of no bytes each
+    turn = struct.pack("<cBd8sBI", b"T", 0, 0.0, START_DIGEST, 0, 2**31)
     framed = record(turn)
     # To read them would take minutes.
     with pytest.raises(

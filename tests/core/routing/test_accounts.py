@@ -54,9 +54,8 @@ def test_a_report_stands_for_all_that_was_dispatched_before_it() -> None:
     one = desk["a"]
     assert (one.requests, one.backlog, one.pages, one.reports) == (6, 95, 8, 1)
     assert one.waiting_tokens == 15 + 15 + 25
-    desk.tell(
-        RequestStarted("1"), RequestEnded("2")
-    )  # of which the next report will tell
+    # The next report will tell of these.
+    desk.tell(RequestStarted("1"), RequestEnded("2"))
     one = desk["a"]
     assert (one.requests, one.backlog, one.waiting_tokens) == (6, 95, 25)
     desk.tell(RequestStarted("3"))
