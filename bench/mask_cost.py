@@ -48,7 +48,7 @@ from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
-from minfer.effects.models.ranks import ALONE
+from minfer.effects.models.ranks import SINGLE_RANK
 from minfer.effects.text.grammars import idle_matchers
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
@@ -154,7 +154,7 @@ class Device:
     """What takes the time that a device would, and packs nothing less."""
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
-        self.config, self.ranks, self.draft = config, ALONE, None
+        self.config, self.ranks, self.draft = config, SINGLE_RANK, None
         self.several, self.parts_drafts, self.drafts = False, False, 0
         self.backend = SimpleNamespace(device=CPU)
         self.forward, self.late = forward, draws

@@ -44,7 +44,7 @@ from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 from minfer.effects.execution.running.stage_ends import StageEnds
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.layout.shapes import kv_bytes_per_token, weight_bytes
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 CONTEXT: Final = 600  # tokens of a row that decodes
 PROMPT: Final = 8192
@@ -111,13 +111,13 @@ def floor_ms(
     spec, (count, most) = parse_spec(config_of(args.shape)), micro_batches(parallel, rows)
     each = list[float]()  # stage's ms of a micro-batch
     for rank in range(0, parallel.ranks, parallel.tensor):
-        place = Place(rank, parallel)
-        own = spec if parallel.ranks == 1 else spec.for_rank(place)
+        rank_info = RankInfo(rank, parallel)
+        own = spec if parallel.ranks == 1 else spec.for_rank(rank_info)
         read = weight_bytes(own, cuda=True)
-        if place.is_first_stage:
+        if rank_info.is_first_stage:
             read -= own.embed_rows * own.hidden_size * 2
         read += most * CONTEXT * kv_bytes_per_token(own)
-        sums = 2 * len(own.layers) + place.is_first_stage
+        sums = 2 * len(own.layers) + rank_info.is_first_stage
         total = sums * us[f"sum {most}"] if parallel.tensor > 1 else 0.0
         each.append(1e3 * read / rate + total / 1e3)
     return max(count * max(each), sum(each))

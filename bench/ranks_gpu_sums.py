@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.gpu_times import microseconds
 from minfer.effects.execution.ranks.peer_ranks import through_memory
 from minfer.effects.execution.ranks.torch_ranks import TorchRanks
-from minfer.effects.models.ranks import Parallel, Place
+from minfer.effects.models.ranks import Parallel, RankInfo
 
 CALLS: Final = 50  # of a graph
 
@@ -25,8 +25,8 @@ def main() -> None:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     hidden = int(sys.argv[1])
-    place = Place(rank, Parallel(tensor=ranks))
-    nccl = TorchRanks(place, device, hidden, kind, dist.group.WORLD)
+    rank_info = RankInfo(rank, Parallel(tensor=ranks))
+    nccl = TorchRanks(rank_info, device, hidden, kind, dist.group.WORLD)
     made = through_memory(nccl)
     for rows in map(int, sys.argv[2].split(",")):
         part = torch.zeros(rows, hidden, dtype=kind, device=device)

@@ -51,7 +51,7 @@ class Parallel:
 
 
 @frozen
-class Place:
+class RankInfo:
     """One of the ranks that share a model."""
 
     rank: int = 0
@@ -104,10 +104,10 @@ class Place:
         return size // ranks
 
 
-WHOLE: Final = Place()  # has the whole model
+WHOLE_MODEL: Final = RankInfo()  # has the whole model
 
 
-class Ends(Protocol):
+class StageIO(Protocol):
     """Where the residual stream [tokens, hidden] enters and leaves a stage."""
 
     def receive(self, tokens: int) -> "Tensor":
@@ -119,13 +119,13 @@ class Ends(Protocol):
         ...
 
 
-class Ranks(Protocol):
+class Communicator(Protocol):
     """What this rank exchanges with the others. All ranks of a stage call the same
     operations in the same order; the results are bit-equal on all of them.
     """
 
     @property
-    def place(self) -> Place:
+    def rank_info(self) -> RankInfo:
         """Which rank this is."""
         ...
 
@@ -173,10 +173,10 @@ class Ranks(Protocol):
 
 
 @frozen
-class Alone:
+class SingleRank:
     """A single rank, which exchanges nothing."""
 
-    place: Place = WHOLE
+    rank_info: RankInfo = WHOLE_MODEL
 
     def silent(self) -> AbstractContextManager[None]:
         """It never exchanges anything."""
@@ -215,13 +215,13 @@ class Alone:
         raise AssertionError(f"{lines} tokens of a stage that is not there")
 
 
-ALONE: Final = Alone()
+SINGLE_RANK: Final = SingleRank()
 
 
-def whole_logits(part: "Tensor", vocab: int, ranks: Ranks) -> "Tensor":
+def whole_logits(part: "Tensor", vocab: int, ranks: Communicator) -> "Tensor":
     """Returns the logits [rows, vocab] of which each rank has a part; rows are
     contiguous for the kernels.
     """
-    if ranks.place.has_whole_matrices:
+    if ranks.rank_info.has_whole_matrices:
         return part
     return ranks.gather(part)[:, :vocab].contiguous()

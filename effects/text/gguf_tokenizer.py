@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.gguf.config import gguf_config
 from minfer.effects.models.gguf.container import GgufError, read_gguf
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import (
     CONTROL,
     NORMAL,
@@ -76,7 +76,7 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     Raises `GgufError` for damaged metadata, and `UnsupportedModelError` for tokenizers
     that are not supported.
     """
-    read = Metadata(read_gguf(path))
+    read = GgufMetadata(read_gguf(path))
     kind = read.text(f"{_PREFIX}model")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
@@ -99,7 +99,7 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     return backend, tokens, _templates(read)
 
 
-def _read_words(read: Metadata, rows: int, *, byte_level: bool) -> _Words:
+def _read_words(read: GgufMetadata, rows: int, *, byte_level: bool) -> _Words:
     """Returns the tokens of a file whose matrix of embeddings has so many rows."""
     texts, types = read.array(TOKENS).texts(), token_types(read)
     if not texts or len(texts) > rows:
@@ -117,7 +117,7 @@ def _read_words(read: Metadata, rows: int, *, byte_level: bool) -> _Words:
     return words
 
 
-def _byte_level(read: Metadata, words: _Words) -> Backend:
+def _byte_level(read: GgufMetadata, words: _Words) -> Backend:
     name = read.text(f"{_PREFIX}pre", "")
     how = PRETOKENIZERS.get(name)
     if how is None:
@@ -140,7 +140,7 @@ def _byte_level(read: Metadata, words: _Words) -> Backend:
     )
 
 
-def _sentencepiece(read: Metadata, words: _Words) -> Backend:
+def _sentencepiece(read: GgufMetadata, words: _Words) -> Backend:
     """Returns SentencePiece's BPE with byte fallback. Raises `UnsupportedModelError` if
     it normalizes white space.
     """
@@ -175,7 +175,7 @@ def _sentencepiece(read: Metadata, words: _Words) -> Backend:
     return _built(parts, bpe)
 
 
-def _merges(read: Metadata, words: _Words) -> list[tuple[str, str]]:
+def _merges(read: GgufMetadata, words: _Words) -> list[tuple[str, str]]:
     """Returns the merges that follow from the scores, in transformers' order."""
     key = f"{_PREFIX}scores"
     scores = read.array(key).numbers()
@@ -217,7 +217,7 @@ def _built(parts: Mapping[str, Any], model: models.BPE) -> Backend:
     return backend
 
 
-def _named(read: Metadata, words: _Words) -> dict[str, str]:
+def _named(read: GgufMetadata, words: _Words) -> dict[str, str]:
     """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
         name: words.texts[read.whole(key, low=0, below=len(words.texts))]
@@ -226,7 +226,7 @@ def _named(read: Metadata, words: _Words) -> dict[str, str]:
     }
 
 
-def _adds_bos(read: Metadata, *, byte_level: bool) -> bool:
+def _adds_bos(read: GgufMetadata, *, byte_level: bool) -> bool:
     default = True
     if byte_level:
         default = PRETOKENIZERS[read.text(f"{_PREFIX}pre")].add_bos
@@ -234,7 +234,7 @@ def _adds_bos(read: Metadata, *, byte_level: bool) -> bool:
 
 
 def _add_ends(
-    read: Metadata, backend: Backend, named: Mapping[str, str], *, bos: bool
+    read: GgufMetadata, backend: Backend, named: Mapping[str, str], *, bos: bool
 ) -> None:
     """Make the tokenizer add the tokens to texts that the metadata say it adds."""
     eos = read.flag(f"{_PREFIX}add_eos_token", default=False)
@@ -248,7 +248,7 @@ def _add_ends(
         )
 
 
-def _templates(read: Metadata) -> Templates:
+def _templates(read: GgufMetadata) -> Templates:
     """Returns the chat templates of a file: the default one, and named ones."""
     found = dict(_named_templates(read))
     if read.get(_TEMPLATE) is not None:
@@ -257,7 +257,7 @@ def _templates(read: Metadata) -> Templates:
     return Templates(found.get("default"), found.get("tool_use"), names)
 
 
-def _named_templates(read: Metadata) -> Iterator[tuple[str, str]]:
+def _named_templates(read: GgufMetadata) -> Iterator[tuple[str, str]]:
     listed = f"{_TEMPLATE}s"
     if read.get(listed) is not None:
         for name in read.array(listed).texts():

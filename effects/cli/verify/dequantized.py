@@ -34,7 +34,7 @@ from minfer.effects.models.checkpoint.weight_files import (
     find_tensors,
 )
 from minfer.effects.models.checkpoint.write_safetensors import size_of, write_file
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 from minfer.kernels.quantized import dequantize
 
@@ -82,7 +82,7 @@ class SourceTensors:
     files: Files
     places: Mapping[str, TensorPlace]  # by the model's names
 
-    def parts(self, matrix: StoredMatrix, leaf: Linear) -> list[Part]:
+    def parts(self, matrix: StoredMatrix, leaf: Linear) -> list[WeightPart]:
         """Returns the tensors of a quantized matrix that the checkpoint has."""
         form = self.files.format_of(matrix.name)
         read = form.expert_parts if matrix.sizes.experts else form.parts

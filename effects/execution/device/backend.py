@@ -20,7 +20,7 @@ from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.cache_layout import CacheLayout
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Copy, Open
@@ -161,7 +161,7 @@ class Backend(Protocol):
         rows: Tensor,
         device_rows: DeviceRows,
         positions: Tensor,
-        ranks: Ranks,
+        ranks: Communicator,
     ) -> DrawnTokens | None:
         """`sample` where each rank has a part [draws, columns] of the logits, and no row
         filters tokens; None where they must be gathered.

@@ -31,7 +31,7 @@ _log = logging.getLogger("minfer.executor")
 
 @define(eq=False)
 class PeerRanks(TorchRanks):
-    """What this rank exchanges with others; see `minfer.effects.models.ranks.Ranks`."""
+    """What this rank exchanges with others; see `Communicator` (models/ranks.py)."""
 
     buffer: PeerBuffer = field(kw_only=True)
     flags: Tensor = field(kw_only=True)  # this rank's
@@ -46,7 +46,7 @@ class PeerRanks(TorchRanks):
 
         os.environ.setdefault(OVERLAPPING, "1")
         os.environ[MULTICAST] = "1"
-        count, device = ranks.place.parallel.tensor, ranks.device
+        count, device = ranks.rank_info.parallel.tensor, ranks.device
         group = ranks.tensor.group_name
         size = 2 * TWO_SHOT // ranks.dtype.itemsize
         data = symmetric.empty(size, dtype=ranks.dtype, device=device)
@@ -58,13 +58,13 @@ class PeerRanks(TorchRanks):
             shared[0].get_buffer(i, (size,), ranks.dtype) for i in range(count)
         )
         buffer = PeerBuffer(
-            rank=ranks.place.part,
+            rank=ranks.rank_info.part,
             halves=halves,
             flags=torch.tensor(shared[1].buffer_ptrs, dtype=torch.int64, device=device),
             calls=torch.zeros(PROGRAMS, dtype=torch.int64, device=device),
         )
         return cls(
-            ranks.place,
+            ranks.rank_info,
             device,
             ranks.hidden,
             ranks.dtype,
@@ -76,7 +76,7 @@ class PeerRanks(TorchRanks):
         )
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
+        """See `Communicator.sum`."""
         if not self._is_small(part):
             return super().sum(part)
         if not self.is_silent:
@@ -84,7 +84,7 @@ class PeerRanks(TorchRanks):
         return part
 
     def add_sum(self, residual: Tensor, part: Tensor) -> None:
-        """See `Ranks.add_sum`."""
+        """See `Communicator.add_sum`."""
         if not self._is_small(part) or not residual.is_contiguous():
             super().add_sum(residual, part)
         elif not self.is_silent:
@@ -100,13 +100,13 @@ class PeerRanks(TorchRanks):
         """Have all kernels compiled and loaded, and try them with small integers, whose
         sums are exact. Raises RuntimeError for wrong ones.
         """
-        count, rows = self.place.parallel.tensor, 1
+        count, rows = self.rank_info.parallel.tensor, 1
         while rows * self.hidden * self.dtype.itemsize <= TWO_SHOT:
             size = rows * self.hidden
             some = torch.arange(size, device=self.device).remainder(7)
             some = some.view(rows, self.hidden).to(self.dtype)
             total = some * (count * (count + 1) // 2)
-            part, residual = some * (self.place.part + 1), some.clone()
+            part, residual = some * (self.rank_info.part + 1), some.clone()
             self.add_sum(residual, part)
             if not residual.equal(total + some) or not self.sum(part).equal(total):
                 raise RuntimeError(f"sums of {rows} rows through peers' memory are wrong")
@@ -118,14 +118,14 @@ class PeerRanks(TorchRanks):
 
     def _reads_less(self, part: Tensor) -> bool:
         """Whether a two-shot sum is the faster one."""
-        return part.nbytes * (self.place.parallel.tensor - 1) > ONE_SHOT
+        return part.nbytes * (self.rank_info.parallel.tensor - 1) > ONE_SHOT
 
 
 def through_memory(ranks: TorchRanks) -> TorchRanks:
     """Returns ranks that sum through memory that all can read, where there is such; all
     of a stage must have it.
     """
-    if ranks.place.has_whole_matrices:
+    if ranks.rank_info.has_whole_matrices:
         return ranks
     made, why = ranks, ""
     try:
@@ -135,7 +135,7 @@ def through_memory(ranks: TorchRanks) -> TorchRanks:
         why = str(error).strip().partition("\n")[0]
     able = torch.tensor([not why], dtype=torch.int32, device=ranks.device)
     dist.all_reduce(able, group=ranks.tensor)
-    if int(able) < ranks.place.parallel.tensor:
+    if int(able) < ranks.rank_info.parallel.tensor:
         _log.warning("sums over ranks are NCCL's alone: %s", why or "of another rank")
         return ranks
     return made

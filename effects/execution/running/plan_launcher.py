@@ -65,7 +65,7 @@ class PlanLauncher:
         config = runner.config
         self.runner = runner
         self.groups = len(config.groups)
-        self.stages = runner.ranks.place.parallel.pipeline
+        self.stages = runner.ranks.rank_info.parallel.pipeline
         modelled = runner.draft is not None
         self.packer = Packer(
             runner.rows,

@@ -24,7 +24,7 @@ from minfer.effects.execution.running.rejection_sampling import (
     PlaceDrafts,
     rejection_sample,
 )
-from minfer.effects.models.ranks import ALONE, Ranks, whole_logits
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, whole_logits
 from minfer.records.plan import Open
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -40,7 +40,7 @@ class Sampler:
         lines: int = 0,
         *,
         remembers: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE_RANK,
     ) -> None:
         """`draws` is the most in a step without drafts, `lines` the most lines of output,
         if more. `remembers`: rows also keep the token before their last. `ranks` have a
@@ -94,7 +94,7 @@ class Sampler:
         rows, which coins accept or reject.
         """
         more = wants.filtered or wants.scored or wants.shaped or drafts is not None
-        if not more and not self.ranks.place.has_whole_matrices:
+        if not more and not self.ranks.rank_info.has_whole_matrices:
             drawn = self.backend.sample_divided(
                 logits, rows, self.rows, positions, self.ranks
             )
@@ -139,7 +139,7 @@ class Sampler:
         if self.kept is None:
             raise AssertionError("no logits have been kept")
         kept, lines = self.kept, rows
-        if not self.ranks.place.has_whole_matrices:
+        if not self.ranks.rank_info.has_whole_matrices:
             kept = self._whole(kept.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
         logits = self.backend.hide(kept, lines, self.masks.lines[: len(rows)])

@@ -43,7 +43,7 @@ from minfer.effects.execution.ranks.rank_folder import (
 )
 from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.live.engine.open_rank import open_rank, open_store
-from minfer.effects.models.ranks import Place, Ranks
+from minfer.effects.models.ranks import Communicator, RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare_elsewhere
 from minfer.effects.setup.visible_gpus import VISIBLE, visible_gpus
@@ -65,7 +65,7 @@ _log = logging.getLogger("minfer.executor")
 class RankGroup:
     """What rank 0 needs of the other ranks."""
 
-    ranks: Ranks
+    ranks: Communicator
     crew: Crew
 
     def want(self, keys: Keys, engine: str) -> None:
@@ -93,7 +93,7 @@ def start_ranks(setup: Setup) -> RankGroup:
                 crew.start_processes(listener.folder, environments(setup, count))
             crew.await_joined(listener)
         crew.watch()
-        ranks = join_group(setup, Place(0, setup.args.parallel), listener.folder)
+        ranks = join_group(setup, RankInfo(0, setup.args.parallel), listener.folder)
     except BaseException:
         crew.abandon()
         crew.remove_folder()
@@ -134,7 +134,7 @@ def follow_rank_0() -> int:
     # So far torchrun ends this one, if rank 0 does not come.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        ranks = join_group(setup, Place(rank, setup.args.parallel), folder)
+        ranks = join_group(setup, RankInfo(rank, setup.args.parallel), folder)
         executor = open_rank(setup, store=open_store(setup, rank), ranks=ranks)
         follow(executor, leader)
         executor.close()
@@ -151,7 +151,7 @@ def follow_rank_0() -> int:
 # --- each rank --------------------------------------------------------------------------
 
 
-def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
+def join_group(setup: Setup, rank_info: RankInfo, folder: Path) -> "TorchRanks":
     """Joins the other ranks in torch.distributed, as they do at the same time; `folder`
     is where they meet. Raises RankStartError.
     """
@@ -163,7 +163,7 @@ def join_group(setup: Setup, place: Place, folder: Path) -> "TorchRanks":
     spec = setup.spec
     device, dtype = torch.device(setup.device.kind), torch_dtype(spec.dtype)
     try:
-        ranks = joined(place, folder / STORE, device, spec.hidden_size, dtype)
+        ranks = joined(rank_info, folder / STORE, device, spec.hidden_size, dtype)
     except RankGroupError as error:
         raise RankStartError(str(error)) from error
     if device.type == "cpu":

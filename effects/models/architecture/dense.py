@@ -23,8 +23,8 @@ from minfer.effects.models.architecture.products import feed
 from minfer.effects.models.architecture.quantization import Files
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Dense:
     activation: Activation = "silu"
     name: str = "mlp"  # in a layer of a checkpoint
 
-    def for_rank(self, place: Place) -> "Dense":
+    def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
-        inter = place.share(self.intermediate_size, f"channels of {self.name}")
+        inter = rank_info.share(self.intermediate_size, f"channels of {self.name}")
         return evolve(self, intermediate_size=inter)
 
     @property
@@ -135,7 +135,9 @@ def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
     )
 
 
-def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[Part]:
+def feed_norm_parts(
+    norm: Norm, after: Norm | None, rule: NormRule
+) -> Iterator[WeightPart]:
     """Yields the norms of a feed-forward, as a layer of a checkpoint names them."""
     if after is None:
         yield norm_part("post_attention_layernorm", norm, rule)
@@ -144,7 +146,9 @@ def feed_norm_parts(norm: Norm, after: Norm | None, rule: NormRule) -> Iterator[
     yield norm_part("post_feedforward_layernorm", after, rule)
 
 
-def dense_parts(sizes: Dense, weights: DenseWeights, files: Files) -> Iterator[Part]:
+def dense_parts(
+    sizes: Dense, weights: DenseWeights, files: Files
+) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
     yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
@@ -152,7 +156,7 @@ def dense_parts(sizes: Dense, weights: DenseWeights, files: Files) -> Iterator[P
 
 def dense_matrix_parts(
     sizes: Dense, gate_up: Linear, down: Linear, files: Files
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Yields the tensors without the norms."""
     yield from weight_parts(sizes.gate_up, gate_up, files)
     yield from weight_parts(sizes.down, down, files)

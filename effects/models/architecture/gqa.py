@@ -35,8 +35,8 @@ from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.architecture.windows import read_windows
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -66,14 +66,18 @@ class GQA:
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
-    def for_rank(self, place: Place) -> "GQA":
+    def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
         ranks have the same. Raises `UnsupportedModelError`.
         """
-        ranks = place.parallel.tensor
-        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        ranks = rank_info.parallel.tensor
+        heads = rank_info.share(self.heads, "attention heads (num_attention_heads)")
         few = self.kv_heads < ranks and ranks % self.kv_heads == 0
-        kv = 1 if few else place.share(self.kv_heads, "key heads (num_key_value_heads)")
+        kv = (
+            1
+            if few
+            else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
+        )
         return evolve(self, heads=heads, kv_heads=kv)
 
     @property
@@ -259,7 +263,7 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     )
 
 
-def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[Part]:
+def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
@@ -275,14 +279,14 @@ def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[Part]:
     if heads.k_norm is not None:
         yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
     if heads.sinks is not None:
-        yield Part("self_attn.sinks", heads.sinks)
+        yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, files)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, norms)
 
 
-def _ordered(part: Part, order: list[int] | None) -> Part:
+def _ordered(part: WeightPart, order: list[int] | None) -> WeightPart:
     """Returns a part of queries or keys, the dimensions of its heads in `order`."""
     if order is None:
         return part

@@ -55,8 +55,8 @@ from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Router
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ class Layer:
     attention: Attention
     feed_forward: FeedForward
 
-    def for_rank(self, place: Place) -> "Layer":
+    def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
-        return Layer(self.attention.for_rank(place), self.feed_forward.for_rank(place))
+        return Layer(
+            self.attention.for_rank(rank_info), self.feed_forward.for_rank(rank_info)
+        )
 
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
@@ -194,7 +196,7 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 
 def layer_parts(
     layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as of_gqa:

@@ -29,7 +29,7 @@ from minfer.effects.models.architecture.quantization import (
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import dtype_bytes, torch_dtype
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import PLAIN, Linear, Norm, Scheme, Shard
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Maker:
 
 def weight_parts(
     sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
     their places.
     """
@@ -202,10 +202,10 @@ def weight_parts(
         yield from matrix_parts(name, part, files)
 
 
-def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[Part]:
+def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of that name."""
     if linear.scheme.is_plain:
-        yield Part(f"{name}.weight", linear.weight, matrix=name)
+        yield WeightPart(f"{name}.weight", linear.weight, matrix=name)
         return
     for part in files.format_of(name).parts(name, linear):
         yield evolve(part, matrix=name, scales=part.place is linear.scales)
@@ -221,18 +221,18 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
     return evolve(linear, weight=weight, scheme=PLAIN, scales=None, zeros=None)
 
 
-def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[Part]:
+def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
     """Yields the bias of each fused matrix, likewise; nothing if there are none."""
     if linear.bias is not None:
         for name, part in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
-            yield Part(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
+            yield WeightPart(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
 
 
-def norm_part(name: str, norm: Norm, rule: NormRule) -> Part:
+def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:
     """Returns the place of a norm's factors."""
-    return Part(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
+    return WeightPart(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
 
 
 def _plus_one(stored: "Tensor") -> "Tensor":

@@ -39,8 +39,8 @@ from minfer.effects.models.architecture.quantization import Files
 from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class MLA:
     window: None = None
     sink_tokens: int = 0
 
-    def for_rank(self, place: Place) -> "MLA":
+    def for_rank(self, rank_info: RankInfo) -> "MLA":
         """Returns the sizes of one rank's heads. Raises `UnsupportedModelError`."""
-        heads = place.share(self.heads, "attention heads (num_attention_heads)")
+        heads = rank_info.share(self.heads, "attention heads (num_attention_heads)")
         return evolve(self, heads=heads)
 
     @property
@@ -279,7 +279,7 @@ def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
     )
 
 
-def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[Part]:
+def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their places."""
     of_queries = _turn_last(sizes, sizes.query_dim)
     of_latents = _turn_last(sizes, sizes.latent_dim)

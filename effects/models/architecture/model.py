@@ -21,7 +21,7 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.ranks import ALONE, Ends, Ranks, whole_logits
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
 
@@ -34,8 +34,8 @@ def forward(
     weights: Weights,
     batch: Batch,
     cache: PagedCache,
-    ranks: Ranks = ALONE,
-    ends: Ends | None = None,
+    ranks: Communicator = SINGLE_RANK,
+    ends: StageIO | None = None,
 ) -> Tensor:
     """Run one packed step and write its keys and values into `cache`.
 
@@ -58,12 +58,12 @@ def forward(
             zip(spec.layers, weights.layers, strict=True)
         ):
             # The last layer continues with fewer tokens.
-            keep = picked if index == last and spec.place.is_last_stage else None
+            keep = picked if index == last and spec.rank_info.is_last_stage else None
             hidden = attend(its, hidden, index, step, keep)
             if keep is not None and step.real is not None:
                 step = evolve(step, real=step.real.index_select(0, keep))
             feed(layer, its, hidden, step)
-        if not spec.place.is_last_stage:
+        if not spec.rank_info.is_last_stage:
             ends.send(hidden)
             return hidden[:0]
         if batch.scored is not None:
@@ -74,14 +74,14 @@ def forward(
 
 
 def _entered(
-    spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Ranks, ends: Ends
+    spec: ModelSpec, weights: Weights, tokens: Tensor, ranks: Communicator, ends: StageIO
 ) -> Tensor:
     """Returns what the first of this rank's layers gets: the embeddings of tokens, or
     what the stage before sent.
     """
-    if not spec.place.is_first_stage:
+    if not spec.rank_info.is_first_stage:
         return ends.receive(len(tokens))
-    if spec.place.has_whole_matrices:
+    if spec.rank_info.has_whole_matrices:
         return _scaled(spec, F.embedding(tokens, weights.embed))
     # Of tokens whose embeddings other ranks have, the part of the sum is zero.
     first, count = spec.vocab_rows.start, len(spec.vocab_rows)
@@ -112,7 +112,7 @@ def _picked(batch: Batch) -> Tensor | None:
 
 
 def _scored(
-    spec: ModelSpec, scored: Scored, hidden: Tensor, weights: Weights, ranks: Ranks
+    spec: ModelSpec, scored: Scored, hidden: Tensor, weights: Weights, ranks: Communicator
 ) -> Tensor:
     """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.

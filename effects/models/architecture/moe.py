@@ -44,8 +44,8 @@ from minfer.effects.models.architecture.products import (
 from minfer.effects.models.architecture.quantization import Files
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import ExpertKeys, Family
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import ALONE, Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import SINGLE_RANK, RankInfo
 from minfer.kernels.leaves import (
     Activation,
     Experts,
@@ -75,16 +75,16 @@ class MoE:
     # Of the experts, those that this rank has; None: all of them.
     own: range | None = None
 
-    def for_rank(self, place: Place) -> "MoE":
+    def for_rank(self, rank_info: RankInfo) -> "MoE":
         """Returns the sizes of one rank's part: some of the experts, or of each some
         channels; of shared ones always the latter. Raises `UnsupportedModelError`.
         """
-        shared = None if self.shared is None else self.shared.for_rank(place)
-        if not place.parallel.by_expert:
-            inter = place.share(self.intermediate_size, "channels of an expert")
+        shared = None if self.shared is None else self.shared.for_rank(rank_info)
+        if not rank_info.parallel.by_expert:
+            inter = rank_info.share(self.intermediate_size, "channels of an expert")
             return evolve(self, intermediate_size=inter, shared=shared)
-        count = place.share(self.experts, "experts")
-        own = range(place.part * count, (place.part + 1) * count)
+        count = rank_info.share(self.experts, "experts")
+        own = range(rank_info.part * count, (rank_info.part + 1) * count)
         return evolve(self, own=own, shared=shared)
 
     @property
@@ -306,26 +306,26 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
     )
 
 
-def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[Part]:
+def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their places: the matrices of
     experts one by one, or stacked, those of all experts as one tensor.
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield Part(f"{keys.router}.weight", router.weight)
+    yield WeightPart(f"{keys.router}.weight", router.weight)
     if router.bias is not None:
-        yield Part(f"{keys.router}.bias", router.bias)
+        yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
-        yield Part(f"{keys.router}.e_score_correction_bias", router.correction)
+        yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
     expert_parts = _stacked_parts if files.stacked or keys.turned else _single_parts
     yield from expert_parts(sizes, weights.experts, files)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, files)
         if shared.gate is not None:
-            yield Part(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
+            yield WeightPart(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
 
 
-def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
+def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.matrices
     for at, i in enumerate(sizes.own or range(sizes.experts)):
@@ -335,7 +335,7 @@ def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
             yield from matrix_parts(f"{sizes.keys.experts}.{i}.{name}", place, files)
 
 
-def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]:
+def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
     alternate = _gates_first if keys.turned else None
@@ -350,18 +350,18 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Part]
             yield evolve(part, matrix=matrix_name, fused=fused).then(order)
         if by.bias is not None:
             summed = name == "down_proj" and sizes.own is None
-            bias = Part(f"{matrix}_bias", by.bias, fused=fused, once=summed)
+            bias = WeightPart(f"{matrix}_bias", by.bias, fused=fused, once=summed)
             yield bias.then(order)
 
 
 def _stack_parts(
     matrix: str, by: Linear, files: Files, *, turned: bool
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of all experts; those with full numbers may be
     [experts, in, out].
     """
     if by.scheme.is_plain:
-        found = iter([Part(matrix, by.weight)])
+        found = iter([WeightPart(matrix, by.weight)])
     else:
         found = files.format_of(matrix).expert_parts(matrix, by)
     for part in found:
@@ -387,7 +387,7 @@ def _gates_first(stored: "Tensor") -> "Tensor":
 def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
     x = normalise(hidden, weights.norm)
-    alone = step.ranks.place.has_whole_matrices and weights.after is None
+    alone = step.ranks.rank_info.has_whole_matrices and weights.after is None
     total = hidden if alone else hidden.new_zeros(hidden.shape)
     choice = route(x, weights.router, step.real)
     add_experts(total, x, weights.experts, choice)
@@ -402,4 +402,4 @@ def _add_shared(sizes: MoE, shared: SharedWeights, total: "Tensor", x: "Tensor")
     inner = gated(x, shared.gate_up, sizes.activation)
     if shared.gate is not None:
         inner = inner * linear(x, shared.gate).sigmoid()
-    add_product(total, inner, shared.down, ALONE)
+    add_product(total, inner, shared.down, SINGLE_RANK)

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.ranks import Ranks
+from minfer.effects.models.ranks import Communicator
 from minfer.kernels.leaves import Activation, Choice, Experts, Linear, Norm, Router
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def feed(
     gate_up: Linear,
     down: Linear,
     activation: Activation,
-    ranks: Ranks,
+    ranks: Communicator,
     after: Norm | None = None,
     *,
     fused: bool,
@@ -47,7 +47,10 @@ def feed(
 
     `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
-    kernels, whole = _kernels(gate_up), ranks.place.has_whole_matrices and after is None
+    kernels, whole = (
+        _kernels(gate_up),
+        ranks.rank_info.has_whole_matrices and after is None,
+    )
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
         out = residual if whole else residual.new_zeros(residual.shape)
         kernels.feed(out, residual, norm, gate_up, down, activation, fused)
@@ -69,7 +72,7 @@ def add_product(
     residual: "Tensor",
     x: "Tensor",
     by: Linear,
-    ranks: Ranks,
+    ranks: Communicator,
     after: Norm | None = None,
 ) -> None:
     """Add a product to the residual stream [tokens, outputs], summed over the ranks, and
@@ -78,14 +81,14 @@ def add_product(
     A rank has some of the inputs, so its product is a part of each sum: the parts are
     summed over the ranks, then added. With one rank, the kernel adds the product.
     """
-    if ranks.place.has_whole_matrices and after is None:
+    if ranks.rank_info.has_whole_matrices and after is None:
         _kernels(by).linear_add(residual, x, by)
         return
     add_part(residual, linear(x, by), ranks, after)
 
 
 def add_part(
-    residual: "Tensor", part: "Tensor", ranks: Ranks, after: Norm | None
+    residual: "Tensor", part: "Tensor", ranks: Communicator, after: Norm | None
 ) -> None:
     """Add this rank's part of a sum to the residual stream, as `add_product` does."""
     if after is None:

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.architecture.quantization_files import described_in
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats import Format, format_of
+from minfer.effects.models.formats import WeightFormat, format_of
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.kernels.leaves import (
     FP8,
@@ -44,7 +44,7 @@ LEVELS: Final[Mapping[str, Scheme]] = {
 class Quantization:
     """How the matrices of a model's layers are stored."""
 
-    format: Format  # of the checkpoint
+    format: WeightFormat  # of the checkpoint
     # Those that are not quantized, by their names in a checkpoint, without ".weight".
     plain: frozenset[str] = field(factory=frozenset)
     file: str = ""  # beside config.json, that says so; empty: config.json does
@@ -69,10 +69,10 @@ class Quantization:
 class Files:
     """How the files of a checkpoint store matrices."""
 
-    format: Format | None = None  # of quantized ones
+    format: WeightFormat | None = None  # of quantized ones
     stacked: bool = False  # the matrices of all experts of a layer are one tensor
 
-    def format_of(self, matrix: str) -> Format:
+    def format_of(self, matrix: str) -> WeightFormat:
         """Returns the format of a quantized matrix. Raises ValueError if there is
         none.
         """

@@ -18,7 +18,7 @@ from minfer.effects.models.architecture.spec import (
     ModelSpec,
     layer_prefix,
 )
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Norm
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
         dtype=dtype,
         device=device,
         quantization=spec.quantization,
-        ranks=spec.place.parallel.tensor,
+        ranks=spec.rank_info.parallel.tensor,
     )
     layers = tuple(
         empty_layer(layer, evolve(make, prefix=layer_prefix(i)))
@@ -62,20 +62,20 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 
 def checkpoint_parts(
     spec: ModelSpec, weights: Weights, files: Files = PLAIN_FILES
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Yield the tensors of a checkpoint, with their places."""
     if spec.embed_rows:
-        yield Part(EMBED, weights.embed)
+        yield WeightPart(EMBED, weights.embed)
     layers = zip(spec.layers, weights.layers, strict=True)
     for i, (layer, its) in enumerate(layers, spec.first_layer):
         for part in layer_parts(layer, its, files):
             yield part.under(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
-        yield Part(LM_HEAD, weights.lm_head.weight)
+        yield WeightPart(LM_HEAD, weights.lm_head.weight)
 
 
-def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, Part]:
+def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, WeightPart]:
     """Returns the tensors that a checkpoint has to have, by the model's names, without
     memory: of a model that transformers runs and loads, those of quantized matrices.
     """
@@ -94,12 +94,12 @@ def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
     return {sizes.names[0]: make.linear(sizes) for sizes in quantized}
 
 
-def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[Part]:
+def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of a checkpoint that belong to matrices of these names."""
     for name, leaf in leaves.items():
         yield from matrix_parts(name, leaf, files)
         if leaf.bias is not None:
-            yield Part(f"{name}.bias", leaf.bias)
+            yield WeightPart(f"{name}.bias", leaf.bias)
 
 
 def named_parts(

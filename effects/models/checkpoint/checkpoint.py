@@ -63,9 +63,9 @@ from minfer.effects.models.json_files import damaged
 from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.layout.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.layout.shapes import weight_bytes
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.progress import disabled
-from minfer.effects.models.ranks import WHOLE, Place
+from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.values.checks import LARGEST_TOKEN
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def load_weights(
     spec: ModelSpec,
     dtype: str | None = None,
     device: str = "cpu",
-    place: Place = WHOLE,
+    rank_info: RankInfo = WHOLE_MODEL,
 ) -> Weights:
     """Load, check, cast and fuse a checkpoint's weights, in `dtype` (the config's own
     when None): those of a rank, which reads no others.
@@ -153,7 +153,7 @@ def load_weights(
         found = find_tensors(Path(folder), stack, dtype, device)
         files = files_of(spec, found)
         where = _by_model(spec, found, files, Path(folder))
-        own = spec if place == WHOLE else spec.for_rank(place)
+        own = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
         whole = expected_parts(spec, files)
         weights = empty_weights(own, dtype, device)
         if device == "cpu" or not found.streams:
@@ -170,7 +170,7 @@ def load_weights(
 
 def planned_parts(
     spec: ModelSpec, found: FoundTensors, folder: Path
-) -> Iterator[tuple[TensorPlace, Part]]:
+) -> Iterator[tuple[TensorPlace, WeightPart]]:
     """Yields each tensor that a model has of a checkpoint, checked by its header, and
     what `load_weights` makes of it; of a model that transformers runs and loads, those of
     quantized matrices. Raises `CheckpointError` as `load_weights`.
@@ -204,7 +204,7 @@ def _filled(
     files: Files,
     where: Mapping[str, TensorPlace],
     dtype: str,
-    whole: Mapping[str, Part],
+    whole: Mapping[str, WeightPart],
 ) -> Weights:
     """Returns the weights with every tensor in its place, a layer after another, so that
     none but one is in memory in two forms.
@@ -296,7 +296,9 @@ def _by_model(
     return there
 
 
-def _described_with_keys(spec: ModelSpec, files: Files, part: Part, path: Path) -> str:
+def _described_with_keys(
+    spec: ModelSpec, files: Files, part: WeightPart, path: Path
+) -> str:
     """Returns what a tensor's shape follows from: of a quantized matrix, keys of the
     quantization, too.
     """
@@ -365,7 +367,7 @@ def is_harmless(name: str, place: TensorPlace) -> bool:
     return name.endswith(BIAS) and not place.tensor().any()
 
 
-def _check_header(part: Part, place: TensorPlace, described: str) -> None:
+def _check_header(part: WeightPart, place: TensorPlace, described: str) -> None:
     """Compare a tensor's shape and type with the expected ones, which follow from what is
     `described`.
     """

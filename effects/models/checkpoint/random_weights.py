@@ -17,8 +17,8 @@ from minfer.effects.models.architecture.weights import (
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.rank_parts import RankPart, rank_parts
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import WHOLE, Place
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def random_weights(
     dtype: str,
     seed: int = 0,
     device: str = "cpu",
-    place: Place = WHOLE,
+    rank_info: RankInfo = WHOLE_MODEL,
 ) -> Weights:
     """Returns weights drawn from N(0, initializer_range), norms 1; the same on every
     device. A rank's are its parts of the whole model's.
@@ -45,7 +45,7 @@ def random_weights(
     how = spec.quantization
     files = PLAIN_FILES if how is None else Files(OnLoad(how.format.scheme))
     whole = expected_parts(spec, files)
-    own = spec if place == WHOLE else spec.for_rank(place)
+    own = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
     weights = empty_weights(own, dtype, device)
     parts = rank_parts(own, checkpoint_parts(own, weights, files), whole)
     mine = {one.part.name: one for one in parts}
@@ -67,7 +67,7 @@ def random_weights(
 
 
 def _room(
-    one: RankPart | None, whole: Part, pool: "torch.Tensor"
+    one: RankPart | None, whole: WeightPart, pool: "torch.Tensor"
 ) -> "torch.Tensor | None":
     """Returns where a tensor is drawn, whole: its place, or memory of its own if that
     takes a part of it, or takes it in another form; None if it is not needed.

@@ -1,7 +1,7 @@
 """How published checkpoints store quantized matrices, one module a format.
 
-A `Format` says which tensors a matrix is in, and how each is brought into the form that
-minfer's kernels read (kernels/leaves.py): rows of outputs, scales by output.
+A `WeightFormat` says which tensors a matrix is in, and how each is brought into the form
+that minfer's kernels read (kernels/leaves.py): rows of outputs, scales by output.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,12 @@ from minfer.effects.models.formats.gptq import read_gptq
 from minfer.effects.models.formats.modelopt import METHOD as MODELOPT
 from minfer.effects.models.formats.modelopt import read_modelopt
 from minfer.effects.models.formats.mxfp4 import read_mxfp4
-from minfer.effects.models.formats.protocol import Format as Format
+from minfer.effects.models.formats.protocol import WeightFormat as WeightFormat
 
 # By `quant_method`.
-READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]] = {
+READERS: Final[
+    Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], WeightFormat]]
+] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed,
     "fp8": read_fp8,
@@ -30,7 +32,7 @@ READERS: Final[Mapping[str, Callable[[ConfigReader, Mapping[str, Any]], Format]]
 }
 
 
-def format_of(read: ConfigReader) -> Format | None:
+def format_of(read: ConfigReader) -> WeightFormat | None:
     """Returns the format that a config's `quantization_config` names; None: there is
     none. Raises `UnsupportedModelError` and `ModelConfigError`.
     """

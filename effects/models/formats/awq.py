@@ -12,13 +12,13 @@ from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
-    KnownKeys,
+    FormatKeys,
     check_keys,
     words,
 )
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 # AutoAWQ's own quant_config.json, and its newer config.json, name these otherwise.
 BITS, SIZES = ("bits", "w_bit"), ("group_size", "q_group_size")
 VERSIONS: Final = ("version", "format", "checkpoint_format")
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words("quant_method", *BITS, *SIZES, *VERSIONS),
     # Zero points are stored whether weights are symmetric or not.
     inert=MADE_WITH | words("zero_point sym"),
@@ -60,18 +60,20 @@ class Awq(OneByOne):
         """How its matrices are kept in memory."""
         return self.groups.scheme(zeros=True)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
         outputs, groups = len(by.weight), self.groups.count(by)
         packed = -(-outputs // EACH)
-        yield Part(
+        yield WeightPart(
             f"{matrix}.qweight", by.weight, _weight, (by.inputs, packed), types=TYPES
         )
-        zeros = Part(
+        zeros = WeightPart(
             f"{matrix}.qzeros", zeros_of(by), _by_output, (groups, packed), types=TYPES
         )
         yield self.groups.spread(zeros, by)
-        scales = Part(f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS)
+        scales = WeightPart(
+            f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS
+        )
         yield self.groups.spread(scales, by)
 
 

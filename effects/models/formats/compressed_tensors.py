@@ -13,11 +13,11 @@ from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelEr
 from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
 from minfer.effects.models.formats.int4_groups import Groups, read_groups
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
 from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
 from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, Linear, Scheme
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
 ZERO_POINT: Final = ".weight_zero_point"
 HALF: Final = 8  # is 0 in numbers of 4 bits with a sign
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words(
         "quant_method config_groups format sparsity_config transform_config",
         "kv_cache_scheme",  # which prepare.py warns of
@@ -35,21 +35,21 @@ KEYS: Final = KnownKeys(
     inert=words("quantization_status global_compression_ratio ignore version"),
     neutral={"moe_sparsity_config": ()},
 )
-GROUP_KEYS: Final = KnownKeys(
+GROUP_KEYS: Final = FormatKeys(
     read=words("weights input_activations output_activations format"),
     inert=words("targets"),  # the names of tensors say which matrices are quantized
 )
-SPARSITY_KEYS: Final = KnownKeys(
+SPARSITY_KEYS: Final = FormatKeys(
     read=words("format"),
     inert=words("targets ignore global_sparsity sparsity_structure"),
 )
-TRANSFORM_KEYS: Final = KnownKeys(read=words("config_groups"))
+TRANSFORM_KEYS: Final = FormatKeys(read=words("config_groups"))
 _NUMBERS: Final = words("num_bits type symmetric group_size strategy block_structure")
 _OBSERVED: Final = words("observer observer_kwargs scale_dtype zp_dtype")
-WEIGHT_KEYS: Final = KnownKeys(
+WEIGHT_KEYS: Final = FormatKeys(
     read=_NUMBERS | words("actorder"), inert=_OBSERVED, neutral={"dynamic": (False,)}
 )
-INPUT_KEYS: Final = KnownKeys(
+INPUT_KEYS: Final = FormatKeys(
     read=_NUMBERS, inert=_OBSERVED | words("dynamic"), neutral={"actorder": (False,)}
 )
 Strategy = Literal["tensor", "channel", "block", "group"]
@@ -86,40 +86,40 @@ class CompressedTensors(OneByOne):
         """What people call it."""
         return f"compressed-tensors, {self.scheme.name}"
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
         outputs, name = len(by.weight), f"{matrix}.weight_scale"
         if self.scheme.bits == 4:
             yield from self._packed(matrix, by)
             return
         types = INT8_TYPES if self.scheme is INT8 else FP8_TYPES
-        yield Part(f"{matrix}.weight", by.weight, types=types)
+        yield WeightPart(f"{matrix}.weight", by.weight, types=types)
         if self.scaled_by == "block":
             shape = (-(-outputs // BLOCK), by.scaled.shape[1])
-            yield Part(name, by.scaled, partial(of_rows, outputs), shape, FLOATS)
+            yield WeightPart(name, by.scaled, partial(of_rows, outputs), shape, FLOATS)
         elif self.scaled_by == "tensor":
-            yield Part(name, by.scaled, partial(of_all, outputs), (1,), FLOATS)
+            yield WeightPart(name, by.scaled, partial(of_all, outputs), (1,), FLOATS)
         else:
-            yield Part(name, by.scaled, types=FLOATS)
+            yield WeightPart(name, by.scaled, types=FLOATS)
 
-    def _packed(self, matrix: str, by: Linear) -> Iterator[Part]:
+    def _packed(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of integers of 4 bits."""
         outputs, groups = len(by.weight), self.groups.count(by)
         packed = (outputs, -(-by.inputs // EACH))
-        yield Part(
+        yield WeightPart(
             f"{matrix}.weight_packed", by.weight, _weight, packed, types=PACKED_TYPES
         )
-        scales = Part(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
+        scales = WeightPart(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
         yield self.groups.spread(scales, by)
         if by.zeros is None:
             return
         name = matrix + ZERO_POINT
-        zeros = Part(
+        zeros = WeightPart(
             name, by.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
         )
         if self.byte_zeros:
             shape = (outputs, groups)
-            zeros = Part(name, by.zeros, _without_sign, shape, types=INT8_TYPES)
+            zeros = WeightPart(name, by.zeros, _without_sign, shape, types=INT8_TYPES)
         yield self.groups.spread(zeros, by)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.keys import KnownKeys, check_keys, words
+from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
 from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BLOCK: Final = FP8_BLOCKS.group
 TYPES: Final = ("F8_E4M3",)
 KINDS: Final = ("e4m3", "float8_e4m3", "float8_e4m3fn")
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words("quant_method weight_block_size fmt"),
     inert=words(
         "modules_to_not_convert ignored_layers ignore scale_fmt dequantize",
@@ -67,9 +67,9 @@ class Fp8(OneByOne):
         """transformers writes a matrix's scale under the name of those of blocks."""
         return ("", "") if self.blocks else (".weight_scale_inv", ".weight_scale")
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        yield Part(f"{matrix}.weight", by.weight, types=TYPES)
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        yield WeightPart(f"{matrix}.weight", by.weight, types=TYPES)
         outputs, groups = by.scaled.shape
         shape: tuple[int, ...] = ()
         if self.blocks:
@@ -78,7 +78,7 @@ class Fp8(OneByOne):
         else:
             rows = partial(of_all, outputs)
             name = f"{matrix}.weight_scale"
-        yield Part(name, by.scaled, rows, shape, SCALE_TYPES)
+        yield WeightPart(name, by.scaled, rows, shape, SCALE_TYPES)
 
 
 def of_rows(outputs: int, stored: "Tensor") -> "Tensor":

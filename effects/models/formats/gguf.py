@@ -13,7 +13,7 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.protocol import OneByOne
 from minfer.effects.models.gguf.block_types import Q4_0
 from minfer.effects.models.gguf.hf_tensors import NUMBERS, SCALES
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme, int4
 
 METHOD: Final = "gguf"
@@ -34,10 +34,10 @@ class Gguf(OneByOne):
         """How its matrices are kept in memory."""
         return int4(Q4_0.elements)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
-        yield Part(matrix + NUMBERS, by.weight, types=("U8",))
-        yield Part(matrix + SCALES, by.scaled)
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
+        yield WeightPart(matrix + NUMBERS, by.weight, types=("U8",))
+        yield WeightPart(matrix + SCALES, by.scaled)
 
 
 def read_gguf_format(read: ConfigReader, how: Mapping[str, Any]) -> Gguf:

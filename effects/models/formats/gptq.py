@@ -27,20 +27,20 @@ from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
-    KnownKeys,
+    FormatKeys,
     check_keys,
     words,
 )
 from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
 from minfer.effects.models.formats.protocol import OneByOne
-from minfer.effects.models.parts import FLOATS, Part
+from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MIDDLE: Final = 8  # is 0 where weights are symmetric
-KEYS: Final = KnownKeys(
+KEYS: Final = FormatKeys(
     read=words(
         "quant_method bits group_size desc_act static_groups sym checkpoint_format",
         "dynamic",
@@ -77,17 +77,17 @@ class Gptq(OneByOne):
         """How its matrices are kept in memory."""
         return self.groups.scheme(zeros=True)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
         outputs, inputs, groups = len(by.weight), by.inputs, self.groups.count(by)
-        yield Part(
+        yield WeightPart(
             f"{matrix}.qweight",
             by.weight,
             _weight,
             (-(-inputs // EACH), outputs),
             types=TYPES,
         )
-        zeros = Part(
+        zeros = WeightPart(
             f"{matrix}.qzeros",
             zeros_of(by),
             self._zeros,
@@ -95,9 +95,11 @@ class Gptq(OneByOne):
             types=TYPES,
         )
         yield self.groups.spread(zeros, by)
-        scales = Part(f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS)
+        scales = WeightPart(
+            f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS
+        )
         yield self.groups.spread(scales, by)
-        yield Part(
+        yield WeightPart(
             f"{matrix}.g_idx",
             by.scaled,
             shape=(inputs,),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader, whole
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import INT4_GROUPS, Linear, Scheme, int4
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Groups:
         """Returns the groups of an output in the checkpoint."""
         return by.inputs // self.size if self.size else 1
 
-    def spread(self, part: Part, by: Linear) -> Part:
+    def spread(self, part: WeightPart, by: Linear) -> WeightPart:
         """Returns a part of values [outputs, groups], with one for each of minfer's
         groups.
         """

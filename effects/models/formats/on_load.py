@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ class OnLoad:
         """What people read."""
         return "quantized as it is loaded"
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.parts`."""
+    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.parts`."""
         yield _part(f"{matrix}.weight", by)
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[Part]:
-        """See `Format.expert_parts`."""
+    def expert_parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.expert_parts`."""
         yield _part(matrix, by)
 
 
-def _part(name: str, by: Linear) -> Part:
+def _part(name: str, by: Linear) -> WeightPart:
     """Returns a part that quantizes its matrix, or an expert's after another."""
     shape = (*by.weight.shape[:-1], by.inputs)
 
@@ -51,7 +51,7 @@ def _part(name: str, by: Linear) -> Part:
             for place, matrix in zip(expert.pieces(), matrices, strict=True):
                 _store(place, matrix)
 
-    return Part(name, by.weight, shape=shape, take=take)
+    return WeightPart(name, by.weight, shape=shape, take=take)
 
 
 def _store(place: Linear, matrix: "Tensor") -> None:

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.families import OF_TYPE, Family
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
 SLIDING_WINDOW: Final = ".attention.sliding_window"
@@ -90,7 +90,7 @@ _ROWS: Final = (
 ARCHITECTURES: Final = {row.name: row for row in _ROWS}
 
 
-def architecture_of(read: Metadata) -> Architecture:
+def architecture_of(read: GgufMetadata) -> Architecture:
     """Returns a file's architecture. Raises `UnsupportedModelError` if it is not
     supported.
     """

@@ -16,7 +16,7 @@ from minfer.effects.models.gguf.architectures import (
 from minfer.effects.models.gguf.block_types import BF16, F16, F32
 from minfer.effects.models.gguf.container import GgufError, GgufFile, read_gguf
 from minfer.effects.models.gguf.hf_tensors import keeps_int4
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import stop_ids
 
 MOST_EXPERTS: Final = 1 << 12  # in a layer
@@ -73,7 +73,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     Raises `GgufError` for damaged files and metadata, and `UnsupportedModelError`.
     """
     file = read_gguf(path)
-    read = Metadata(file)
+    read = GgufMetadata(file)
     _refuse_other_kinds(read)
     arch = architecture_of(read)
     for key, allowed in _UNSUPPORTED.items():
@@ -118,7 +118,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_other_kinds(read: Metadata) -> None:
+def _refuse_other_kinds(read: GgufMetadata) -> None:
     """Refuse files that are no model. Raises `UnsupportedModelError`."""
     kind = read.get("general.type")
     if kind not in (None, "model"):
@@ -128,7 +128,7 @@ def _refuse_other_kinds(read: Metadata) -> None:
         )
 
 
-def _refuse_unless(read: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
+def _refuse_unless(read: GgufMetadata, key: str, allowed: tuple[Any, ...]) -> None:
     value = read.get(key)
     if value is None or any(value == one for one in allowed):
         return
@@ -140,11 +140,11 @@ def _refuse_unless(read: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
     raise UnsupportedModelError(f"{read.file.path}: {what}; {remedy}")
 
 
-def _hidden(read: Metadata) -> int:
+def _hidden(read: GgufMetadata) -> int:
     return read.whole(".embedding_length")
 
 
-def _layers(read: Metadata) -> int:
+def _layers(read: GgufMetadata) -> int:
     """Returns the number of layers. Each has tensors in the file, so a number above that
     of tensors is refused: it would make what follows slow.
     """
@@ -166,7 +166,7 @@ def _dtype(file: GgufFile, arch: Architecture) -> str:
     return "bfloat16"
 
 
-def _experts(read: Metadata, arch: Architecture) -> dict[str, Any]:
+def _experts(read: GgufMetadata, arch: Architecture) -> dict[str, Any]:
     keys = arch.family.experts
     if keys is None:
         return {}
@@ -186,7 +186,7 @@ def _experts(read: Metadata, arch: Architecture) -> dict[str, Any]:
     return found
 
 
-def _width(read: Metadata, key: str, matrix: str) -> int:
+def _width(read: GgufMetadata, key: str, matrix: str) -> int:
     """Returns the width of a feed-forward: from the shape of its matrix, as older files
     lack the key, else from the key.
     """
@@ -196,7 +196,9 @@ def _width(read: Metadata, key: str, matrix: str) -> int:
     return read.whole(key, stored.shape[-2])
 
 
-def _windows(read: Metadata, heads: int, head_dim: int, hidden: int) -> dict[str, Any]:
+def _windows(
+    read: GgufMetadata, heads: int, head_dim: int, hidden: int
+) -> dict[str, Any]:
     """Returns Mistral's sliding window, or the sizes of Gemma's layers with and without
     windows.
     """
@@ -216,7 +218,7 @@ def _windows(read: Metadata, heads: int, head_dim: int, hidden: int) -> dict[str
     }
 
 
-def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
+def _rope_scaling(read: GgufMetadata, head_dim: int) -> dict[str, Any] | None:
     """Returns the config's `rope_scaling`; None: RoPE is not scaled."""
     # As llama.cpp reads them: older files have another key, and no type is linear.
     key = ".rope.scaling.factor"
@@ -249,7 +251,7 @@ def _rope_scaling(read: Metadata, head_dim: int) -> dict[str, Any] | None:
     return found
 
 
-def _llama3(read: Metadata, head_dim: int) -> dict[str, Any]:
+def _llama3(read: GgufMetadata, head_dim: int) -> dict[str, Any]:
     """Returns Llama 3's `rope_scaling`. The file holds the factors that frequencies are
     divided by, one a pair of dimensions. Raises `UnsupportedModelError` if they are not
     Llama 3's.

@@ -22,7 +22,7 @@ from minfer.effects.models.gguf.architectures import (
 )
 from minfer.effects.models.gguf.block_types import Q4_0
 from minfer.effects.models.gguf.container import GgufFile, StoredTensor
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 NUMBERS, SCALES = ".q4_0", ".q4_0_scales"  # ends of names of a Q4_0 matrix's tensors
 # Matrices of a layer that are fused in memory (linear.py), so that they need one scheme.
@@ -75,7 +75,7 @@ def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
     """Returns the tensors of the checkpoint by their names there. Raises
     `UnsupportedModelError` for tensors that its architecture does not have.
     """
-    read = Metadata(file)
+    read = GgufMetadata(file)
     arch = architecture_of(read)
     heads = {}
     if arch.interleaved:
@@ -104,7 +104,7 @@ def _mapped(
     prefix = f"model.layers.{layer}"
     int4 = known and end == "weight" and _stays_int4(file, layer, name)
     if known and (matrix := arch.expert_names.get(name)) and arch.family.experts:
-        experts = Metadata(file).whole(EXPERT_COUNT)
+        experts = GgufMetadata(file).whole(EXPERT_COUNT)
         if len(stored.shape) != 3 or end != "weight" or stored.shape[0] != experts:
             raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
         for i in range(experts):

@@ -9,7 +9,7 @@ Default = TypeVar("Default")
 LARGEST = 1 << 40  # above all sizes
 
 
-class Metadata:
+class GgufMetadata:
     """Reads values of one file's metadata by their keys; a key that begins with a dot
     means `arch`, the file's architecture, before it. All reads raise `GgufError` for a
     value of another type, and for a missing one without `default`.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from minfer.effects.models.gguf.metadata import Metadata
+from minfer.effects.models.gguf.metadata import GgufMetadata
 
 TOKENS: Final = "tokenizer.ggml.tokens"
 TOKEN_TYPES: Final = "tokenizer.ggml.token_type"  # noqa: S105 - a key, no password
@@ -23,7 +23,7 @@ _TEXTS: Final = (
 )
 
 
-def token_types(read: Metadata) -> tuple[int, ...]:
+def token_types(read: GgufMetadata) -> tuple[int, ...]:
     """Returns the types of all tokens; without types in the file, all are normal. Raises
     `GgufError`.
     """
@@ -36,7 +36,7 @@ def token_types(read: Metadata) -> tuple[int, ...]:
     return found
 
 
-def token_texts(read: Metadata) -> dict[int, str]:
+def token_texts(read: GgufMetadata) -> dict[int, str]:
     """Returns the texts of tokens that are not unused, by their ids. Raises
     `GgufError`.
     """
@@ -45,14 +45,14 @@ def token_texts(read: Metadata) -> dict[int, str]:
     return {token: texts[token] for token, kind in kinds if kind != UNUSED}
 
 
-def stop_ids(read: Metadata) -> tuple[int, ...]:
+def stop_ids(read: GgufMetadata) -> tuple[int, ...]:
     """Returns the ids of tokens that end a sequence. Raises `GgufError` for ids outside
     the vocabulary.
     """
     return tuple(dict.fromkeys(_ids(read)))
 
 
-def _ids(read: Metadata) -> Iterator[int]:
+def _ids(read: GgufMetadata) -> Iterator[int]:
     listed = read.get(TOKENS) is not None
     count = read.array(TOKENS).count if listed else 1 << 31
     for key in _KEYS:

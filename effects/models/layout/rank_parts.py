@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.spec import EMBED, LM_HEAD, ModelSpec
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.parts import Part
-from minfer.effects.models.ranks import WHOLE
+from minfer.effects.models.parts import WeightPart
+from minfer.effects.models.ranks import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class Cut:
 class RankPart:
     """A tensor of a checkpoint, as one rank reads it."""
 
-    part: Part
+    part: WeightPart
     cut: Cut | None = None  # None: all of it
     # Biases of sums over ranks are added by one rank: they are zero here.
     is_zero: bool = False
@@ -83,13 +83,13 @@ class RankPart:
 
 
 def rank_parts(
-    spec: ModelSpec, parts: Iterator[Part], whole: Mapping[str, Part]
+    spec: ModelSpec, parts: Iterator[WeightPart], whole: Mapping[str, WeightPart]
 ) -> Iterator[RankPart]:
     """Yields the parts of a rank, whose sizes `spec` has; `whole` are those of the model
     by name. Raises `UnsupportedModelError` for a tensor that cannot be divided so.
     """
     for part in parts:
-        if spec.place == WHOLE:
+        if spec.rank_info == WHOLE_MODEL:
             yield RankPart(part)
             continue
         its = whole[part.name]
@@ -97,7 +97,7 @@ def rank_parts(
             yield RankPart(evolve(its, place=part.place))
             continue
         cut = _cut(spec, part, its.shape)
-        yield RankPart(part, cut, is_zero=part.once and spec.place.part > 0)
+        yield RankPart(part, cut, is_zero=part.once and spec.rank_info.part > 0)
 
 
 def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
@@ -111,9 +111,9 @@ def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
     return torch.cat((stored, zeros), dim)
 
 
-def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
+def _cut(spec: ModelSpec, part: WeightPart, whole: tuple[int, ...]) -> Cut | None:
     """Returns the part of a tensor of shape `whole` that a rank reads."""
-    if part.name in (EMBED, LM_HEAD) and spec.place.parallel.tensor > 1:
+    if part.name in (EMBED, LM_HEAD) and spec.rank_info.parallel.tensor > 1:
         rows = spec.vocab_rows
         first = min(rows.start, spec.vocab_size)
         return Cut(0, first, min(rows.stop, spec.vocab_size))
@@ -121,7 +121,7 @@ def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
     if own == whole:
         return None
     differing = [dim for dim, size in enumerate(whole) if own[dim] != size]
-    dim, ranks = differing[0], spec.place.parallel.tensor
+    dim, ranks = differing[0], spec.rank_info.parallel.tensor
     if len(own) != len(whole) or len(differing) > 1 or whole[dim] % own[dim]:
         raise UnsupportedModelError(
             f"tensor {part.name} of shape {list(whole)} cannot be divided into parts of "
@@ -130,5 +130,5 @@ def _cut(spec: ModelSpec, part: Part, whole: tuple[int, ...]) -> Cut | None:
     pieces = part.fused if dim == OUTPUTS else 1
     size = own[dim] // pieces
     slices = whole[dim] // own[dim]
-    start = spec.place.part * slices // ranks * size
+    start = spec.rank_info.part * slices // ranks * size
     return Cut(dim, start, start + size, pieces)

@@ -24,11 +24,11 @@ from minfer.effects.models.checkpoint.weight_files import TensorPlace
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.ranks import (
-    ALONE,
-    WHOLE,
+    SINGLE_RANK,
+    WHOLE_MODEL,
+    Communicator,
     Parallel,
-    Place,
-    Ranks,
+    RankInfo,
     whole_logits,
 )
 from minfer.kernels.sample import SIZES
@@ -53,7 +53,7 @@ WAYS = [
 ]
 
 
-def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
+def run(spec: ModelSpec, weights: Weights, ranks: Communicator) -> Tensor:
     """A prompt in two chunks, then a decode step; all logits."""
     ids, table = random.Random(1).choices(range(160), k=31), list(range(8))
     cache = make_cache(spec, 8, BLOCK, "float32")
@@ -62,7 +62,7 @@ def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
     parts = [
         forward(spec, weights, make_batch([row], BLOCK), cache, ranks) for row in rows
     ]
-    if not spec.place.is_last_stage:
+    if not spec.rank_info.is_last_stage:
         return torch.cat(parts)
     return torch.cat([whole_logits(part, spec.vocab_size, ranks) for part in parts])
 
@@ -70,7 +70,7 @@ def run(spec: ModelSpec, weights: Weights, ranks: Ranks) -> Tensor:
 def fits(spec: ModelSpec, parallel: Parallel) -> bool:
     """Whether a model can be divided so."""
     try:
-        spec.for_rank(Place(0, parallel))
+        spec.for_rank(RankInfo(0, parallel))
     except UnsupportedModelError:
         return False
     return True
@@ -99,11 +99,11 @@ def test_ranks_compute_what_one_computes(
     if not fits(spec, parallel):
         pytest.skip("it cannot be divided so")
     use_float64(tmp_path, monkeypatch)
-    wanted = run(spec, load_weights(tmp_path, spec, "float32"), ALONE)
+    wanted = run(spec, load_weights(tmp_path, spec, "float32"), SINGLE_RANK)
 
     def on_rank(ranks: ThreadRanks) -> Tensor:
-        own = spec.for_rank(ranks.place)
-        weights = load_weights(tmp_path, spec, "float32", place=ranks.place)
+        own = spec.for_rank(ranks.rank_info)
+        weights = load_weights(tmp_path, spec, "float32", rank_info=ranks.rank_info)
         return run(own, weights, ranks)
 
     found, stages = on_ranks(parallel, on_rank)
@@ -125,9 +125,11 @@ def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.k_proj.weight"
     halves = whole[name].chunk(2)
     for rank in range(4):
-        place = Place(rank, Parallel(tensor=4))
-        own = load_weights(tmp_path, spec, "float32", place=place)
-        assert dict(named_parts(spec.for_rank(place), own))[name].equal(halves[rank // 2])
+        rank_info = RankInfo(rank, Parallel(tensor=4))
+        own = load_weights(tmp_path, spec, "float32", rank_info=rank_info)
+        assert dict(named_parts(spec.for_rank(rank_info), own))[name].equal(
+            halves[rank // 2]
+        )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -135,7 +137,9 @@ def test_a_vocabulary_need_not_be_divisible(ranks: int) -> None:
     spec = evolve(SPEC, vocab_size=161, tie_word_embeddings=False)
     whole = random_weights(spec, "float32", 1)
     parts = [
-        random_weights(spec, "float32", 1, place=Place(rank, Parallel(tensor=ranks)))
+        random_weights(
+            spec, "float32", 1, rank_info=RankInfo(rank, Parallel(tensor=ranks))
+        )
         for rank in range(ranks)
     ]
     for name in ("embed", "head"):
@@ -154,8 +158,8 @@ def test_parts_of_large_vocabularies_are_chunks_of_the_sampler(
     ranks: int, vocab: int
 ) -> None:
     spec = evolve(SPEC, vocab_size=vocab)
-    places = [Place(rank, Parallel(tensor=ranks)) for rank in range(ranks)]
-    parts = [evolve(spec, place=place).vocab_rows for place in places]
+    infos = [RankInfo(rank, Parallel(tensor=ranks)) for rank in range(ranks)]
+    parts = [evolve(spec, rank_info=rank_info).vocab_rows for rank_info in infos]
     assert not any(len(part) % SIZES.chunk for part in parts)
     assert [part.start for part in parts] == [
         rank * len(parts[0]) for rank in range(ranks)
@@ -169,9 +173,9 @@ def test_random_weights_of_a_rank_are_a_part_of_the_model_s() -> None:
     whole = dict(named_parts(spec, random_weights(spec, "float32", 3)))
     for by_expert in (False, True):
         for rank in range(2):
-            place = Place(rank, Parallel(tensor=2, by_expert=by_expert))
-            own = random_weights(spec, "float32", 3, place=place)
-            for name, tensor in named_parts(spec.for_rank(place), own):
+            rank_info = RankInfo(rank, Parallel(tensor=2, by_expert=by_expert))
+            own = random_weights(spec, "float32", 3, rank_info=rank_info)
+            for name, tensor in named_parts(spec.for_rank(rank_info), own):
                 there = whole[name]
                 dims = [d for d, n in enumerate(tensor.shape) if n != there.shape[d]]
                 part = there.chunk(2, dims[0])[rank] if dims else there
@@ -187,7 +191,7 @@ def test_planned_bytes_are_those_of_the_weights() -> None:
         for parallel in (Parallel(tensor=2), Parallel(tensor=2, by_expert=True)):
             if not fits(spec, parallel):
                 continue
-            own = spec.for_rank(Place(1, parallel))
+            own = spec.for_rank(RankInfo(1, parallel))
             weights = empty_weights(own, spec.dtype, "meta")
             held = sum(tensor.nbytes for _, tensor in named_parts(own, weights))
             assert weight_bytes(own, cuda=True) == held
@@ -207,9 +211,13 @@ def test_a_rank_reads_its_part_alone(
 
     monkeypatch.setattr(TensorPlace, "tensor", counted)
     sizes = []
-    for place in (WHOLE, Place(0, Parallel(tensor=2)), Place(1, Parallel(tensor=2))):
+    for rank_info in (
+        WHOLE_MODEL,
+        RankInfo(0, Parallel(tensor=2)),
+        RankInfo(1, Parallel(tensor=2)),
+    ):
         read.clear()
-        load_weights(tmp_path, spec, "float32", place=place)
+        load_weights(tmp_path, spec, "float32", rank_info=rank_info)
         sizes.append(sum(read))
     assert sizes[1] == sizes[2]
     assert sizes[1] < 0.52 * sizes[0]
@@ -233,4 +241,4 @@ def test_what_cannot_be_divided_is_refused(
 ) -> None:
     spec = parse_spec({**CONFIG, **changes})
     with pytest.raises(UnsupportedModelError, match=says):
-        spec.for_rank(Place(0, parallel))
+        spec.for_rank(RankInfo(0, parallel))

@@ -14,11 +14,11 @@ from minfer.effects.models.architecture.linear import (
     bias_parts,
     weight_parts,
 )
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import PLAIN, Linear, Shard
 
 
-def placed(parts: Iterable[Part]) -> dict[str, Tensor]:
+def placed(parts: Iterable[WeightPart]) -> dict[str, Tensor]:
     """The places of tensors, by their names."""
     return {part.name: part.place for part in parts}
 

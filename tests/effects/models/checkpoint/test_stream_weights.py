@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from minfer.effects.models.checkpoint import stream_weights as sw
 from minfer.effects.models.layout.rank_parts import Cut, RankPart
-from minfer.effects.models.parts import Part
+from minfer.effects.models.parts import WeightPart
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -34,7 +34,9 @@ def test_every_byte_arrives(
     targets["t0"] = fused[5:22]
     sw.stream_weights(
         [
-            sw.TensorJob(paths[int(name[1:]) % 2], name, RankPart(Part(name, target)))
+            sw.TensorJob(
+                paths[int(name[1:]) % 2], name, RankPart(WeightPart(name, target))
+            )
             for name, target in targets.items()
         ]
     )
@@ -51,7 +53,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4000)
     job = sw.TensorJob(
-        path, "a", RankPart(Part("a", torch.zeros(1000, 100, device="cuda")))
+        path, "a", RankPart(WeightPart("a", torch.zeros(1000, 100, device="cuda")))
     )
     with pytest.raises(EOFError, match="ends early"):
         sw.stream_weights([job])

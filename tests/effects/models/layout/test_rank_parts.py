@@ -16,7 +16,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
-from minfer.effects.models.ranks import WHOLE, Parallel, Place
+from minfer.effects.models.ranks import WHOLE_MODEL, Parallel, RankInfo
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import FORMATS, quantized
 from tests.effects.models.gguf.written import write
@@ -44,10 +44,10 @@ def edited(folder: Path, change: Any, **config: Any) -> None:
     about.write_text(json.dumps(json.loads(about.read_text()) | config))
 
 
-def read(spec: ModelSpec, folder: Path, place: Place = WHOLE) -> Weights:
+def read(spec: ModelSpec, folder: Path, rank_info: RankInfo = WHOLE_MODEL) -> Weights:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "prepared", lambda by: by)  # leaves stay as they are stored
-        return load_weights(folder, spec, "float32", place=place)
+        return load_weights(folder, spec, "float32", rank_info=rank_info)
 
 
 def matrices(weights: Weights) -> Iterator[Tensor]:
@@ -66,7 +66,7 @@ def check_parts(folder: Path, by_expert: bool = False) -> None:
     spec = as_stored(read_spec(folder), folder)
     parallel = Parallel(2, by_expert=by_expert)
     whole = matrices(read(spec, folder))
-    ranks = [read(spec, folder, Place(rank, parallel)) for rank in range(2)]
+    ranks = [read(spec, folder, RankInfo(rank, parallel)) for rank in range(2)]
     divided = 0
     for one, *parts in zip(whole, *map(matrices, ranks), strict=True):
         sizes = zip(one.shape, parts[0].shape, strict=True)
