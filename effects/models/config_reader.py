@@ -36,9 +36,9 @@ class ConfigReader:
     `ModelConfigError`.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
-        self.where = where
+        self.source = source
 
     def absent(self, key: str) -> bool:
         """Returns whether the key is missing or null."""
@@ -46,19 +46,19 @@ class ConfigReader:
 
     def error(self, key: str, expected: str) -> ModelConfigError:
         """Returns the error about a value that is not as `expected`."""
-        found = repr(self.config[key]) if key in self.config else "nothing"
-        what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
+        value = repr(self.config[key]) if key in self.config else "nothing"
+        message = f"{self.source}: {key} must be {expected}, found {value}; correct it"
         return ModelConfigError(
-            f"{what} or restore the original config.json of the checkpoint"
+            f"{message} or restore the original config.json of the checkpoint"
         )
 
-    def refusal(self, what: str) -> UnsupportedModelError:
+    def refusal(self, message: str) -> UnsupportedModelError:
         """Returns the error about a valid value that is not supported."""
-        return UnsupportedModelError(f"{self.where}: {what}")
+        return UnsupportedModelError(f"{self.source}: {message}")
 
-    def unknown(self, what: str) -> UnknownModelError:
+    def unknown(self, message: str) -> UnknownModelError:
         """Returns the error about a model that the family table does not have."""
-        return UnknownModelError(f"{self.where}: {what}")
+        return UnknownModelError(f"{self.source}: {message}")
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Returns an integer of at least `low`."""
@@ -74,8 +74,8 @@ class ConfigReader:
         """
         value: Any = default if self.absent(key) else self.config[key]
         if type(value) not in (int, float) or not max(low, SMALLEST) <= value < HUGE:
-            wanted = f"a number of at least {low}" if low else "a positive number"
-            raise self.error(key, wanted)
+            expected = f"a number of at least {low}" if low else "a positive number"
+            raise self.error(key, expected)
         return float(value)
 
     def flag(self, key: str) -> bool:

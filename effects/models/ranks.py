@@ -89,16 +89,16 @@ class RankInfo:
         stages = self.parallel.pipeline
         return range(count * self.stage // stages, count * (self.stage + 1) // stages)
 
-    def share(self, size: int, of: str) -> int:
+    def share(self, size: int, label: str) -> int:
         """Returns this rank's part of a size that tensor parallel ranks divide. Raises
-        `UnsupportedModelError` where they cannot; `of` says what it is.
+        `UnsupportedModelError` where they cannot; `label` says what it is.
         """
         ranks = self.parallel.tensor
         if size % ranks:
-            fit = [n for n in range(2, ranks) if size % n == 0]
-            instead = f"use {' or '.join(map(str, fit))}" if fit else "use one"
+            divisors = [n for n in range(2, ranks) if size % n == 0]
+            remedy = f"use {' or '.join(map(str, divisors))}" if divisors else "use one"
             raise UnsupportedModelError(
-                f"{of}: {size} cannot be divided among {ranks} ranks; {instead} "
+                f"{label}: {size} cannot be divided among {ranks} ranks; {remedy} "
                 f"(tensor_parallel_size)"
             )
         return size // ranks
@@ -137,17 +137,17 @@ class Communicator(Protocol):
         """End all exchange."""
         ...
 
-    def sum(self, part: "Tensor") -> "Tensor":
-        """Returns the sum of the parts of all tensor parallel ranks; `part` may be
+    def sum(self, partial: "Tensor") -> "Tensor":
+        """Returns the sum of the parts of all tensor parallel ranks; `partial` may be
         overwritten.
         """
         ...
 
-    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+    def add_sum(self, residual: "Tensor", partial: "Tensor") -> None:
         """Add that sum to the residual stream [tokens, hidden]."""
         ...
 
-    def gather(self, part: "Tensor") -> "Tensor":
+    def gather(self, columns: "Tensor") -> "Tensor":
         """Returns the columns of all tensor parallel ranks: of [rows, columns],
         [rows, ranks * columns].
         """
@@ -185,17 +185,17 @@ class SingleRank:
     def leave(self) -> None:
         """It never exchanges anything."""
 
-    def sum(self, part: "Tensor") -> "Tensor":
+    def sum(self, partial: "Tensor") -> "Tensor":
         """Returns the only part."""
-        return part
+        return partial
 
-    def add_sum(self, residual: "Tensor", part: "Tensor") -> None:
+    def add_sum(self, residual: "Tensor", partial: "Tensor") -> None:
         """Add the only part."""
-        residual.add_(part)
+        residual.add_(partial)
 
-    def gather(self, part: "Tensor") -> "Tensor":
+    def gather(self, columns: "Tensor") -> "Tensor":
         """Returns the only part."""
-        return part
+        return columns
 
     def receive(self, tokens: int, into: "Tensor | None" = None) -> "Tensor":
         """There is no stage before."""
@@ -218,10 +218,12 @@ class SingleRank:
 SINGLE_RANK: Final = SingleRank()
 
 
-def whole_logits(part: "Tensor", vocab: int, ranks: Communicator) -> "Tensor":
+def whole_logits(
+    logits_part: "Tensor", vocab: int, communicator: Communicator
+) -> "Tensor":
     """Returns the logits [rows, vocab] of which each rank has a part; rows are
     contiguous for the kernels.
     """
-    if ranks.rank_info.has_whole_matrices:
-        return part
-    return ranks.gather(part)[:, :vocab].contiguous()
+    if communicator.rank_info.has_whole_matrices:
+        return logits_part
+    return communicator.gather(logits_part)[:, :vocab].contiguous()

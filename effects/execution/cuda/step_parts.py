@@ -50,7 +50,7 @@ def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
             drafts.starts,
             drafts.counts,
             drafts.firsts,
-            drafts.most,
+            drafts.max_count,
             splits,
             DraftLayout(skip=drafts.decode_rows, stride=verified),
         )

@@ -139,7 +139,7 @@ def verified_of(
         starts=decode_inputs.positions[:count],
         counts=drafts.counts + 1,
         firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
-        most=1 + shape.drafts,
+        max_count=1 + shape.drafts,
     )
 
 

@@ -111,15 +111,15 @@ class DenseWeights:
     after: Norm | None = None  # [hidden], of the result
 
 
-def read_dense(read: ConfigReader, family: Family, norms: NormRule) -> Dense:
+def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     """Returns the dense feed-forward of a model, from a config. Raises
     `ModelConfigError`.
     """
     return Dense(
-        hidden_size=read.size("hidden_size"),
-        intermediate_size=read.size("intermediate_size"),
+        hidden_size=reader.size("hidden_size"),
+        intermediate_size=reader.size("intermediate_size"),
         norms=norms,
-        bias=read.is_set(family.mlp_bias),
+        bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
     )
 
@@ -174,7 +174,7 @@ def feed_dense(
         weights.gate_up,
         weights.down,
         sizes.activation,
-        step.ranks,
+        step.communicator,
         weights.after,
         fused=step.batch.fused,
     )

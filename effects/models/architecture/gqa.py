@@ -72,13 +72,13 @@ class GQA:
         """
         ranks = rank_info.parallel.tensor
         heads = rank_info.share(self.heads, "attention heads (num_attention_heads)")
-        few = self.kv_heads < ranks and ranks % self.kv_heads == 0
-        kv = (
+        shares_heads = self.kv_heads < ranks and ranks % self.kv_heads == 0
+        kv_heads = (
             1
-            if few
+            if shares_heads
             else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
         )
-        return evolve(self, heads=heads, kv_heads=kv)
+        return evolve(self, heads=heads, kv_heads=kv_heads)
 
     @property
     def q_size(self) -> int:
@@ -204,51 +204,53 @@ class GQAWeights:
 
 
 def read_gqa(
-    read: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
+    reader: ConfigReader, family: Family, norms: NormRule, ropes: Mapping[str, Rope]
 ) -> tuple[GQA, ...]:
     """Returns the attention of each layer, from a config. Raises `ModelConfigError`,
     `UnsupportedModelError`.
     """
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    kv_heads = read.size("num_key_value_heads", heads)
+    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    kv_heads = reader.size("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise read.error(
+        raise reader.error(
             "num_key_value_heads", f"a divisor of num_attention_heads = {heads}"
         )
-    if read.absent("head_dim") and hidden % heads:
-        raise read.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
-    head_dim = read.size("head_dim", hidden // heads)
+    if reader.absent("head_dim") and hidden % heads:
+        raise reader.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
+    head_dim = reader.size("head_dim", hidden // heads)
     if head_dim % 2:
-        raise read.error(
+        raise reader.error(
             "head_dim", f"even, which {head_dim} is not, as its halves are paired"
         )
     for rope in ropes.values():
-        if rope.turning(head_dim) % 4 and rope.partial != 1:
-            raise read.error("partial_rotary_factor", f"a quarter of {head_dim}, or more")
-    divisor = read.positive(family.score_scale) if family.score_scale else head_dim
-    made = GQA(
+        if rope.rotary_dim(head_dim) % 4 and rope.partial != 1:
+            raise reader.error(
+                "partial_rotary_factor", f"a quarter of {head_dim}, or more"
+            )
+    divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
+    attention = GQA(
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=divisor**-0.5,
         norms=norms,
-        qk_norm=read.is_set(family.qk_norm),
-        qkv_bias=read.is_set(family.qkv_bias),
-        out_bias=read.is_set(family.out_bias),
+        qk_norm=reader.is_set(family.qk_norm),
+        qkv_bias=reader.is_set(family.qkv_bias),
+        out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
     )
     return tuple(
-        evolve(made, window=window, rope=ropes[SLIDING if window else FULL])
-        for window in read_windows(read, family)
+        evolve(attention, window=window, rope=ropes[SLIDING if window else FULL])
+        for window in read_windows(reader, family)
     )
 
 
 def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
 
-    def norm(size: int, wanted: bool) -> Norm | None:
-        return make.norm(size, sizes.norms) if wanted else None
+    def norm(size: int, exists: bool) -> Norm | None:
+        return make.norm(size, sizes.norms) if exists else None
 
     return GQAWeights(
         norm=make.norm(sizes.hidden_size, sizes.norms),
@@ -268,12 +270,12 @@ def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightP
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
-    for part in (
+    for weight_part in (
         *weight_parts(sizes.qkv, weights.qkv, files),
         *bias_parts(sizes.qkv, weights.qkv),
     ):
-        of_values = part.name.startswith("self_attn.v_proj")
-        yield part if of_values else _ordered(part, order)
+        of_values = weight_part.name.startswith("self_attn.v_proj")
+        yield weight_part if of_values else _ordered(weight_part, order)
     if heads.q_norm is not None:
         yield _ordered(norm_part("self_attn.q_norm", heads.q_norm, norms), order)
     if heads.k_norm is not None:
@@ -286,16 +288,16 @@ def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightP
         yield norm_part("post_attention_layernorm", weights.after, norms)
 
 
-def _ordered(part: WeightPart, order: list[int] | None) -> WeightPart:
+def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:
     """Returns a part of queries or keys, the dimensions of its heads in `order`."""
     if order is None:
-        return part
+        return weight_part
 
     def ordered(stored: "Tensor") -> "Tensor":
         by_head = stored.reshape(-1, len(order), *stored.shape[1:])
         return by_head[:, order].reshape(stored.shape)
 
-    return part.then(ordered)
+    return weight_part.then(ordered)
 
 
 def attend_gqa(
@@ -309,9 +311,9 @@ def attend_gqa(
     tokens `keep`, or of all.
     """
     qkv = norm_linear(hidden, weights.norm, weights.qkv)
-    mixed = step.cache.mix(step.batch, index, qkv, weights.heads)
+    attended = step.cache.mix(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
-        hidden, mixed = hidden.index_select(0, keep), mixed.index_select(0, keep)
-    add_product(hidden, mixed, weights.out, step.ranks, weights.after)
+        hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    add_product(hidden, attended, weights.out, step.communicator, weights.after)
     return hidden

@@ -111,16 +111,16 @@ class Maker:
         scheme, rows = self.scheme(sizes), sum(sizes.outputs)
         count = (sizes.experts,) if sizes.experts else ()
         bias = self.tensor(*count, rows) if sizes.bias else None
-        made = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
+        make_leaf = partial(Linear, bias=bias, shard=sizes.shard, parts=sizes.outputs)
         if scheme.is_plain:
-            return made(weight=self.matrix(*count, rows, sizes.inputs))
+            return make_leaf(weight=self.matrix(*count, rows, sizes.inputs))
         groups = scheme.groups(sizes.inputs)
         scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
         zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
         stored = self.tensor(
             *count, rows, sizes.inputs // scheme.numbers, dtype=scheme.storage
         )
-        return made(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
+        return make_leaf(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
 
     def scheme(self, sizes: LinearSizes) -> Scheme:
         """Returns the scheme of all the matrices that are fused in one. Raises
@@ -132,32 +132,32 @@ class Maker:
         if sizes.plain and self.quantization.at_load:
             return PLAIN
         names = sizes.names[:1] if sizes.experts else sizes.names
-        first, *others = (self.prefix + name for name in names)
-        found = self.quantization.scheme_of(first)
-        for name in others:
-            if self.quantization.scheme_of(name) != found:
+        first, *other_names = (self.prefix + name for name in names)
+        scheme = self.quantization.scheme_of(first)
+        for name in other_names:
+            if self.quantization.scheme_of(name) != scheme:
                 raise UnsupportedModelError(
                     f"of {first} and {name}, which are one matrix here, only one is "
                     f"quantized, or has scales; use a checkpoint in which both are, or "
                     f"neither"
                 )
-        if self.ranks > 1 and found.bits == 8 and found.group:
-            self._check_blocks(sizes, found.group)
-        if found.bits == 4 and sizes.inputs % found.group:
+        if self.ranks > 1 and scheme.bits == 8 and scheme.group:
+            self._check_blocks(sizes, scheme.group)
+        if scheme.bits == 4 and sizes.inputs % scheme.group:
             raise UnsupportedModelError(
-                f"{first}: groups of {found.group} do not divide its {sizes.inputs} "
+                f"{first}: groups of {scheme.group} do not divide its {sizes.inputs} "
                 f"inputs; choose smaller groups, or 8 bits"
             )
-        return found
+        return scheme
 
-    def _check_blocks(self, sizes: LinearSizes, size: int) -> None:
+    def _check_blocks(self, sizes: LinearSizes, block_size: int) -> None:
         """Refuse blocks of a scale each that ranks would have to divide."""
-        if any(one % size for one in (*sizes.outputs, sizes.inputs)):
+        if any(dimension % block_size for dimension in (*sizes.outputs, sizes.inputs)):
             raise UnsupportedModelError(
                 f"{self.prefix}{sizes.names[0]}: {self.ranks} ranks would have "
                 f"{sizes.outputs[0]} of its outputs and {sizes.inputs} inputs, which "
-                f"blocks of {size} by {size} with one scale do not divide; use fewer "
-                f"(tensor_parallel_size)"
+                f"blocks of {block_size} by {block_size} with one scale do not divide; "
+                f"use fewer (tensor_parallel_size)"
             )
 
     def matrix(self, *shape: int) -> "Tensor":
@@ -170,11 +170,11 @@ class Maker:
         import torch
 
         *count, rows, columns = shape
-        kind, place = torch_dtype(self.dtype), torch.device(self.device)
-        turned = place.type == "cpu" and kind is torch.float32 and rows > columns
-        if turned and math.prod(shape) >= BY_COLUMN:
+        kind, device = torch_dtype(self.dtype), torch.device(self.device)
+        by_column = device.type == "cpu" and kind is torch.float32 and rows > columns
+        if by_column and math.prod(shape) >= BY_COLUMN:
             return torch.empty((*count, columns, rows), dtype=kind).mT
-        return torch.empty(shape, dtype=kind, device=place)
+        return torch.empty(shape, dtype=kind, device=device)
 
     def vector(self, size: int, dtype: str | None = None) -> "Tensor":
         """Returns [size] in `dtype`, or the activations'."""
@@ -198,8 +198,8 @@ def weight_parts(
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
     their places.
     """
-    for name, part in zip(sizes.names, linear.pieces(), strict=True):
-        yield from matrix_parts(name, part, files)
+    for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
+        yield from matrix_parts(name, matrix, files)
 
 
 def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[WeightPart]:
@@ -207,8 +207,8 @@ def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[WeightPart
     if linear.scheme.is_plain:
         yield WeightPart(f"{name}.weight", linear.weight, matrix=name)
         return
-    for part in files.format_of(name).parts(name, linear):
-        yield evolve(part, matrix=name, scales=part.place is linear.scales)
+    for weight_part in files.format_of(name).parts(name, linear):
+        yield evolve(weight_part, matrix=name, scales=weight_part.target is linear.scales)
 
 
 def unquantized(linear: Linear, dtype: str) -> Linear:
@@ -224,10 +224,10 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
 def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
     """Yields the bias of each fused matrix, likewise; nothing if there are none."""
     if linear.bias is not None:
-        for name, part in zip(
+        for name, bias in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
-            yield WeightPart(f"{name}.bias", part, once=sizes.shard is Shard.ROW)
+            yield WeightPart(f"{name}.bias", bias, on_one_rank=sizes.shard is Shard.ROW)
 
 
 def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:

@@ -19,7 +19,7 @@ class ModelStep:
 
     batch: "Batch"
     cache: PagedCache
-    ranks: Communicator  # that run it at once, each with its part of the split matrices
+    communicator: Communicator  # of the ranks that run it, each with its part
     # [tokens] bool: False for padding, which is sent to no expert; None: there is none,
     # or there are no experts
     real: "Tensor | None" = None

@@ -81,15 +81,18 @@ class ModelSpec:
                 f"{len(self.layers)} layers cannot be divided among "
                 f"{rank_info.parallel.pipeline} stages (pipeline_parallel_size)"
             )
-        held = rank_info.layers(len(self.layers))
+        stage_layers = rank_info.layers(len(self.layers))
         layers = tuple(
-            layer.for_rank(rank_info) for layer in self.layers[held.start : held.stop]
+            layer.for_rank(rank_info)
+            for layer in self.layers[stage_layers.start : stage_layers.stop]
         )
-        own = evolve(self, layers=layers, first_layer=held.start, rank_info=rank_info)
+        rank_spec = evolve(
+            self, layers=layers, first_layer=stage_layers.start, rank_info=rank_info
+        )
         if rank_info.parallel.pipeline == 1:
-            return own
-        one = RankInfo(rank_info.part, evolve(rank_info.parallel, pipeline=1))
-        return evolve(own, all_stages=self.for_rank(one))
+            return rank_spec
+        one_stage = RankInfo(rank_info.part, evolve(rank_info.parallel, pipeline=1))
+        return evolve(rank_spec, all_stages=self.for_rank(one_stage))
 
     @property
     def vocab_rows(self) -> range:

@@ -67,9 +67,9 @@ def checkpoint_parts(
     if spec.embed_rows:
         yield WeightPart(EMBED, weights.embed)
     layers = zip(spec.layers, weights.layers, strict=True)
-    for i, (layer, its) in enumerate(layers, spec.first_layer):
-        for part in layer_parts(layer, its, files):
-            yield part.under(layer_prefix(i))
+    for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
+        for weight_part in layer_parts(layer, layer_weights, files):
+            yield weight_part.under(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
@@ -79,10 +79,12 @@ def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, Wei
     """Returns the tensors that a checkpoint has to have, by the model's names, without
     memory: of a model that transformers runs and loads, those of quantized matrices.
     """
-    parts = leaf_parts(empty_leaves(spec, "meta"), files)
+    weight_parts = leaf_parts(empty_leaves(spec, "meta"), files)
     if not spec.parameters:
-        parts = checkpoint_parts(spec, empty_weights(spec, spec.dtype, "meta"), files)
-    return {part.name: part for part in parts}
+        weight_parts = checkpoint_parts(
+            spec, empty_weights(spec, spec.dtype, "meta"), files
+        )
+    return {weight_part.name: weight_part for weight_part in weight_parts}
 
 
 def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
@@ -90,7 +92,7 @@ def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
     their names.
     """
     make = Maker(spec.dtype, device, spec.quantization)
-    quantized = (one for one in spec.linears if not spec.scheme_of(one).is_plain)
+    quantized = (sizes for sizes in spec.linears if not spec.scheme_of(sizes).is_plain)
     return {sizes.names[0]: make.linear(sizes) for sizes in quantized}
 
 
@@ -108,5 +110,5 @@ def named_parts(
     """Yield each tensor's name in an unquantized checkpoint, and its place: a view into
     the fused tensors.
     """
-    for part in checkpoint_parts(spec, weights):
-        yield part.name, part.place
+    for weight_part in checkpoint_parts(spec, weights):
+        yield weight_part.name, weight_part.target

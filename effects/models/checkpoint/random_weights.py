@@ -54,11 +54,11 @@ def random_weights(
         one = mine.get(name)
         if name.endswith("norm.weight"):
             if one is not None:
-                one.part.place.fill_(1.0)
+                one.part.target.fill_(1.0)
             continue
         drawn = _room(one, part, pool)
         at = _draw(pool, at, part.shape, drawn)
-        if one is not None and drawn is not None and drawn is not one.part.place:
+        if one is not None and drawn is not None and drawn is not one.part.target:
             one.fill(
                 drawn if one.cut is None else one.cut.of(drawn, part.shape[one.cut.dim])
             )
@@ -77,7 +77,7 @@ def _room(
     if one is None:
         return None
     if one.cut is None and one.part.take is None and not one.is_zero:
-        return one.part.place
+        return one.part.target
     return torch.empty(whole.shape, dtype=pool.dtype, device=pool.device)
 
 

@@ -60,7 +60,7 @@ def stream_weights(jobs: Sequence[TensorJob]) -> None:
     total = sum(_bytes_of(headers[job.path], job) for job in jobs)
     with weights_bar(total) as bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
-        order = sorted(jobs, key=lambda job: job.own.part.place.numel(), reverse=True)
+        order = sorted(jobs, key=lambda job: job.own.part.target.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]
         for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
             done.result()  # raises the thread's exception
@@ -92,7 +92,7 @@ def _fill(
             about = header.tensors[job.name]
             kind, part, cut = _TYPES[about["dtype"]], job.own.part, job.own.cut
             shape = part.shape if cut is None else cut.shape(tuple(about["shape"]))
-            read = target = part.place
+            read = target = part.target
             direct = part.is_copy and target.is_contiguous() and not job.own.is_zero
             direct = direct and (cut is None or shape == target.shape)
             if kind is not target.dtype or not direct:

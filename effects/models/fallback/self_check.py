@@ -105,17 +105,19 @@ def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float
     errors = []
     with torch.inference_mode(), in_float32(model):
         model.set_attn_implementation("eager")
-        own = model(input_ids=ids, use_cache=False).logits
+        own_logits = model(input_ids=ids, use_cache=False).logits
         model.set_attn_implementation(PAGED)
-        for cuts in sizes.steps:
+        for spans in sizes.steps:
             rows = [
-                BatchRow(ids[i, a:b].numpy(), a, sizes.tables[i], b - a)
-                for i, (a, b) in enumerate(cuts)
+                BatchRow(ids[i, start:stop].numpy(), start, sizes.tables[i], stop - start)
+                for i, (start, stop) in enumerate(spans)
             ]
-            right = torch.cat([own[i, a:b] for i, (a, b) in enumerate(cuts)])
-            gap = step(make_batch(rows, BLOCK_SIZE), cache) - right
-            errors.append(gap.square().mean(-1).sqrt().max())
-    return float(torch.stack(errors).max() / own.std())
+            expected = torch.cat(
+                [own_logits[i, start:stop] for i, (start, stop) in enumerate(spans)]
+            )
+            difference = step(make_batch(rows, BLOCK_SIZE), cache) - expected
+            errors.append(difference.square().mean(-1).sqrt().max())
+    return float(torch.stack(errors).max() / own_logits.std())
 
 
 @contextlib.contextmanager
@@ -126,15 +128,15 @@ def in_float32(model: Any) -> Iterator[None]:
     In half precision, rounding may send a token to another expert, which hides real
     errors.
     """
-    kept: dict[Any, Tensor] = {}
+    own_data: dict[Any, Tensor] = {}
 
     def widen(module: Any, *_: Any) -> None:
-        for one in module.parameters(recurse=False):
-            kept[one], one.data = one.data, one.data.float()
+        for parameter in module.parameters(recurse=False):
+            own_data[parameter], parameter.data = parameter.data, parameter.data.float()
 
     def restore(module: Any, *_: Any) -> None:
-        for one in module.parameters(recurse=False):
-            one.data = kept.pop(one)
+        for parameter in module.parameters(recurse=False):
+            parameter.data = own_data.pop(parameter)
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():

@@ -32,19 +32,19 @@ READERS: Final[
 }
 
 
-def format_of(read: ConfigReader) -> WeightFormat | None:
+def format_of(reader: ConfigReader) -> WeightFormat | None:
     """Returns the format that a config's `quantization_config` names; None: there is
     none. Raises `UnsupportedModelError` and `ModelConfigError`.
     """
-    how = read.config.get("quantization_config")
+    how = reader.config.get("quantization_config")
     if how is None:
         return None
     method = how.get("quant_method") if isinstance(how, dict) else how
-    reader = READERS.get(str(method))
-    if reader is None or not isinstance(how, dict):
+    read_format = READERS.get(str(method))
+    if read_format is None or not isinstance(how, dict):
         known = ", ".join(READERS)
-        raise read.refusal(
+        raise reader.refusal(
             f"quantization_config with quant_method {method!r} is not supported; {known} "
             f"are; or use the unquantized checkpoint, with --quantization"
         )
-    return reader(read, how)
+    return read_format(reader, how)

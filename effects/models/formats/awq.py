@@ -90,22 +90,22 @@ def _turned(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 
-def read_awq(read: ConfigReader, how: Mapping[str, Any]) -> Awq:
+def read_awq(reader: ConfigReader, how: Mapping[str, Any]) -> Awq:
     """Returns the format of a config with quant_method "awq". Raises
     `UnsupportedModelError`.
     """
-    check_keys(read, "awq", how, KEYS)
+    check_keys(reader, "awq", how, KEYS)
     for key in VERSIONS:
         version = str(how.get(key) or "gemm").lower()
         if version != "gemm":
             what = f"quantization_config (awq): {key} {version!r} is not supported"
-            raise read.refusal(f"{what}; 'gemm' is")
-    bits, size = _named(read, how, BITS, 4), _named(read, how, SIZES, 128)
-    return Awq(read_groups(read, "awq", bits, size))
+            raise reader.refusal(f"{what}; 'gemm' is")
+    bits, size = _named(reader, how, BITS, 4), _named(reader, how, SIZES, 128)
+    return Awq(read_groups(reader, "awq", bits, size))
 
 
 def _named(
-    read: ConfigReader, how: Mapping[str, Any], names: tuple[str, ...], default: int
+    reader: ConfigReader, how: Mapping[str, Any], names: tuple[str, ...], default: int
 ) -> Any:
     """Returns the value under these names of one key, or the default. Raises
     `UnsupportedModelError` for two values.
@@ -113,5 +113,5 @@ def _named(
     found = {name: how[name] for name in names if how.get(name) is not None}
     first = next(iter(found.values()), default)
     if any(value != first for value in found.values()):
-        raise read.refusal(f"quantization_config (awq): {found} are not the same")
+        raise reader.refusal(f"quantization_config (awq): {found} are not the same")
     return first

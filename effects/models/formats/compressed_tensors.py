@@ -135,7 +135,7 @@ def _without_sign(stored: "Tensor") -> "Tensor":
     return stored + HALF
 
 
-def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
+def read_compressed(reader: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
     """Returns the format of a config with quant_method "compressed-tensors". Raises
     `UnsupportedModelError`, `ModelConfigError`.
     """
@@ -143,41 +143,41 @@ def read_compressed(read: ConfigReader, how: Mapping[str, Any]) -> CompressedTen
     if not isinstance(listed, dict) or not all(
         isinstance(one, dict) for one in listed.values()
     ):
-        raise read.error("quantization_config", "an object with config_groups")
-    check_keys(read, METHOD, how, KEYS)
+        raise reader.error("quantization_config", "an object with config_groups")
+    check_keys(reader, METHOD, how, KEYS)
     for name, group in listed.items():
-        check_keys(read, f"{METHOD}: {name}", group, GROUP_KEYS)
+        check_keys(reader, f"{METHOD}: {name}", group, GROUP_KEYS)
         for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
-            check_keys(read, f"{METHOD}: {name}: {key}", group.get(key), known)
-    _check_further(read, how)
-    found = {_read_scheme(read, one) for one in listed.values()}
+            check_keys(reader, f"{METHOD}: {name}: {key}", group.get(key), known)
+    _check_further(reader, how)
+    found = {_read_scheme(reader, one) for one in listed.values()}
     for group in listed.values():
-        _check_stored(read, group, group.get("format") or how.get("format"))
+        _check_stored(reader, group, group.get("format") or how.get("format"))
     if len(found) != 1:
-        raise _refusal(read, f"{len(found)} ways in one model are", "one is")
+        raise _refusal(reader, f"{len(found)} ways in one model are", "one is")
     return found.pop()
 
 
-def _check_further(read: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_further(reader: ConfigReader, how: Mapping[str, Any]) -> None:
     """Refuse what matrices are beside quantized: sparse, or rotated."""
     sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
-    check_keys(read, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
-    check_keys(read, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
+    check_keys(reader, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
+    check_keys(reader, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
     kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
     if kind not in (None, "dense"):
-        raise _refusal(read, f"sparsity_config with format {kind!r} is", "'dense' is")
+        raise _refusal(reader, f"sparsity_config with format {kind!r} is", "'dense' is")
     if isinstance(transforms, dict):
         transforms = transforms.get("config_groups")
     if transforms:
-        raise _refusal(read, "transform_config is", "a checkpoint without it is")
+        raise _refusal(reader, "transform_config is", "a checkpoint without it is")
     for one in (how, *how["config_groups"].values()):
         if (stored := one.get("format")) not in (None, *STORED_AS):
-            raise _refusal(read, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
+            raise _refusal(reader, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
         if one.get("output_activations"):
-            raise _refusal(read, "output_activations are", "input_activations are")
+            raise _refusal(reader, "output_activations are", "input_activations are")
 
 
-def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
+def _check_stored(reader: ConfigReader, group: Mapping[str, Any], stored: object) -> None:
     """Refuse numbers that are packed where minfer reads a number a byte, or the other
     way round. Raises `UnsupportedModelError`.
     """
@@ -187,36 +187,40 @@ def _check_stored(read: ConfigReader, group: Mapping[str, Any], stored: object) 
     bits = weights.get("num_bits")
     if (bits, stored == PACKED) in ((4, False), (8, True)):
         works = f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
-        raise _refusal(read, f"format {stored!r} of weights with {bits} bits is", works)
+        raise _refusal(reader, f"format {stored!r} of weights with {bits} bits is", works)
 
 
-def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
+def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
     """Returns the format of one of a config's groups."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, dict):
-        raise _refusal(read, "a group without weights is", "4 and 8 bits are")
+        raise _refusal(reader, "a group without weights is", "4 and 8 bits are")
     if not isinstance(inputs, dict | None):
-        raise _refusal(read, f"input_activations {inputs!r} are", "an object or null is")
+        raise _refusal(
+            reader, f"input_activations {inputs!r} are", "an object or null is"
+        )
     kind, bits, by = (weights.get(key) for key in ("type", "num_bits", "strategy"))
     if by is None:
         by = "group" if weights.get("group_size") else "tensor"
     match (kind, bits, by):
         case ("int", 4, "group" | "channel"):
-            return _read_int4(read, weights, inputs)
+            return _read_int4(reader, weights, inputs)
         case ("float" | "int", 8, _) if inputs and (
             inputs.get("type") != kind or inputs.get("num_bits") != bits
         ):
             given = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
             what = f"weights of type {kind!r} with 8 bits and activations of type {given}"
-            raise _refusal(read, f"{what} are", "both alike are")
+            raise _refusal(reader, f"{what} are", "both alike are")
         case ("float", 8, "tensor" | "channel") if inputs:
             return CompressedTensors(FP8, by, Groups(0))
         case ("float", 8, "block") if inputs:
             if weights.get("block_structure") != [BLOCK, BLOCK]:
                 what = f"block_structure {weights.get('block_structure')!r} is"
-                raise _refusal(read, what, f"[{BLOCK}, {BLOCK}] is")
+                raise _refusal(reader, what, f"[{BLOCK}, {BLOCK}] is")
             return CompressedTensors(FP8_BLOCKS, by, Groups(0))
-        case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(read, weights):
+        case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(
+            reader, weights
+        ):
             return CompressedTensors(INT8, by, Groups(0))
     rounded = "rounded" if inputs else "not rounded"
     what = f"weights of type {kind!r} with {bits!r} bits by {by!r}"
@@ -224,32 +228,34 @@ def _read_scheme(read: ConfigReader, group: Mapping[str, Any]) -> CompressedTens
         "4-bit integers by group or channel with activations not rounded, and FP8 and "
         "symmetric INT8 with activations rounded, are"
     )
-    raise _refusal(read, f"{what}, activations {rounded}, are", works)
+    raise _refusal(reader, f"{what}, activations {rounded}, are", works)
 
 
 def _read_int4(
-    read: ConfigReader, weights: Mapping[str, Any], inputs: object
+    reader: ConfigReader, weights: Mapping[str, Any], inputs: object
 ) -> CompressedTensors:
     """Returns the format of integers of 4 bits."""
     if inputs:
         raise _refusal(
-            read, "4-bit weights with activations rounded are", "not rounded, they are"
+            reader, "4-bit weights with activations rounded are", "not rounded, they are"
         )
     if (order := weights.get("actorder")) not in (None, False, "weight", "static"):
         what = f"inputs ordered by activation (actorder {order!r}) are"
-        raise _refusal(read, what, "null, 'weight' and 'static' are")
-    groups = read_groups(read, METHOD, 4, weights.get("group_size"))
-    zeros = not _is_symmetric(read, weights)
+        raise _refusal(reader, what, "null, 'weight' and 'static' are")
+    groups = read_groups(reader, METHOD, 4, weights.get("group_size"))
+    zeros = not _is_symmetric(reader, weights)
     return CompressedTensors(groups.scheme(zeros=zeros), "group", groups)
 
 
-def _is_symmetric(read: ConfigReader, weights: Mapping[str, Any]) -> bool:
+def _is_symmetric(reader: ConfigReader, weights: Mapping[str, Any]) -> bool:
     """Returns whether 0 is stored as the middle number; absent: it is."""
     given = weights.get("symmetric")
     if not isinstance(given, bool | None):
-        raise _refusal(read, f"symmetric {given!r} is", "true and false are")
+        raise _refusal(reader, f"symmetric {given!r} is", "true and false are")
     return given is not False
 
 
-def _refusal(read: ConfigReader, what: str, works: str) -> UnsupportedModelError:
-    return read.refusal(f"quantization_config ({METHOD}): {what} not supported; {works}")
+def _refusal(reader: ConfigReader, what: str, works: str) -> UnsupportedModelError:
+    return reader.refusal(
+        f"quantization_config ({METHOD}): {what} not supported; {works}"
+    )

@@ -91,16 +91,16 @@ def of_all(outputs: int, stored: "Tensor") -> "Tensor":
     return stored.float().reshape(1, 1).expand(outputs, 1)
 
 
-def read_fp8(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+def read_fp8(reader: ConfigReader, how: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "fp8". Raises
     `UnsupportedModelError`.
     """
-    check_keys(read, "fp8", how, KEYS)
+    check_keys(reader, "fp8", how, KEYS)
     block = how.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         what = f"quantization_config (fp8): weight_block_size {block!r}"
-        raise read.refusal(f"{what} is not supported; [{BLOCK}, {BLOCK}] and null are")
+        raise reader.refusal(f"{what} is not supported; [{BLOCK}, {BLOCK}] and null are")
     if (kind := how.get("fmt") or KINDS[0]) not in KINDS:
         what = f"quantization_config (fp8): fmt {kind!r} is not supported"
-        raise read.refusal(f"{what}; 'e4m3' is")
+        raise reader.refusal(f"{what}; 'e4m3' is")
     return Fp8(blocks=block is not None)

@@ -40,7 +40,7 @@ class Gguf(OneByOne):
         yield WeightPart(matrix + SCALES, by.scaled)
 
 
-def read_gguf_format(read: ConfigReader, how: Mapping[str, Any]) -> Gguf:
+def read_gguf_format(reader: ConfigReader, how: Mapping[str, Any]) -> Gguf:
     """Returns the format of GGUF files that have matrices of type Q4_0."""
-    del read, how
+    del reader, how
     return Gguf()

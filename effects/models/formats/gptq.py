@@ -159,43 +159,45 @@ _ORDERED = (
 )
 
 
-def read_gptq(read: ConfigReader, how: Mapping[str, Any]) -> Gptq:
+def read_gptq(reader: ConfigReader, how: Mapping[str, Any]) -> Gptq:
     """Returns the format of a config with quant_method "gptq". Raises
     `UnsupportedModelError`.
     """
-    check_keys(read, "gptq", how, KEYS)
-    groups = read_groups(read, "gptq", how.get("bits"), how.get("group_size", 128))
-    _check_modules(read, how)
-    flags = ConfigReader(how, f"{read.where}: quantization_config (gptq)")
+    check_keys(reader, "gptq", how, KEYS)
+    groups = read_groups(reader, "gptq", how.get("bits"), how.get("group_size", 128))
+    _check_modules(reader, how)
+    flags = ConfigReader(how, f"{reader.source}: quantization_config (gptq)")
     ordered = flags.flag("desc_act") and bool(groups.size)
     if ordered and not flags.flag("static_groups"):
-        raise read.refusal(f"quantization_config (gptq): {_ORDERED}")
+        raise reader.refusal(f"quantization_config (gptq): {_ORDERED}")
     version = how.get("checkpoint_format") or how.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         what = f"quantization_config (gptq): checkpoint_format {version!r}"
-        raise read.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
+        raise reader.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
     symmetric = None if flags.absent("sym") else flags.flag("sym")
     return Gptq(groups, less_one=version == "gptq", symmetric=symmetric, ordered=ordered)
 
 
-def _check_modules(read: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_modules(reader: ConfigReader, how: Mapping[str, Any]) -> None:
     """Refuse modules that are quantized otherwise than the rest (`dynamic`). Those that
     are not quantized, the tensors show. Raises `UnsupportedModelError`.
     """
     rules = how.get("dynamic") or {}
     if not isinstance(rules, dict):
-        raise read.refusal(f"quantization_config (gptq): dynamic {rules!r} is no object")
+        raise reader.refusal(
+            f"quantization_config (gptq): dynamic {rules!r} is no object"
+        )
     for modules, changes in rules.items():
         if modules.startswith("-:"):
             continue
         if not isinstance(changes, dict | None):
-            raise read.refusal(
+            raise reader.refusal(
                 f"quantization_config (gptq): dynamic: {modules!r} must have an object "
                 f"or null, found {changes!r}"
             )
         for key, value in (changes or {}).items():
             if key not in MADE_WITH and value != how.get(key):
-                raise read.refusal(
+                raise reader.refusal(
                     f"quantization_config (gptq): dynamic: {key} {value!r} of the "
                     f"modules {modules!r} is not supported beside {how.get(key)!r} of "
                     f"the others; use a checkpoint with one {key} for all"

@@ -52,17 +52,17 @@ def _repeated(groups: int, values: "Tensor") -> "Tensor":
     return values.expand(len(values), groups)
 
 
-def read_groups(read: ConfigReader, method: str, bits: object, size: object) -> Groups:
+def read_groups(reader: ConfigReader, method: str, bits: object, size: object) -> Groups:
     """Returns the groups of a config. Raises `UnsupportedModelError` for others than
     minfer's.
     """
     if bits != 4:
         what = f"quantization_config ({method}): {bits!r} bits are not supported"
-        raise read.refusal(f"{what}; 4 are")
+        raise reader.refusal(f"{what}; 4 are")
     if size in (ALL_INPUTS, None):
         return Groups(0)
     if (size := whole(size)) not in INT4_GROUPS:
         known = ", ".join(map(str, INT4_GROUPS))
         what = f"quantization_config ({method}): group_size {size!r} is not supported"
-        raise read.refusal(f"{what}; {known} and {ALL_INPUTS} are")
+        raise reader.refusal(f"{what}; {known} and {ALL_INPUTS} are")
     return Groups(int(str(size)))

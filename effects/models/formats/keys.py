@@ -23,13 +23,13 @@ class FormatKeys:
     neutral: Mapping[str, tuple[Any, ...]] = {}
 
 
-def check_keys(read: ConfigReader, what: str, how: object, known: FormatKeys) -> None:
+def check_keys(reader: ConfigReader, what: str, how: object, known: FormatKeys) -> None:
     """Refuse keys that are not known, of a config's object; `what` names it. Raises
     `UnsupportedModelError`.
     """
     if not isinstance(how, dict):
         return
-    inner = ConfigReader(how, f"{read.where}: quantization_config ({what})")
+    inner = ConfigReader(how, f"{reader.source}: quantization_config ({what})")
     for key in sorted(map(str, how.keys() - known.read - known.inert)):
         if key in known.neutral:
             refuse_field(inner, key, known.neutral[key])

@@ -23,18 +23,18 @@ KEYS: Final = FormatKeys(
 )
 
 
-def read_modelopt(read: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+def read_modelopt(reader: ConfigReader, how: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "modelopt". Raises
     `UnsupportedModelError`.
     """
     inner = how.get("quantization")
     if isinstance(inner, dict):
-        check_keys(read, METHOD, how, OUTER_KEYS)
+        check_keys(reader, METHOD, how, OUTER_KEYS)
         how = inner
-    check_keys(read, METHOD, how, KEYS)
+    check_keys(reader, METHOD, how, KEYS)
     if (algorithm := how.get("quant_algo")) != "FP8":
         what = (
             f"quantization_config ({METHOD}): quant_algo {algorithm!r} is not supported"
         )
-        raise read.refusal(f"{what}; 'FP8' is")
+        raise reader.refusal(f"{what}; 'FP8' is")
     return Fp8(blocks=False)

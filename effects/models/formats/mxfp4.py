@@ -53,7 +53,7 @@ def _flat(stored: "Tensor") -> "Tensor":
     return stored.flatten(-2)
 
 
-def read_mxfp4(read: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
+def read_mxfp4(reader: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
     """Returns the format of a config with quant_method "mxfp4"."""
-    check_keys(read, "mxfp4", how, KEYS)
+    check_keys(reader, "mxfp4", how, KEYS)
     return Mxfp4()

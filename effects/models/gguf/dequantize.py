@@ -33,13 +33,13 @@ def split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return numbers[:, ::2] | numbers[:, 1::2] << 4, _half(blocks, 0)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    return blocks[:, at : at + _HALF].contiguous().view(torch.float16)
+def _half(blocks: Tensor, offset: int) -> Tensor:
+    return blocks[:, offset : offset + _HALF].contiguous().view(torch.float16)
 
 
-def _scale(blocks: Tensor, at: int = 0) -> Tensor:
+def _scale(blocks: Tensor, offset: int = 0) -> Tensor:
     """Returns the float16 at a byte of each block, in float32 [blocks, 1]."""
-    return _half(blocks, at).float()
+    return _half(blocks, offset).float()
 
 
 def _nibbles(packed: Tensor, group: int = 16) -> Tensor:
@@ -117,8 +117,8 @@ def _q6_k(blocks: Tensor) -> Tensor:
     upper = (high.reshape(len(blocks), 2, 1, 32) >> shifts & 3) << 4
     numbers = _nibbles(low, 64).reshape(len(blocks), 2, 4, 32) | upper
     groups = (numbers.to(torch.int8) - 32).reshape(len(blocks), 16, 16)
-    each = _scale(blocks, 208) * scales.contiguous().view(torch.int8).float()
-    return each[..., None] * groups.float()
+    group_scales = _scale(blocks, 208) * scales.contiguous().view(torch.int8).float()
+    return group_scales[..., None] * groups.float()
 
 
 _TYPES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {

@@ -23,15 +23,15 @@ class GgufMetadata:
     def error(self, key: str, expected: str) -> GgufError:
         """Returns the error about a value that is not as `expected`."""
         value = self.get(key)
-        found = repr(value)
+        shown = repr(value)
         if isinstance(value, Array):
-            found = f"an array of {value.count} elements"
-        return self.fault(key, f"must be {expected}, found {found:.100}")
+            shown = f"an array of {value.count} elements"
+        return self.fault(key, f"must be {expected}, found {shown:.100}")
 
-    def fault(self, key: str, what: str) -> GgufError:
-        """Returns an error about a key, of which `what` says what is wrong."""
+    def fault(self, key: str, message: str) -> GgufError:
+        """Returns an error about a key, of which `message` says what is wrong."""
         return GgufError(
-            f"{self.file.path}: metadata {self.full(key)} {what}; download the file "
+            f"{self.file.path}: metadata {self.full(key)} {message}; download the file "
             f"again, or convert the model again"
         )
 
@@ -88,10 +88,10 @@ class GgufMetadata:
         value = self.get(key)
         if not isinstance(value, Array):
             return self.whole(key, default, low)
-        found = set(value.numbers())
-        if len(found) != 1 or type(one := found.pop()) is not int or one < low:
+        values = set(value.numbers())
+        if len(values) != 1 or type(number := values.pop()) is not int or number < low:
             raise self.error(key, f"the same integer, at least {low}, in all layers")
-        return one
+        return number
 
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.get(key)

@@ -74,23 +74,23 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
     for index, layer in enumerate(spec.layers):
         reads = layer.attention.window, layer.attention.sink_tokens
         members.setdefault(reads, []).append(index)
-    kept = {group.attention.kv_shape for group in spec.groups}
+    kv_shapes = {group.attention.kv_shape for group in spec.groups}
     if len(members) == 1:
         return one_group(spec)
-    if len(kept) > 1:
+    if len(kv_shapes) > 1:
         raise UnsupportedModelError(
-            f"layers that keep different numbers of a token, {sorted(kept)}, in groups "
-            f"of different windows are not supported"
+            f"layers that keep different numbers of a token, {sorted(kv_shapes)}, in "
+            f"groups of different windows are not supported"
         )
-    size = _layers_a_page([len(found) for found in members.values()])
+    size = _layers_a_page([len(layers) for layers in members.values()])
     places = [LayerPlace(0, 0)] * len(spec.layers)
-    groups, first = [], 0
-    for (window, sinks), found in members.items():
-        pages = ceil(len(found) / size)
+    groups, first_table = [], 0
+    for (window, sinks), indexes in members.items():
+        pages = ceil(len(indexes) / size)
         groups.append(CacheGroup(window or 0, pages, sinks))
-        for at, index in enumerate(found):
-            places[index] = LayerPlace(first + at // size, at % size)
-        first += pages
+        for offset, index in enumerate(indexes):
+            places[index] = LayerPlace(first_table + offset // size, offset % size)
+        first_table += pages
     return CacheLayout(tuple(groups), size, tuple(places))
 
 
@@ -114,8 +114,8 @@ def _layers_a_page(counts: list[int]) -> int:
     group has, or the largest if they are nearly equal; fewer if pages would have much
     padding.
     """
-    least, most = min(counts), max(counts)
-    size = most if most <= ALIKE * least else least
+    smallest, largest = min(counts), max(counts)
+    size = largest if largest <= ALIKE * smallest else smallest
     while _padding(counts, size) > MOST_PADDING:
         size -= 1  # pages of one layer have none
     return size

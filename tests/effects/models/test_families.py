@@ -164,7 +164,7 @@ def test_weights_follow_from_the_table(key: tuple[str, str], pair: Any) -> None:
     for name, part in ours.items():
         stored = theirs[name]
         arranged = stored if part.arrange is None else part.arrange(stored)
-        assert torch.equal(part.place, arranged), name
+        assert torch.equal(part.target, arranged), name
         assert part.shape == tuple(stored.shape)
     assert parameter_count(model.spec) == sum(p.numel() for p in theirs.values())
     random_ones = dict(named_parts(model.spec, random_weights(model.spec, "float32")))

@@ -35,7 +35,7 @@ def test_sizes_are_those_of_the_weights() -> None:
         spec = parse_spec(written(family, VARIANTS[family, name]))
         weights = empty_weights(spec, "float32", "meta")
         for layer, its in zip(spec.layers, weights.layers, strict=True):
-            parts = {part.name: part.place for part in layer_parts(layer, its)}
+            parts = {part.name: part.target for part in layer_parts(layer, its)}
             assert layer.parameters == sum(part.numel() for part in parts.values())
             if isinstance(layer.feed_forward, Dense):
                 matrices = [part for part in parts.values() if part.dim() == 2]

@@ -20,7 +20,7 @@ from minfer.kernels.leaves import PLAIN, Linear, Shard
 
 def placed(parts: Iterable[WeightPart]) -> dict[str, Tensor]:
     """The places of tensors, by their names."""
-    return {part.name: part.place for part in parts}
+    return {part.name: part.target for part in parts}
 
 
 SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
