@@ -49,19 +49,19 @@ def snapshot(model: str) -> Path:
 
     name, _, revision = model.partition("@")
     try:
-        how: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
-        return Path(snapshot_download(name, revision=revision or None, **how))
+        patterns: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
+        return Path(snapshot_download(name, revision=revision or None, **patterns))
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{name}"
-        why = f"is gated: ask for access at {page}, then run `hf auth login`"
+        reason = f"is gated: ask for access at {page}, then run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = PRIVATE
+        reason = PRIVATE
     except errors.RevisionNotFoundError:
-        why = f"has no revision {revision!r} on the hub; {OTHER_REVISION}"
+        reason = f"has no revision {revision!r} on the hub; {OTHER_REVISION}"
     except errors.LocalEntryNotFoundError:
-        why = OFFLINE
+        reason = OFFLINE
     except errors.HFValidationError as error:
-        why = f"is neither a folder here nor a name of the hub: {error}"
+        reason = f"is neither a folder here nor a name of the hub: {error}"
     except Exception as error:  # an error of its HTTP library, or a full disk
-        why = f"cannot be downloaded ({error}); try again, or give a folder"
-    raise HubError(f"model {model!r} {without_breaks(why)}")
+        reason = f"cannot be downloaded ({error}); try again, or give a folder"
+    raise HubError(f"model {model!r} {without_breaks(reason)}")

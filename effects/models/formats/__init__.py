@@ -36,15 +36,16 @@ def format_of(reader: ConfigReader) -> WeightFormat | None:
     """Returns the format that a config's `quantization_config` names; None: there is
     none. Raises `UnsupportedModelError` and `ModelConfigError`.
     """
-    how = reader.config.get("quantization_config")
-    if how is None:
+    quant_config = reader.config.get("quantization_config")
+    if quant_config is None:
         return None
-    method = how.get("quant_method") if isinstance(how, dict) else how
+    is_object = isinstance(quant_config, dict)
+    method = quant_config.get("quant_method") if is_object else quant_config
     read_format = READERS.get(str(method))
-    if read_format is None or not isinstance(how, dict):
-        known = ", ".join(READERS)
+    if read_format is None or not is_object:
+        supported = ", ".join(READERS)
         raise reader.refusal(
-            f"quantization_config with quant_method {method!r} is not supported; {known} "
-            f"are; or use the unquantized checkpoint, with --quantization"
+            f"quantization_config with quant_method {method!r} is not supported; "
+            f"{supported} are; or use the unquantized checkpoint, with --quantization"
         )
-    return read_format(reader, how)
+    return read_format(reader, quant_config)

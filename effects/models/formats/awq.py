@@ -60,21 +60,21 @@ class Awq(OneByOne):
         """How its matrices are kept in memory."""
         return self.groups.scheme(zeros=True)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
-        outputs, groups = len(by.weight), self.groups.count(by)
+        outputs, groups = len(leaf.weight), self.groups.count(leaf)
         packed = -(-outputs // EACH)
         yield WeightPart(
-            f"{matrix}.qweight", by.weight, _weight, (by.inputs, packed), types=TYPES
+            f"{matrix}.qweight", leaf.weight, _weight, (leaf.inputs, packed), types=TYPES
         )
         zeros = WeightPart(
-            f"{matrix}.qzeros", zeros_of(by), _by_output, (groups, packed), types=TYPES
+            f"{matrix}.qzeros", zeros_of(leaf), _by_output, (groups, packed), types=TYPES
         )
-        yield self.groups.spread(zeros, by)
+        yield self.groups.spread(zeros, leaf)
         scales = WeightPart(
-            f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS
+            f"{matrix}.scales", leaf.scaled, _turned, (groups, outputs), FLOATS
         )
-        yield self.groups.spread(scales, by)
+        yield self.groups.spread(scales, leaf)
 
 
 def _by_output(stored: "Tensor") -> "Tensor":
@@ -90,28 +90,34 @@ def _turned(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 
-def read_awq(reader: ConfigReader, how: Mapping[str, Any]) -> Awq:
+def read_awq(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Awq:
     """Returns the format of a config with quant_method "awq". Raises
     `UnsupportedModelError`.
     """
-    check_keys(reader, "awq", how, KEYS)
+    check_keys(reader, "awq", quant_config, KEYS)
     for key in VERSIONS:
-        version = str(how.get(key) or "gemm").lower()
+        version = str(quant_config.get(key) or "gemm").lower()
         if version != "gemm":
-            what = f"quantization_config (awq): {key} {version!r} is not supported"
-            raise reader.refusal(f"{what}; 'gemm' is")
-    bits, size = _named(reader, how, BITS, 4), _named(reader, how, SIZES, 128)
+            fault = f"quantization_config (awq): {key} {version!r} is not supported"
+            raise reader.refusal(f"{fault}; 'gemm' is")
+    bits = _named(reader, quant_config, BITS, 4)
+    size = _named(reader, quant_config, SIZES, 128)
     return Awq(read_groups(reader, "awq", bits, size))
 
 
 def _named(
-    reader: ConfigReader, how: Mapping[str, Any], names: tuple[str, ...], default: int
+    reader: ConfigReader,
+    quant_config: Mapping[str, Any],
+    names: tuple[str, ...],
+    default: int,
 ) -> Any:
     """Returns the value under these names of one key, or the default. Raises
     `UnsupportedModelError` for two values.
     """
-    found = {name: how[name] for name in names if how.get(name) is not None}
-    first = next(iter(found.values()), default)
-    if any(value != first for value in found.values()):
-        raise reader.refusal(f"quantization_config (awq): {found} are not the same")
+    values = {
+        name: quant_config[name] for name in names if quant_config.get(name) is not None
+    }
+    first = next(iter(values.values()), default)
+    if any(value != first for value in values.values()):
+        raise reader.refusal(f"quantization_config (awq): {values} are not the same")
     return first

@@ -86,41 +86,43 @@ class CompressedTensors(OneByOne):
         """What people call it."""
         return f"compressed-tensors, {self.scheme.name}"
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
-        outputs, name = len(by.weight), f"{matrix}.weight_scale"
+        outputs, name = len(leaf.weight), f"{matrix}.weight_scale"
         if self.scheme.bits == 4:
-            yield from self._packed(matrix, by)
+            yield from self._packed(matrix, leaf)
             return
         types = INT8_TYPES if self.scheme is INT8 else FP8_TYPES
-        yield WeightPart(f"{matrix}.weight", by.weight, types=types)
+        yield WeightPart(f"{matrix}.weight", leaf.weight, types=types)
         if self.scaled_by == "block":
-            shape = (-(-outputs // BLOCK), by.scaled.shape[1])
-            yield WeightPart(name, by.scaled, partial(of_rows, outputs), shape, FLOATS)
+            shape = (-(-outputs // BLOCK), leaf.scaled.shape[1])
+            yield WeightPart(name, leaf.scaled, partial(of_rows, outputs), shape, FLOATS)
         elif self.scaled_by == "tensor":
-            yield WeightPart(name, by.scaled, partial(of_all, outputs), (1,), FLOATS)
+            yield WeightPart(name, leaf.scaled, partial(of_all, outputs), (1,), FLOATS)
         else:
-            yield WeightPart(name, by.scaled, types=FLOATS)
+            yield WeightPart(name, leaf.scaled, types=FLOATS)
 
-    def _packed(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def _packed(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of integers of 4 bits."""
-        outputs, groups = len(by.weight), self.groups.count(by)
-        packed = (outputs, -(-by.inputs // EACH))
+        outputs, groups = len(leaf.weight), self.groups.count(leaf)
+        packed = (outputs, -(-leaf.inputs // EACH))
         yield WeightPart(
-            f"{matrix}.weight_packed", by.weight, _weight, packed, types=PACKED_TYPES
+            f"{matrix}.weight_packed", leaf.weight, _weight, packed, types=PACKED_TYPES
         )
-        scales = WeightPart(f"{matrix}.weight_scale", by.scaled, shape=(outputs, groups))
-        yield self.groups.spread(scales, by)
-        if by.zeros is None:
+        scales = WeightPart(
+            f"{matrix}.weight_scale", leaf.scaled, shape=(outputs, groups)
+        )
+        yield self.groups.spread(scales, leaf)
+        if leaf.zeros is None:
             return
         name = matrix + ZERO_POINT
         zeros = WeightPart(
-            name, by.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
+            name, leaf.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
         )
         if self.byte_zeros:
             shape = (outputs, groups)
-            zeros = WeightPart(name, by.zeros, _without_sign, shape, types=INT8_TYPES)
-        yield self.groups.spread(zeros, by)
+            zeros = WeightPart(name, leaf.zeros, _without_sign, shape, types=INT8_TYPES)
+        yield self.groups.spread(zeros, leaf)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
@@ -135,32 +137,36 @@ def _without_sign(stored: "Tensor") -> "Tensor":
     return stored + HALF
 
 
-def read_compressed(reader: ConfigReader, how: Mapping[str, Any]) -> CompressedTensors:
+def read_compressed(
+    reader: ConfigReader, quant_config: Mapping[str, Any]
+) -> CompressedTensors:
     """Returns the format of a config with quant_method "compressed-tensors". Raises
     `UnsupportedModelError`, `ModelConfigError`.
     """
-    listed = how.get("config_groups")
-    if not isinstance(listed, dict) or not all(
-        isinstance(one, dict) for one in listed.values()
+    groups = quant_config.get("config_groups")
+    if not isinstance(groups, dict) or not all(
+        isinstance(group, dict) for group in groups.values()
     ):
         raise reader.error("quantization_config", "an object with config_groups")
-    check_keys(reader, METHOD, how, KEYS)
-    for name, group in listed.items():
-        check_keys(reader, f"{METHOD}: {name}", group, GROUP_KEYS)
-        for key, known in (("weights", WEIGHT_KEYS), ("input_activations", INPUT_KEYS)):
-            check_keys(reader, f"{METHOD}: {name}: {key}", group.get(key), known)
-    _check_further(reader, how)
-    found = {_read_scheme(reader, one) for one in listed.values()}
-    for group in listed.values():
-        _check_stored(reader, group, group.get("format") or how.get("format"))
-    if len(found) != 1:
-        raise _refusal(reader, f"{len(found)} ways in one model are", "one is")
-    return found.pop()
+    check_keys(reader, METHOD, quant_config, KEYS)
+    for name, group in groups.items():
+        label, inputs = f"{METHOD}: {name}", group.get("input_activations")
+        check_keys(reader, label, group, GROUP_KEYS)
+        check_keys(reader, f"{label}: weights", group.get("weights"), WEIGHT_KEYS)
+        check_keys(reader, f"{label}: input_activations", inputs, INPUT_KEYS)
+    _check_further(reader, quant_config)
+    formats = {_read_scheme(reader, group) for group in groups.values()}
+    for group in groups.values():
+        _check_stored(reader, group, group.get("format") or quant_config.get("format"))
+    if len(formats) != 1:
+        raise _refusal(reader, f"{len(formats)} ways in one model are", "one is")
+    return formats.pop()
 
 
-def _check_further(reader: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_further(reader: ConfigReader, quant_config: Mapping[str, Any]) -> None:
     """Refuse what matrices are beside quantized: sparse, or rotated."""
-    sparsity, transforms = how.get("sparsity_config"), how.get("transform_config")
+    sparsity = quant_config.get("sparsity_config")
+    transforms = quant_config.get("transform_config")
     check_keys(reader, f"{METHOD}: sparsity_config", sparsity, SPARSITY_KEYS)
     check_keys(reader, f"{METHOD}: transform_config", transforms, TRANSFORM_KEYS)
     kind = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
@@ -170,10 +176,10 @@ def _check_further(reader: ConfigReader, how: Mapping[str, Any]) -> None:
         transforms = transforms.get("config_groups")
     if transforms:
         raise _refusal(reader, "transform_config is", "a checkpoint without it is")
-    for one in (how, *how["config_groups"].values()):
-        if (stored := one.get("format")) not in (None, *STORED_AS):
+    for config in (quant_config, *quant_config["config_groups"].values()):
+        if (stored := config.get("format")) not in (None, *STORED_AS):
             raise _refusal(reader, f"format {stored!r} is", f"{', '.join(STORED_AS)} are")
-        if one.get("output_activations"):
+        if config.get("output_activations"):
             raise _refusal(reader, "output_activations are", "input_activations are")
 
 
@@ -186,8 +192,12 @@ def _check_stored(reader: ConfigReader, group: Mapping[str, Any], stored: object
         return
     bits = weights.get("num_bits")
     if (bits, stored == PACKED) in ((4, False), (8, True)):
-        works = f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
-        raise _refusal(reader, f"format {stored!r} of weights with {bits} bits is", works)
+        alternative = (
+            f"{PACKED!r} is" if bits == 4 else f"{', '.join(sorted(UNPACKED))} are"
+        )
+        raise _refusal(
+            reader, f"format {stored!r} of weights with {bits} bits is", alternative
+        )
 
 
 def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
@@ -199,36 +209,36 @@ def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTe
         raise _refusal(
             reader, f"input_activations {inputs!r} are", "an object or null is"
         )
-    kind, bits, by = (weights.get(key) for key in ("type", "num_bits", "strategy"))
-    if by is None:
-        by = "group" if weights.get("group_size") else "tensor"
-    match (kind, bits, by):
+    kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
+    if strategy is None:
+        strategy = "group" if weights.get("group_size") else "tensor"
+    match (kind, bits, strategy):
         case ("int", 4, "group" | "channel"):
             return _read_int4(reader, weights, inputs)
         case ("float" | "int", 8, _) if inputs and (
             inputs.get("type") != kind or inputs.get("num_bits") != bits
         ):
-            given = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
-            what = f"weights of type {kind!r} with 8 bits and activations of type {given}"
-            raise _refusal(reader, f"{what} are", "both alike are")
+            activations = f"{inputs.get('type')!r} with {inputs.get('num_bits')!r} bits"
+            fault = f"weights of type {kind!r} with 8 bits and activations of type"
+            raise _refusal(reader, f"{fault} {activations} are", "both alike are")
         case ("float", 8, "tensor" | "channel") if inputs:
-            return CompressedTensors(FP8, by, Groups(0))
+            return CompressedTensors(FP8, strategy, Groups(0))
         case ("float", 8, "block") if inputs:
             if weights.get("block_structure") != [BLOCK, BLOCK]:
-                what = f"block_structure {weights.get('block_structure')!r} is"
-                raise _refusal(reader, what, f"[{BLOCK}, {BLOCK}] is")
-            return CompressedTensors(FP8_BLOCKS, by, Groups(0))
+                fault = f"block_structure {weights.get('block_structure')!r} is"
+                raise _refusal(reader, fault, f"[{BLOCK}, {BLOCK}] is")
+            return CompressedTensors(FP8_BLOCKS, strategy, Groups(0))
         case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(
             reader, weights
         ):
-            return CompressedTensors(INT8, by, Groups(0))
+            return CompressedTensors(INT8, strategy, Groups(0))
     rounded = "rounded" if inputs else "not rounded"
-    what = f"weights of type {kind!r} with {bits!r} bits by {by!r}"
-    works = (
+    fault = f"weights of type {kind!r} with {bits!r} bits by {strategy!r}"
+    alternatives = (
         "4-bit integers by group or channel with activations not rounded, and FP8 and "
         "symmetric INT8 with activations rounded, are"
     )
-    raise _refusal(reader, f"{what}, activations {rounded}, are", works)
+    raise _refusal(reader, f"{fault}, activations {rounded}, are", alternatives)
 
 
 def _read_int4(
@@ -240,8 +250,8 @@ def _read_int4(
             reader, "4-bit weights with activations rounded are", "not rounded, they are"
         )
     if (order := weights.get("actorder")) not in (None, False, "weight", "static"):
-        what = f"inputs ordered by activation (actorder {order!r}) are"
-        raise _refusal(reader, what, "null, 'weight' and 'static' are")
+        fault = f"inputs ordered by activation (actorder {order!r}) are"
+        raise _refusal(reader, fault, "null, 'weight' and 'static' are")
     groups = read_groups(reader, METHOD, 4, weights.get("group_size"))
     zeros = not _is_symmetric(reader, weights)
     return CompressedTensors(groups.scheme(zeros=zeros), "group", groups)
@@ -249,13 +259,13 @@ def _read_int4(
 
 def _is_symmetric(reader: ConfigReader, weights: Mapping[str, Any]) -> bool:
     """Returns whether 0 is stored as the middle number; absent: it is."""
-    given = weights.get("symmetric")
-    if not isinstance(given, bool | None):
-        raise _refusal(reader, f"symmetric {given!r} is", "true and false are")
-    return given is not False
+    symmetric = weights.get("symmetric")
+    if not isinstance(symmetric, bool | None):
+        raise _refusal(reader, f"symmetric {symmetric!r} is", "true and false are")
+    return symmetric is not False
 
 
-def _refusal(reader: ConfigReader, what: str, works: str) -> UnsupportedModelError:
+def _refusal(reader: ConfigReader, fault: str, supported: str) -> UnsupportedModelError:
     return reader.refusal(
-        f"quantization_config ({METHOD}): {what} not supported; {works}"
+        f"quantization_config ({METHOD}): {fault} not supported; {supported}"
     )

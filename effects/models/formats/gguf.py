@@ -34,13 +34,13 @@ class Gguf(OneByOne):
         """How its matrices are kept in memory."""
         return int4(Q4_0.elements)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
-        yield WeightPart(matrix + NUMBERS, by.weight, types=("U8",))
-        yield WeightPart(matrix + SCALES, by.scaled)
+        yield WeightPart(matrix + NUMBERS, leaf.weight, types=("U8",))
+        yield WeightPart(matrix + SCALES, leaf.scaled)
 
 
-def read_gguf_format(reader: ConfigReader, how: Mapping[str, Any]) -> Gguf:
+def read_gguf_format(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Gguf:
     """Returns the format of GGUF files that have matrices of type Q4_0."""
-    del reader, how
+    del reader, quant_config
     return Gguf()

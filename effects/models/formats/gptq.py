@@ -77,31 +77,31 @@ class Gptq(OneByOne):
         """How its matrices are kept in memory."""
         return self.groups.scheme(zeros=True)
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
-        outputs, inputs, groups = len(by.weight), by.inputs, self.groups.count(by)
+        outputs, inputs, groups = len(leaf.weight), leaf.inputs, self.groups.count(leaf)
         yield WeightPart(
             f"{matrix}.qweight",
-            by.weight,
+            leaf.weight,
             _weight,
             (-(-inputs // EACH), outputs),
             types=TYPES,
         )
         zeros = WeightPart(
             f"{matrix}.qzeros",
-            zeros_of(by),
+            zeros_of(leaf),
             self._zeros,
             (groups, -(-outputs // EACH)),
             types=TYPES,
         )
-        yield self.groups.spread(zeros, by)
+        yield self.groups.spread(zeros, leaf)
         scales = WeightPart(
-            f"{matrix}.scales", by.scaled, _turned, (groups, outputs), FLOATS
+            f"{matrix}.scales", leaf.scaled, _turned, (groups, outputs), FLOATS
         )
-        yield self.groups.spread(scales, by)
+        yield self.groups.spread(scales, leaf)
         yield WeightPart(
             f"{matrix}.g_idx",
-            by.scaled,
+            leaf.scaled,
             shape=(inputs,),
             types=TYPES,
             take=partial(_check_order, inputs // groups),
@@ -159,30 +159,34 @@ _ORDERED = (
 )
 
 
-def read_gptq(reader: ConfigReader, how: Mapping[str, Any]) -> Gptq:
+def read_gptq(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Gptq:
     """Returns the format of a config with quant_method "gptq". Raises
     `UnsupportedModelError`.
     """
-    check_keys(reader, "gptq", how, KEYS)
-    groups = read_groups(reader, "gptq", how.get("bits"), how.get("group_size", 128))
-    _check_modules(reader, how)
-    flags = ConfigReader(how, f"{reader.source}: quantization_config (gptq)")
+    check_keys(reader, "gptq", quant_config, KEYS)
+    groups = read_groups(
+        reader, "gptq", quant_config.get("bits"), quant_config.get("group_size", 128)
+    )
+    _check_modules(reader, quant_config)
+    flags = ConfigReader(quant_config, f"{reader.source}: quantization_config (gptq)")
     ordered = flags.flag("desc_act") and bool(groups.size)
     if ordered and not flags.flag("static_groups"):
         raise reader.refusal(f"quantization_config (gptq): {_ORDERED}")
-    version = how.get("checkpoint_format") or how.get("format") or "gptq"
+    version = (
+        quant_config.get("checkpoint_format") or quant_config.get("format") or "gptq"
+    )
     if version not in ("gptq", "gptq_v2"):
-        what = f"quantization_config (gptq): checkpoint_format {version!r}"
-        raise reader.refusal(f"{what} is not supported; 'gptq' and 'gptq_v2' are")
+        fault = f"quantization_config (gptq): checkpoint_format {version!r}"
+        raise reader.refusal(f"{fault} is not supported; 'gptq' and 'gptq_v2' are")
     symmetric = None if flags.absent("sym") else flags.flag("sym")
     return Gptq(groups, less_one=version == "gptq", symmetric=symmetric, ordered=ordered)
 
 
-def _check_modules(reader: ConfigReader, how: Mapping[str, Any]) -> None:
+def _check_modules(reader: ConfigReader, quant_config: Mapping[str, Any]) -> None:
     """Refuse modules that are quantized otherwise than the rest (`dynamic`). Those that
     are not quantized, the tensors show. Raises `UnsupportedModelError`.
     """
-    rules = how.get("dynamic") or {}
+    rules = quant_config.get("dynamic") or {}
     if not isinstance(rules, dict):
         raise reader.refusal(
             f"quantization_config (gptq): dynamic {rules!r} is no object"
@@ -196,9 +200,10 @@ def _check_modules(reader: ConfigReader, how: Mapping[str, Any]) -> None:
                 f"or null, found {changes!r}"
             )
         for key, value in (changes or {}).items():
-            if key not in MADE_WITH and value != how.get(key):
+            if key not in MADE_WITH and value != quant_config.get(key):
                 raise reader.refusal(
                     f"quantization_config (gptq): dynamic: {key} {value!r} of the "
-                    f"modules {modules!r} is not supported beside {how.get(key)!r} of "
-                    f"the others; use a checkpoint with one {key} for all"
+                    f"modules {modules!r} is not supported beside "
+                    f"{quant_config.get(key)!r} of the others; use a checkpoint with "
+                    f"one {key} for all"
                 )

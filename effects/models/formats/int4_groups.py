@@ -28,24 +28,24 @@ class Groups:
         """Returns how minfer keeps them."""
         return int4(self.size or SMALLEST, zeros=zeros)
 
-    def count(self, by: Linear) -> int:
+    def count(self, leaf: Linear) -> int:
         """Returns the groups of an output in the checkpoint."""
-        return by.inputs // self.size if self.size else 1
+        return leaf.inputs // self.size if self.size else 1
 
-    def spread(self, part: WeightPart, by: Linear) -> WeightPart:
+    def spread(self, weight_part: WeightPart, leaf: Linear) -> WeightPart:
         """Returns a part of values [outputs, groups], with one for each of minfer's
         groups.
         """
         if self.size:
-            return part
-        return part.then(partial(_repeated, by.scaled.shape[1]))
+            return weight_part
+        return weight_part.then(partial(_repeated, leaf.scaled.shape[1]))
 
 
-def zeros_of(by: Linear) -> "Tensor":
+def zeros_of(leaf: Linear) -> "Tensor":
     """Returns the numbers that mean 0. Raises ValueError if the groups have none."""
-    if by.zeros is None:
-        raise ValueError(f"groups of {by.scheme.name} have no zeros")
-    return by.zeros
+    if leaf.zeros is None:
+        raise ValueError(f"groups of {leaf.scheme.name} have no zeros")
+    return leaf.zeros
 
 
 def _repeated(groups: int, values: "Tensor") -> "Tensor":
@@ -57,12 +57,12 @@ def read_groups(reader: ConfigReader, method: str, bits: object, size: object) -
     minfer's.
     """
     if bits != 4:
-        what = f"quantization_config ({method}): {bits!r} bits are not supported"
-        raise reader.refusal(f"{what}; 4 are")
+        fault = f"quantization_config ({method}): {bits!r} bits are not supported"
+        raise reader.refusal(f"{fault}; 4 are")
     if size in (ALL_INPUTS, None):
         return Groups(0)
     if (size := whole(size)) not in INT4_GROUPS:
-        known = ", ".join(map(str, INT4_GROUPS))
-        what = f"quantization_config ({method}): group_size {size!r} is not supported"
-        raise reader.refusal(f"{what}; {known} and {ALL_INPUTS} are")
+        supported = ", ".join(map(str, INT4_GROUPS))
+        fault = f"quantization_config ({method}): group_size {size!r} is not supported"
+        raise reader.refusal(f"{fault}; {supported} and {ALL_INPUTS} are")
     return Groups(int(str(size)))

@@ -23,18 +23,18 @@ KEYS: Final = FormatKeys(
 )
 
 
-def read_modelopt(reader: ConfigReader, how: Mapping[str, Any]) -> Fp8:
+def read_modelopt(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Fp8:
     """Returns the format of a config with quant_method "modelopt". Raises
     `UnsupportedModelError`.
     """
-    inner = how.get("quantization")
+    inner = quant_config.get("quantization")
     if isinstance(inner, dict):
-        check_keys(reader, METHOD, how, OUTER_KEYS)
-        how = inner
-    check_keys(reader, METHOD, how, KEYS)
-    if (algorithm := how.get("quant_algo")) != "FP8":
-        what = (
+        check_keys(reader, METHOD, quant_config, OUTER_KEYS)
+        quant_config = inner
+    check_keys(reader, METHOD, quant_config, KEYS)
+    if (algorithm := quant_config.get("quant_algo")) != "FP8":
+        fault = (
             f"quantization_config ({METHOD}): quant_algo {algorithm!r} is not supported"
         )
-        raise reader.refusal(f"{what}; 'FP8' is")
+        raise reader.refusal(f"{fault}; 'FP8' is")
     return Fp8(blocks=False)

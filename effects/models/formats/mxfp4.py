@@ -33,19 +33,19 @@ class Mxfp4:
     inert: tuple[str, ...] = ()
     renamed: tuple[str, str] = ("", "")
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
-        del by
+        del leaf
         raise UnsupportedModelError(
             f"{matrix}: MXFP4 matrices other than those of all experts of a layer in one "
             f"tensor, as gpt-oss is published, are not supported"
         )
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.expert_parts`."""
-        shape = (*by.scaled.shape, MXFP4.group // MXFP4.numbers)
-        yield WeightPart(f"{matrix}_blocks", by.weight, _flat, shape, TYPES)
-        yield WeightPart(f"{matrix}_scales", by.scaled, types=TYPES)
+        shape = (*leaf.scaled.shape, MXFP4.group // MXFP4.numbers)
+        yield WeightPart(f"{matrix}_blocks", leaf.weight, _flat, shape, TYPES)
+        yield WeightPart(f"{matrix}_scales", leaf.scaled, types=TYPES)
 
 
 def _flat(stored: "Tensor") -> "Tensor":
@@ -53,7 +53,7 @@ def _flat(stored: "Tensor") -> "Tensor":
     return stored.flatten(-2)
 
 
-def read_mxfp4(reader: ConfigReader, how: Mapping[str, Any]) -> Mxfp4:
+def read_mxfp4(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Mxfp4:
     """Returns the format of a config with quant_method "mxfp4"."""
-    check_keys(reader, "mxfp4", how, KEYS)
+    check_keys(reader, "mxfp4", quant_config, KEYS)
     return Mxfp4()

@@ -16,9 +16,9 @@ class OneByOne:
         """See `WeightFormat.renamed`."""
         return ("", "")
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.expert_parts`."""
-        del by
+        del leaf
         raise UnsupportedModelError(
             f"{matrix}: quantized matrices of all experts in one tensor are supported in "
             f"MXFP4 alone; a checkpoint with a tensor for each expert is supported"
@@ -58,12 +58,12 @@ class WeightFormat(Protocol):
     def inert(self) -> tuple[str, ...]:
         """How names of further tensors end, which are not read."""
 
-    def parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of a matrix [outputs, inputs] of this name. Each part's rows
         are outputs, once arranged.
         """
 
-    def expert_parts(self, matrix: str, by: Linear) -> Iterator[WeightPart]:
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of the matrices [experts, outputs, inputs] of all experts of
         a layer, where these are one. Raises `UnsupportedModelError` if the format has no
         such tensors.
