@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-TOO_LARGE: Final = 1 << 40  # for a size
-SMALLEST: Final = 5e-324  # of positive floats
-HUGE: Final = 1e100  # products of several numbers below it are finite
+SIZE_LIMIT: Final = 1 << 40  # for a size
+MIN_FLOAT: Final = 5e-324  # of positive floats
+FLOAT_LIMIT: Final = 1e100  # products of several numbers below it are finite
 
 
 class CheckpointError(ValueError):
@@ -26,7 +26,7 @@ class UnknownModelError(UnsupportedModelError):
     """The family table has no row for the model: transformers' own class may run it."""
 
 
-def whole(value: Any) -> Any:
+def whole_to_int(value: Any) -> Any:
     """Returns the value; a whole float as an int: some tools write 128.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -40,7 +40,7 @@ class ConfigReader:
         self.config = config
         self.source = source
 
-    def absent(self, key: str) -> bool:
+    def is_absent(self, key: str) -> bool:
         """Returns whether the key is missing or null."""
         return self.config.get(key) is None
 
@@ -62,9 +62,9 @@ class ConfigReader:
 
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """Returns an integer of at least `low`."""
-        value = default if self.absent(key) else whole(self.config[key])
+        value = default if self.is_absent(key) else whole_to_int(self.config[key])
         # A bool is an int, and not a size.
-        if type(value) is not int or not low <= value < TOO_LARGE:
+        if type(value) is not int or not low <= value < SIZE_LIMIT:
             raise self.error(key, f"an integer of at least {low}")
         return value
 
@@ -72,8 +72,11 @@ class ConfigReader:
         """Returns a number above 0, at least `low`, and small enough that products of
         such numbers are finite.
         """
-        value: Any = default if self.absent(key) else self.config[key]
-        if type(value) not in (int, float) or not max(low, SMALLEST) <= value < HUGE:
+        value: Any = default if self.is_absent(key) else self.config[key]
+        if (
+            type(value) not in (int, float)
+            or not max(low, MIN_FLOAT) <= value < FLOAT_LIMIT
+        ):
             expected = f"a number of at least {low}" if low else "a positive number"
             raise self.error(key, expected)
         return float(value)
@@ -93,7 +96,7 @@ class ConfigReader:
         """Returns token ids without repetition: one, a list of them, or none."""
         value = self.config.get(key)
         listed = value if isinstance(value, list) else [] if value is None else [value]
-        ids = [*map(whole, listed)]
+        ids = [*map(whole_to_int, listed)]
         if any(type(token) is not int or token < 0 for token in ids):
             raise self.error(key, "a token id, a list of token ids, or null")
         return tuple(dict.fromkeys(ids))

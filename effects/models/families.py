@@ -348,4 +348,4 @@ _ROWS: Final = (
     ),
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
-OF_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}
+BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

@@ -54,12 +54,12 @@ class WeightPart:
         """Whether the checkpoint's numbers are copied as they are."""
         return self.arrange is None and self.take is None
 
-    def under(self, prefix: str) -> "WeightPart":
+    def with_prefix(self, prefix: str) -> "WeightPart":
         """Returns the same part, its names behind a prefix."""
         matrix = prefix + self.matrix if self.matrix else ""
         return evolve(self, name=prefix + self.name, matrix=matrix)
 
-    def then(self, order: "Callable[[Tensor], Tensor] | None") -> "WeightPart":
+    def rearranged(self, order: "Callable[[Tensor], Tensor] | None") -> "WeightPart":
         """Returns the same part, its outputs rearranged once more; None: not so."""
         if order is None or not self.by_output:
             return self

@@ -58,7 +58,7 @@ class RankInfo:
     parallel: Parallel = Parallel()
 
     @property
-    def part(self) -> int:
+    def tensor_rank(self) -> int:
         """Which part of each divided matrix it has."""
         return self.rank % self.parallel.tensor
 

@@ -49,7 +49,7 @@ from minfer.effects.models.layout.shapes import (
     cuda_activation_bytes,
     dequantized_context_bytes,
     expansion_bytes,
-    kept_bytes,
+    kept_logits_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
@@ -173,7 +173,7 @@ def plan_memory(
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)
-    activations += kept_bytes(spec, sizes)
+    activations += kept_logits_bytes(spec, sizes)
     copies = (layer_kv_bytes_per_token(s) * _gathered_copies(s, cuda) for s in specs)
     plan = MemoryPlan(
         spec=spec,

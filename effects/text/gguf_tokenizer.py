@@ -220,7 +220,7 @@ def _built(parts: Mapping[str, Any], model: models.BPE) -> Backend:
 def _named(read: GgufMetadata, words: _Words) -> dict[str, str]:
     """Returns the texts of special tokens, by their names in tokenizer_config.json."""
     return {
-        name: words.texts[read.whole(key, low=0, below=len(words.texts))]
+        name: words.texts[read.integer(key, low=0, below=len(words.texts))]
         for name, short in _NAMES.items()
         if read.get(key := _PREFIX + short) is not None
     }

@@ -27,9 +27,9 @@ from minfer.effects.models.checkpoint.checkpoint import (
     read_config,
 )
 from minfer.effects.models.checkpoint.weight_files import (
-    EXPLICIT,
     SINGLE_NAME,
     SUFFIX,
+    WEIGHTS_FILE_KEY,
     TensorPlace,
     find_tensors,
 )
@@ -163,7 +163,7 @@ def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantize
 def _write_side_files(source: Path, folder: Path) -> None:
     """Write the config, without its quantization, and copy what is no weights."""
     config = read_config(source)
-    for key in (KEY, FILE, EXPLICIT):
+    for key in (KEY, FILE, WEIGHTS_FILE_KEY):
         config.pop(key, None)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for path in source.iterdir() if source.is_dir() else ():

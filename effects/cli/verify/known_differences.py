@@ -19,7 +19,7 @@ from attrs import frozen
 
 from minfer.effects.cli.verify.findings import NOTE, Check
 from minfer.effects.models.checkpoint.checkpoint import read_optional
-from minfer.effects.models.config_reader import whole
+from minfer.effects.models.config_reader import whole_to_int
 from minfer.effects.setup.advice import advised_params, not_applied
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import ADVISED
@@ -54,7 +54,7 @@ def _more_ends(folder: Path) -> list[str]:
     names = (GENERATION, "config.json")
     values = [read_optional(folder / name).get("eos_token_id") for name in names]
     value: Any = next((one for one in values if one is not None), [])
-    theirs = [*map(whole, value if isinstance(value, list) else [value])]
+    theirs = [*map(whole_to_int, value if isinstance(value, list) else [value])]
     return [str(token) for token in Tokenizer(folder).eos_ids if token not in theirs]
 
 

@@ -105,7 +105,7 @@ class CudaBackend:
             streams=device_rows.stream,
             positions=positions,
             vocab=device_rows.vocab,
-            first=ranks.rank_info.part * part.shape[1],
+            first=ranks.rank_info.tensor_rank * part.shape[1],
             exchange=ranks.gather,
         )
         return None if drawn is None else DrawnTokens(*drawn)

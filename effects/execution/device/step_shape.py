@@ -14,10 +14,10 @@ from attrs import evolve, frozen
 
 from minfer.effects.execution.device.device_rows import Wants, aligned
 from minfer.effects.models.layout.shapes import (
-    drafts_from,
-    most_drafts,
+    max_step_drafts,
+    next_power_of_two,
+    padded_drafts,
     padded_tokens,
-    power_from,
 )
 from minfer.records.config import EngineConfig
 
@@ -126,8 +126,8 @@ class StepShape:
         if not self.drafts:
             return self
         most = self.decode_rows
-        verified = min(most, power_from(self.verified))
-        drafts = drafts_from(self.drafts)
+        verified = min(most, next_power_of_two(self.verified))
+        drafts = padded_drafts(self.drafts)
         few = most * drafts <= FEW_DRAFTS or 2 * verified > most
         if few and not self.tokens:
             verified = most
@@ -148,13 +148,13 @@ def bucket_of(count: int, parts: int) -> int:
 def mixed_bucket_of(count: int) -> int:
     """Returns the rows of the graph beside prefill tokens, where there may be none."""
     if count <= DOUBLING:
-        return power_from(count) if count else 0
+        return next_power_of_two(count) if count else 0
     return bucket_of(count, MIXED)
 
 
 def most_lines(config: EngineConfig) -> int:
     """Returns `StepShape.lines` of the largest step of an engine."""
-    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    draws, drafts = most_draws(config.max_num_seqs), max_step_drafts(config)
     # A line of rows is aligned, and one more line has the counts.
     return draws + 4 * (drafts + 2) if drafts else draws
 

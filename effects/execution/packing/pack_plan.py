@@ -35,7 +35,7 @@ from minfer.effects.execution.packing.verified import (
     most_of,
     write_drafts,
 )
-from minfer.effects.models.layout.shapes import power_from
+from minfer.effects.models.layout.shapes import next_power_of_two
 from minfer.records.plan import Fill, Open, Plan
 
 Item = TypeVar("Item")
@@ -217,7 +217,7 @@ class Packer:
         shape = evolve(shape, verified=count, drafts=most, proposes=modelled)
         shape = self.pad(shape)
         # Requested drafts have priority over padding.
-        for fewer in (min(shape.verified, power_from(count)), count):
+        for fewer in (min(shape.verified, next_power_of_two(count)), count):
             if shape.verified * most > self.drafts:
                 shape = evolve(shape, verified=fewer)
         room = self.drafts // shape.verified

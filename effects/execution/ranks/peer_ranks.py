@@ -58,7 +58,7 @@ class PeerRanks(TorchRanks):
             shared[0].get_buffer(i, (size,), ranks.dtype) for i in range(count)
         )
         buffer = PeerBuffer(
-            rank=ranks.rank_info.part,
+            rank=ranks.rank_info.tensor_rank,
             halves=halves,
             flags=torch.tensor(shared[1].buffer_ptrs, dtype=torch.int64, device=device),
             calls=torch.zeros(PROGRAMS, dtype=torch.int64, device=device),
@@ -106,7 +106,7 @@ class PeerRanks(TorchRanks):
             some = torch.arange(size, device=self.device).remainder(7)
             some = some.view(rows, self.hidden).to(self.dtype)
             total = some * (count * (count + 1) // 2)
-            part, residual = some * (self.rank_info.part + 1), some.clone()
+            part, residual = some * (self.rank_info.tensor_rank + 1), some.clone()
             self.add_sum(residual, part)
             if not residual.equal(total + some) or not self.sum(part).equal(total):
                 raise RuntimeError(f"sums of {rows} rows through peers' memory are wrong")

@@ -125,7 +125,7 @@ class TorchRanks:
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Communicator.receive_tokens`."""
         found = torch.empty(lines, dtype=torch.int32, device=self.device)
-        dist.recv(found, src=self.rank_info.part, group=self.tokens)
+        dist.recv(found, src=self.rank_info.tensor_rank, group=self.tokens)
         return found
 
 

@@ -115,7 +115,7 @@ class ModelRunner:
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, feeder, config, length)
-        self.drafts = shapes.most_drafts(config)
+        self.drafts = shapes.max_step_drafts(config)
         self.lines = most_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, draws, self.drafts)

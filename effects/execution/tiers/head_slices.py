@@ -37,8 +37,10 @@ class HeadSlices:
         """
         # A size that is less than the heads divides them, and they divide a larger one.
         count, ranks = gcd(heads, lcm(*sizes)), rank_info.parallel.tensor
-        own = [n for n in range(count) if rank_info.part in holders(n, count, ranks)]
-        first = [n for n in own if holders(n, count, ranks)[0] == rank_info.part]
+        own = [
+            n for n in range(count) if rank_info.tensor_rank in holders(n, count, ranks)
+        ]
+        first = [n for n in own if holders(n, count, ranks)[0] == rank_info.tensor_rank]
         return cls(count, tuple(own), tuple(first))
 
     def key(self, key: Key, number: int) -> Key:

@@ -43,7 +43,11 @@ from minfer.effects.execution.device.step_shape import (
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.effects.models.layout.shapes import (
+    max_step_drafts,
+    padded_drafts,
+    padded_tokens,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE
 
@@ -202,11 +206,11 @@ def _draft_shapes(
     how, found = config.speculation, DraftShapes([], [])
     if how is None:
         return found
-    most = drafts_from(how.drafts)
-    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
+    most = padded_drafts(how.drafts)
+    few = sorted({padded_drafts(n) for n in range(1, most)}, reverse=True)
     rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
     for shape in shapes:
-        room = most_drafts(config) // max(1, shape.decode_rows)
+        room = max_step_drafts(config) // max(1, shape.decode_rows)
         if not 0 < shape.decode_rows <= rows or not room:
             continue
         drafting = evolve(

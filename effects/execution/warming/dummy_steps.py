@@ -28,7 +28,7 @@ from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 from minfer.effects.execution.warming.rehearsals import Rehearsals
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.layout.shapes import drafts_from, most_drafts
+from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
 
@@ -119,9 +119,9 @@ def drafting(
     how = config.speculation
     if how is None:
         return
-    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
+    room, longest = max_step_drafts(config), bucket_of(config.max_num_seqs, DECODE)
     sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
-    most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
+    most = sorted({padded_drafts(n) for n in range(1, how.drafts + 1)} | {how.drafts})
     routes = Routes.for_device(spec, config, NOWHERE)
     drafts_by = None if draft is None else Routes.for_device(draft, config, NOWHERE)
     seen = set[object]()

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.warming.rehearsals import Rehearsals
-from minfer.effects.models.layout.shapes import drafts_from
+from minfer.effects.models.layout.shapes import padded_drafts
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation
@@ -37,7 +37,7 @@ def step_costs(rehearsals: Rehearsals, how: Speculation) -> Costs:
     """Returns the seconds of steps, for an engine with this speculation; no step may be
     in flight.
     """
-    runner, drafts = rehearsals.runner, drafts_from(how.drafts)
+    runner, drafts = rehearsals.runner, padded_drafts(how.drafts)
     shapes = _plain(runner.config, how, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
     rising = accumulate((_seconds(rehearsals, shape) for shape in shapes), max)
@@ -77,8 +77,8 @@ def _drafting(
     seats = rehearsals.runner.config.max_num_seqs
     rows, most = 1, min(seats, how.rows or seats)
     while True:
-        room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
-        drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
+        room = min(padded_drafts(how.drafts), max(1, largest // rows - 1))
+        drafts = max(n for n in range(1, room + 1) if padded_drafts(n) == n)
         verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
         by_host, by_device = (
             _seconds(rehearsals, evolve(verifying, proposes=by)) for by in (False, True)
@@ -99,7 +99,7 @@ def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShap
         rows.append(size)
         size *= 2
     shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, most)]
-    several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    several = sorted({padded_drafts(count) for count in range(1, drafts + 1)})
     shapes += [
         StepShape(decode_rows=most, draws=most, verified=most, drafts=d) for d in several
     ]

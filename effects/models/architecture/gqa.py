@@ -42,9 +42,9 @@ from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
 if TYPE_CHECKING:
     from torch import Tensor
 
-RANGE = 4096  # the most tokens that one program of Flash-Decoding reads
-PROCESSORS = 132  # of a GPU, which the splits should fill
-RANGES_EACH = 4
+MAX_RANGE_TOKENS = 4096  # the most tokens that one program of Flash-Decoding reads
+NUM_PROCESSORS = 132  # of a GPU, which the splits should fill
+RANGES_PER_PROCESSOR = 4
 
 
 @frozen(kw_only=True)
@@ -180,7 +180,7 @@ class GQA:
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
         contexts of `length`: the splits fill the processors, and none has more than
-        `RANGE` tokens.
+        `MAX_RANGE_TOKENS` tokens.
         """
         ranges = partial_ranges(rows, self.kv_heads, length)
         return 4 * ranges * (self.heads // self.kv_heads) * (self.head_dim + 1)
@@ -188,8 +188,8 @@ class GQA:
 
 def partial_ranges(rows: int, kv_heads: int, length: int) -> int:
     """Returns the ranges into which `rows` contexts of `length` are cut, at most."""
-    ranges = rows * kv_heads * -(-length // RANGE)
-    return max(RANGES_EACH * PROCESSORS, ranges)
+    ranges = rows * kv_heads * -(-length // MAX_RANGE_TOKENS)
+    return max(RANGES_PER_PROCESSOR * NUM_PROCESSORS, ranges)
 
 
 @frozen(eq=False, kw_only=True)
@@ -215,7 +215,7 @@ def read_gqa(
         raise reader.error(
             "num_key_value_heads", f"a divisor of num_attention_heads = {heads}"
         )
-    if reader.absent("head_dim") and hidden % heads:
+    if reader.is_absent("head_dim") and hidden % heads:
         raise reader.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
     head_dim = reader.size("head_dim", hidden // heads)
     if head_dim % 2:
@@ -297,7 +297,7 @@ def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:
         by_head = stored.reshape(-1, len(order), *stored.shape[1:])
         return by_head[:, order].reshape(stored.shape)
 
-    return weight_part.then(ordered)
+    return weight_part.rearranged(ordered)
 
 
 def attend_gqa(

@@ -160,7 +160,7 @@ def _feed_forwards(
     sparse_step = reader.size("decoder_sparse_step", 1)
     dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % sparse_step}
-    if keys.layer_types and not reader.absent(keys.layer_types):
+    if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
     sparse = read_moe(reader, family, keys, norms)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Elements: about where a matrix does not fit the CPU's own cache any more.
-BY_COLUMN: Final = 1 << 22
+MIN_BY_COLUMN_ELEMENTS: Final = 1 << 22
 
 
 @frozen
@@ -52,7 +52,7 @@ class LinearSizes:
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
 
-    def under(self, prefix: str) -> "LinearSizes":
+    def with_prefix(self, prefix: str) -> "LinearSizes":
         """Returns the same sizes, the names behind a prefix."""
         return evolve(self, names=tuple(prefix + name for name in self.names))
 
@@ -172,7 +172,7 @@ class Maker:
         *count, rows, columns = shape
         kind, device = torch_dtype(self.dtype), torch.device(self.device)
         by_column = device.type == "cpu" and kind is torch.float32 and rows > columns
-        if by_column and math.prod(shape) >= BY_COLUMN:
+        if by_column and math.prod(shape) >= MIN_BY_COLUMN_ELEMENTS:
             return torch.empty((*count, columns, rows), dtype=kind).mT
         return torch.empty(shape, dtype=kind, device=device)
 

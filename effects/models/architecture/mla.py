@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 LATENT_NORMS = NormRule(1e-6)  # of latents, whatever the config says
 # Bytes of expanded keys and values at once on a GPU, at most, unless those of a step's
 # own tokens are more for one head.
-EXPANDED: Final = 1 << 27
+MAX_EXPANDED_BYTES: Final = 1 << 27
 
 
 @frozen
@@ -204,9 +204,9 @@ class MLA:
         """
         head_bytes = (self.plain_dim + self.value_dim) * element
         copied_bytes = self.query_dim * element  # keys of a head, for flash-attn
-        max_heads = min(self.heads, max(1, EXPANDED // (tokens * head_bytes)))
+        max_heads = min(self.heads, max(1, MAX_EXPANDED_BYTES // (tokens * head_bytes)))
         heads = ceil(self.heads / ceil(self.heads / max_heads))
-        size = max(1, EXPANDED // (heads * head_bytes))
+        size = max(1, MAX_EXPANDED_BYTES // (heads * head_bytes))
         expanded = max(size, tokens) * heads * (head_bytes + copied_bytes)
         latents = (size + tokens) * self.latent_dim * element
         # A piece's result, and the merged one in float32; their sums of exponentials.
@@ -241,8 +241,8 @@ def read_mla(
     if rope_dim % 2:
         raise reader.error("qk_rope_head_dim", "even, as its halves are paired")
     plain_dim = reader.size("qk_nope_head_dim")
-    interleaved = reader.absent("rope_interleave") or reader.flag("rope_interleave")
-    rank = None if reader.absent("q_lora_rank") else reader.size("q_lora_rank")
+    interleaved = reader.is_absent("rope_interleave") or reader.flag("rope_interleave")
+    rank = None if reader.is_absent("q_lora_rank") else reader.size("q_lora_rank")
     attention = MLA(
         hidden_size=reader.size("hidden_size"),
         heads=reader.size("num_attention_heads"),
@@ -288,18 +288,22 @@ def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[WeightP
     query_name, _ = sizes.inputs.names
     for weight_part in weight_parts(sizes.inputs, weights.inputs, files):
         if weight_part.matrix != query_name:
-            yield weight_part.then(order_latents)
+            yield weight_part.rearranged(order_latents)
         else:
-            yield weight_part if has_query_latents else weight_part.then(order_queries)
+            yield (
+                weight_part
+                if has_query_latents
+                else weight_part.rearranged(order_queries)
+            )
     if weights.inputs.bias is not None:
         query, latent = bias_parts(sizes.inputs, weights.inputs)
         if has_query_latents:  # queries themselves have none
             yield query
-        yield latent.then(order_latents)
+        yield latent.rearranged(order_latents)
     if weights.query_norm is not None and weights.queries is not None:
         yield norm_part("self_attn.q_a_layernorm", weights.query_norm, LATENT_NORMS)
         for weight_part in weight_parts(sizes.queries, weights.queries, files):
-            yield weight_part.then(order_queries)
+            yield weight_part.rearranged(order_queries)
     yield norm_part("self_attn.kv_a_layernorm", weights.latents.norm, LATENT_NORMS)
     yield from weight_parts(sizes.expansion, weights.latents.expansion, files)
     yield from weight_parts(sizes.out, weights.out, files)

@@ -84,7 +84,9 @@ class MoE:
             inter = rank_info.share(self.intermediate_size, "channels of an expert")
             return evolve(self, intermediate_size=inter, shared=shared)
         count = rank_info.share(self.experts, "experts")
-        rank_experts = range(rank_info.part * count, (rank_info.part + 1) * count)
+        rank_experts = range(
+            rank_info.tensor_rank * count, (rank_info.tensor_rank + 1) * count
+        )
         return evolve(self, rank_experts=rank_experts, shared=shared)
 
     @property
@@ -204,7 +206,7 @@ def read_moe(
     `ModelConfigError`, `UnsupportedModelError`.
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
-    count = next((key for key in keys.count if not reader.absent(key)), keys.count[0])
+    count = next((key for key in keys.count if not reader.is_absent(key)), keys.count[0])
     return MoE(
         hidden_size=hidden,
         intermediate_size=inter,
@@ -251,7 +253,7 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     if (scores := reader.config.get("scoring_func")) not in (None, keys.scores):
         fault = f"a router with scoring_func {scores!r} is not supported for this model"
         raise reader.refusal(f"{fault}; {keys.scores!r} is")
-    grouped = method != "greedy" and not reader.absent("n_group")
+    grouped = method != "greedy" and not reader.is_absent("n_group")
     groups = reader.size("n_group") if grouped else 1
     kept_groups = reader.size("topk_group", 1) if grouped else 1
     if experts % groups:
@@ -350,13 +352,13 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weigh
         matrix = f"{keys.experts}.{name}"
         for weight_part in _stack_parts(matrix, leaf, files, turned=keys.turned):
             matrix_name = sizes_of.names[0]
-            yield evolve(weight_part, matrix=matrix_name, fused=fused).then(order)
+            yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
         if leaf.bias is not None:
             is_summed = name == "down_proj" and sizes.rank_experts is None
             bias = WeightPart(
                 f"{matrix}_bias", leaf.bias, fused=fused, on_one_rank=is_summed
             )
-            yield bias.then(order)
+            yield bias.rearranged(order)
 
 
 def _stack_parts(

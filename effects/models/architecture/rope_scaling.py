@@ -149,7 +149,7 @@ def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, in
     bases = rope if "rope_theta" in rope.config else reader
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
-    lengths = rope if reader.absent("original_max_position_embeddings") else reader
+    lengths = rope if reader.is_absent("original_max_position_embeddings") else reader
     original = lengths.size("original_max_position_embeddings", context)
     share = _partial(rope, reader)
     if share != 1 and not partial:
@@ -178,7 +178,7 @@ def _check_keys(rope: ConfigReader, kind: object) -> None:
     if type_keys is None:
         return  # the type is refused
     for key in sorted(map(str, rope.config.keys() - _KEYS - type_keys)):
-        if not rope.absent(key):
+        if not rope.is_absent(key):
             fault = f"{key} is not a key of rotary scaling of type {kind!r}"
             raise ModelConfigError(
                 f"{rope.source}: {fault}, which has "

@@ -58,7 +58,7 @@ class ModelSpec:
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
     # a multimodal one, layers that predict further tokens.
-    skipped: tuple[str, ...] = ()
+    skipped_prefixes: tuple[str, ...] = ()
     rank_info: RankInfo = WHOLE_MODEL  # the rank whose sizes these are
     all_stages: "ModelSpec | None" = None  # of a stage: the layers of all, as one
     # Counted on transformers' own model, which runs it; 0: the family table's.
@@ -91,7 +91,9 @@ class ModelSpec:
         )
         if rank_info.parallel.pipeline == 1:
             return rank_spec
-        one_stage = RankInfo(rank_info.part, evolve(rank_info.parallel, pipeline=1))
+        one_stage = RankInfo(
+            rank_info.tensor_rank, evolve(rank_info.parallel, pipeline=1)
+        )
         return evolve(rank_spec, all_stages=self.for_rank(one_stage))
 
     @property
@@ -104,7 +106,9 @@ class ModelSpec:
         chunks = -(-count // VOCAB_CHUNK) * VOCAB_CHUNK
         if ranks > 1 and chunks * (ranks - 1) < self.vocab_size:
             count = chunks
-        return range(self.rank_info.part * count, (self.rank_info.part + 1) * count)
+        return range(
+            self.rank_info.tensor_rank * count, (self.rank_info.tensor_rank + 1) * count
+        )
 
     @property
     def embed_rows(self) -> int:
@@ -132,7 +136,7 @@ class ModelSpec:
             return
         for i, layer in enumerate(self.layers, self.first_layer):
             for sizes in layer.matrices:
-                yield sizes.under(layer_prefix(i))
+                yield sizes.with_prefix(layer_prefix(i))
 
     def scheme_of(self, sizes: LinearSizes) -> Scheme:
         """Returns how one of `matrices` is stored in memory."""

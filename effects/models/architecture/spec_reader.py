@@ -10,15 +10,15 @@ from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
-from minfer.effects.models.families import FAMILIES, OF_TYPE, Family
+from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES, Family
 from minfer.effects.models.fields import check_fields
 
 RMS_NORM_EPS = 1e-6  # where a config has none
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
-SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
+MODEL_TYPE_ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 # Models of text and images by `model_type`, with that of their part about text.
 MULTIMODAL: Final = {"gemma3": "gemma3_text"}
-OUTER: Final = (
+OUTER_KEYS: Final = (
     "dtype",
     "torch_dtype",
     "eos_token_id",
@@ -26,7 +26,7 @@ OUTER: Final = (
     "quantization_config",
 )
 # How the names of tensors begin that are of other parts.
-OTHER_PARTS: Final = tuple(
+OTHER_PREFIXES: Final = tuple(
     prefix + component
     for prefix in ("", "model.")
     for component in ("vision_tower.", "multi_modal_projector.")
@@ -65,7 +65,7 @@ def parse_spec(
         embedding_scale=hidden**0.5 if family.embedding_scale else 1.0,
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         initializer_range=reader.positive("initializer_range", 0.02),
-        skipped=(*OTHER_PARTS, *_further_layers(reader, len(layers))),
+        skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
     )
 
 
@@ -75,7 +75,7 @@ def _family_of(
     """Returns a config's row of the table, and its part about text, if it has parts."""
     text = config.get("text_config")
     if config.get("model_type") in MULTIMODAL and isinstance(text, dict):
-        outer = {key: config[key] for key in OUTER if config.get(key) is not None}
+        outer = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
         config = {**text, **outer, "model_type": MULTIMODAL[config["model_type"]]}
         return _family(ConfigReader(config, source)), config
     return _family(ConfigReader(config, source)), config
@@ -98,9 +98,11 @@ def _family(reader: ConfigReader) -> Family:
     """
     names = read_architectures(reader)
     kind = reader.config.get("model_type")
-    kind = SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
+    kind = MODEL_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     families = [FAMILIES[name] for name in names if name in FAMILIES]
-    family = OF_TYPE.get(kind) if isinstance(kind, str) else next(iter(families), None)
+    family = (
+        BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else next(iter(families), None)
+    )
     is_base_model = family is not None and _base_model(family) in names
     if family is None or (names and not families and not is_base_model):
         if not names and kind is None:
@@ -150,7 +152,7 @@ def read_dtype(reader: ConfigReader, requested: str | None = None) -> str:
     if requested is not None:
         return requested
     # transformers 5 renamed it.
-    key = "torch_dtype" if reader.absent("dtype") else "dtype"
+    key = "torch_dtype" if reader.is_absent("dtype") else "dtype"
     name = str(reader.config.get(key) or "float32").removeprefix("torch.")
     if name not in DTYPE_BYTES:
         supported = ", ".join(DTYPE_BYTES)

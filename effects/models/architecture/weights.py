@@ -69,7 +69,7 @@ def checkpoint_parts(
     layers = zip(spec.layers, weights.layers, strict=True)
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
         for weight_part in layer_parts(layer, layer_weights, files):
-            yield weight_part.under(layer_prefix(i))
+            yield weight_part.with_prefix(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)

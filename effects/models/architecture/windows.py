@@ -45,9 +45,9 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
 def _window(reader: ConfigReader, family: Family) -> int | None:
     """Returns the window of layers that have one, if the config sets it."""
     used = reader.flag("use_sliding_window")
-    if reader.absent("sliding_window"):
+    if reader.is_absent("sliding_window"):
         return None
-    if family.windows == "none" and (used or reader.absent("use_sliding_window")):
+    if family.windows == "none" and (used or reader.is_absent("use_sliding_window")):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
     if used or family.windows in ("every", "uniform", "pattern"):
         return reader.size("sliding_window", low=2)

@@ -49,7 +49,7 @@ from minfer.effects.models.config_reader import CheckpointError as CheckpointErr
 from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
-    whole,
+    whole_to_int,
 )
 from minfer.effects.models.formats import packing
 from minfer.effects.models.formats.compressed_tensors import (
@@ -64,7 +64,7 @@ from minfer.effects.models.json_files import read_optional as read_optional
 from minfer.effects.models.layout.rank_parts import Cut, RankPart, rank_parts
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.parts import WeightPart
-from minfer.effects.models.progress import disabled
+from minfer.effects.models.progress import bar_disabled
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.values.checks import LARGEST_TOKEN
 
@@ -72,9 +72,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Buffers that old versions of transformers wrote although they are computed, not learned.
-HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-BIAS = ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
-STACKED = (
+HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+BIAS_SUFFIX = (
+    ".bias"  # AutoGPTQ gives every matrix one, of zeros where the model has none
+)
+STACKED_SUFFIXES = (
     ".experts.gate_up_proj",
     ".experts.gate_up_proj_blocks",
 )  # end names of matrices of all experts of a layer
@@ -99,7 +101,7 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
         files = [read_optional(folder / name) for name in names]
     for file in files:
         value = file.get("eos_token_id")
-        ids += map(whole, value if isinstance(value, list) else [value])
+        ids += map(whole_to_int, value if isinstance(value, list) else [value])
     ids = [token for token in ids if type(token) is int and 0 <= token <= LARGEST_TOKEN]
     return tuple(dict.fromkeys(ids))
 
@@ -192,7 +194,9 @@ def planned_parts(
 def files_of(spec: ModelSpec, found_tensors: FoundTensors) -> Files:
     """Returns how the files store matrices: of experts, both forms occur."""
     weight_format = None if spec.quantization is None else spec.quantization.format
-    stacked = any(place.name.endswith(STACKED) for place in found_tensors.places.values())
+    stacked = any(
+        place.name.endswith(STACKED_SUFFIXES) for place in found_tensors.places.values()
+    )
     if isinstance(weight_format, CompressedTensors):
         zeros = [
             place
@@ -222,11 +226,11 @@ def _fill_weights(
     other_parts = checkpoint_parts(evolve(spec, layers=()), others, files)
     for rank_part in rank_parts(spec, other_parts, model_parts):
         rank_part.fill(places[rank_part.part.name].tensor(rank_part.cut))
-    disable = disabled(weight_bytes(spec, cuda=False))
+    disable = bar_disabled(weight_bytes(spec, cuda=False))
     for i in tqdm(range(len(layers)), desc="Layers", disable=disable):
         prefix = layer_prefix(spec.first_layer + i)
         weight_parts = (
-            weight_part.under(prefix)
+            weight_part.with_prefix(prefix)
             for weight_part in layer_parts(spec.layers[i], layers[i], files)
         )
         for rank_part in rank_parts(spec, weight_parts, model_parts):
@@ -276,13 +280,15 @@ def _checked_places(
     expected = expected_parts(spec, files)
     inert = () if files.format is None else files.format.inert
     unexpected = sorted(name for name in found_tensors.places if name not in expected)
-    unexpected = [name for name in unexpected if not name.startswith(spec.skipped)]
+    unexpected = [
+        name for name in unexpected if not name.startswith(spec.skipped_prefixes)
+    ]
     if files.format is None and (objection := quantized_objection(unexpected)):
         raise UnsupportedModelError(f"{folder}: {objection}")
     names = {*expected, LM_HEAD}
     places: dict[str, TensorPlace] = {}
     for place in found_tensors.places.values():
-        if place.name.startswith(spec.skipped) or place.name.endswith(inert):
+        if place.name.startswith(spec.skipped_prefixes) or place.name.endswith(inert):
             continue
         name = model_name(spec, place.name, names)
         if name in places:
@@ -383,9 +389,9 @@ def _check_surplus(
 
 def is_harmless(name: str, place: TensorPlace) -> bool:
     """Returns whether a tensor that the model does not have would change nothing."""
-    if name.endswith(HARMLESS):
+    if name.endswith(HARMLESS_SUFFIXES):
         return True
-    return name.endswith(BIAS) and not place.tensor().any()
+    return name.endswith(BIAS_SUFFIX) and not place.tensor().any()
 
 
 def _check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:

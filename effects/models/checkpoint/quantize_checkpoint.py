@@ -29,10 +29,10 @@ from minfer.effects.models.checkpoint.checkpoint import (
 )
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.checkpoint.weight_files import (
-    EXPLICIT,
     INDEX_NAME,
     SINGLE_NAME,
     SUFFIX,
+    WEIGHTS_FILE_KEY,
     FoundTensors,
     TensorPlace,
     find_tensors,
@@ -61,11 +61,13 @@ if TYPE_CHECKING:
 WRITABLE: Final[Mapping[str, Scheme]] = {
     level: scheme for level, scheme in LEVELS.items() if scheme in CONFIGS
 }
-SHARD: Final = 5_000_000_000  # bytes of a file, at most, unless a single tensor has more
+MAX_SHARD_BYTES: Final = (
+    5_000_000_000  # bytes of a file, at most, unless a single tensor has more
+)
 CONFIG: Final = "config.json"
 WEIGHT: Final = ".weight"
 # Never quantized: not linear, or named by `quantization_config`.
-ENDS: Final = ("embed_tokens.weight", "lm_head.weight")
+UNQUANTIZED_SUFFIXES: Final = ("embed_tokens.weight", "lm_head.weight")
 # Files of weights, in any format: they are not copied.
 WEIGHT_FILES: Final = (
     *(SUFFIX, ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
@@ -119,7 +121,7 @@ def quantize_checkpoint(source: Path, level: str, output: Path) -> None:
         found_tensors = find_tensors(source, stack)
         jobs = _jobs(spec, found_tensors, source)
         sides = [*_side_files(source)]
-        config = {key: value for key, value in config.items() if key != EXPLICIT}
+        config = {key: value for key, value in config.items() if key != WEIGHTS_FILE_KEY}
         ignore = _unquantized(spec, jobs)
         config["quantization_config"] = quantization_config(WRITABLE[level], ignore)
         try:
@@ -231,11 +233,11 @@ def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
     for job in jobs:
         name, shape = job.place.name, job.sizes[0].shape
         skipped = next(
-            (prefix for prefix in spec.skipped if name.startswith(prefix)), None
+            (prefix for prefix in spec.skipped_prefixes if name.startswith(prefix)), None
         )
         if skipped is not None:
             names["re:.*" + skipped.replace(".", r"\.") + ".*"] = None
-        elif not job.scheme.is_plain or name.endswith(ENDS):
+        elif not job.scheme.is_plain or name.endswith(UNQUANTIZED_SUFFIXES):
             continue
         elif name.endswith(WEIGHT) and len(shape) > 1:
             names[name.removesuffix(WEIGHT)] = None
@@ -292,7 +294,7 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
     shards, size = [list[Job]()], 0
     for job in jobs:
         size += job.bytes
-        if shards[-1] and size > SHARD:
+        if shards[-1] and size > MAX_SHARD_BYTES:
             shards.append([])
             size = job.bytes
         shards[-1].append(job)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
-POOL: Final = 2_000_003
+POOL_SIZE: Final = 2_000_003
 
 
 def random_weights(
@@ -40,7 +40,9 @@ def random_weights(
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(POOL).normal_(0.0, spec.initializer_range, generator=generator)
+    pool = torch.empty(POOL_SIZE).normal_(
+        0.0, spec.initializer_range, generator=generator
+    )
     pool = pool.to(device=device, dtype=torch_dtype(dtype))
     quantization = spec.quantization
     files = (
@@ -66,7 +68,7 @@ def random_weights(
             continue
         cut = rank_part.cut
         rank_part.fill(
-            drawn if cut is None else cut.of(drawn, weight_part.shape[cut.dim])
+            drawn if cut is None else cut.apply(drawn, weight_part.shape[cut.dim])
         )
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))
@@ -98,7 +100,7 @@ def _draw(
     """
     columns = shape[-1]
     num_rows = prod(shape) // columns
-    rows_at_once = max(1, POOL // 8 // columns)
+    rows_at_once = max(1, POOL_SIZE // 8 // columns)
     matrix = (
         None if drawn is None else drawn.flatten(0, -2) if len(shape) > 1 else drawn[None]
     )
@@ -108,5 +110,5 @@ def _draw(
             rows = matrix[first : first + rows_at_once]
             rows.copy_(pool[offset : offset + size].view(rows.shape))
         # Reads begin anywhere in the first half, so that rows are seldom equal.
-        offset = (offset + size + 1) % (POOL // 2)
+        offset = (offset + size + 1) % (POOL_SIZE // 2)
     return offset

@@ -5,8 +5,9 @@ configs are read in several ways by those who write them. Of one that is quantiz
 as it is loaded, a rule decides: rounding a row of activations to 8 bits takes its largest
 for 127, so where a few channels are many times larger than the rest (Dettmers et al.
 2022), the rest is rounded to little. A normalised row has its norm's factors as sizes of
-its channels, so a matrix that reads a norm whose largest factor is more than `OUTLIER`
-times the median one stays as it is. FP8 has an exponent, and needs no such rule.
+its channels, so a matrix that reads a norm whose largest factor is more than
+`MAX_NORM_RATIO` times the median one stays as it is. FP8 has an exponent, and needs no
+such rule.
 """
 
 import json
@@ -27,7 +28,7 @@ from minfer.effects.models.gguf.container import is_gguf, read_gguf
 from minfer.effects.models.gguf.tensors import GgufTensors
 from minfer.kernels.leaves import INT8, Shard
 
-OUTLIER: Final = 8.0
+MAX_NORM_RATIO: Final = 8.0
 HEADER_LENGTH: Final = 8  # bytes of a file's first field
 
 
@@ -115,7 +116,7 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
         matrices_by_norm[f"{prefix}input_layernorm.weight"] = layer.attention.matrices[:1]
         matrices_by_norm[f"{prefix}{feed_norm}.weight"] = tuple(readers)
     for name, path in model_names(spec, _places(folder), {*matrices_by_norm}):
-        if name not in matrices_by_norm or _outlier_ratio(spec, *path) <= OUTLIER:
+        if name not in matrices_by_norm or _outlier_ratio(spec, *path) <= MAX_NORM_RATIO:
             continue
         prefix = name[: name.rindex(".", 0, -len(".weight")) + 1]
         for sizes in matrices_by_norm[name]:

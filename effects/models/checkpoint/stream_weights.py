@@ -19,7 +19,7 @@ from minfer.effects.models.layout.rank_parts import Cut, RankPart
 from minfer.effects.models.progress import weights_bar
 
 THREADS: Final = 8
-BUFFER: Final = 16 << 20  # bytes
+BUFFER_BYTES: Final = 16 << 20  # bytes
 _TYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -83,7 +83,7 @@ def _bytes_of(header: SafetensorsHeader, job: TensorJob) -> int:
 def _fill(
     jobs: Sequence[TensorJob], headers: Mapping[Path, SafetensorsHeader], bar: Any
 ) -> None:
-    buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
     make: Any = torch.cuda.Stream  # untyped
     stream = make()
     with torch.inference_mode(), torch.cuda.stream(stream):
@@ -130,16 +130,16 @@ def read_ranges(
     """Fill `target` with ranges of a file's bytes, a buffer at a time."""
     raw: Any = buffer.numpy()  # its type does not declare the buffer interface
     pieces = (
-        byte_range[start : start + BUFFER]
+        byte_range[start : start + BUFFER_BYTES]
         for byte_range in ranges
-        for start in range(0, len(byte_range), BUFFER)
+        for start in range(0, len(byte_range), BUFFER_BYTES)
     )
     left = target.view(-1).view(torch.uint8)
     filled = 0
     with path.open("rb") as file:
         for piece in pieces:
             size = len(piece)
-            if filled + size > BUFFER:
+            if filled + size > BUFFER_BYTES:
                 left[:filled].copy_(buffer[:filled])  # waits: the buffer is free again
                 left, filled = left[filled:], 0
             file.seek(piece.start)

@@ -45,5 +45,5 @@ def model_names(
 ) -> Iterator[tuple[str, Value]]:
     """Yields the model's names of tensors, those of other parts left out."""
     for name, value in places:
-        if not name.startswith(spec.skipped):
+        if not name.startswith(spec.skipped_prefixes):
             yield model_name(spec, name, names), value

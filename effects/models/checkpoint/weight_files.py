@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.container import is_gguf, read_gguf
-from minfer.effects.models.gguf.tensors import GgufTensors, opened
+from minfer.effects.models.gguf.tensors import GgufTensors, open_gguf_tensors
 from minfer.effects.models.json_files import damaged, read_optional
 from minfer.effects.models.layout.rank_parts import Cut
 
@@ -32,13 +32,13 @@ ADAPTERS: Final = (
 )
 CONSOLIDATED: Final = "consolidated"
 # transformers 5's config field that names another file than these.
-EXPLICIT: Final = "transformers_weights"
+WEIGHTS_FILE_KEY: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
 _MERGE: Final = (
     "merge it into its base model (in peft, merge_and_unload and save_pretrained), and "
     "give the result"
 )
-NAMED: Final = 4  # how many names an error lists
+MAX_LISTED_NAMES: Final = 4  # how many names an error lists
 
 
 @frozen(eq=False)
@@ -57,7 +57,7 @@ class TensorPlace:
         size = stored.get_shape()[cut.dim]
         if isinstance(self.file, GgufTensors):  # which dequantizes all of it
             stored = self.file.get_tensor(self.name)
-        return cut.of(stored, size)
+        return cut.apply(stored, size)
 
 
 @frozen(eq=False)
@@ -77,8 +77,12 @@ class FoundTensors:
 
 def list_names(names: list[str]) -> str:
     """Returns the first of these names, and how many more there are."""
-    suffix = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + suffix
+    suffix = (
+        f" and {len(names) - MAX_LISTED_NAMES} more"
+        if len(names) > MAX_LISTED_NAMES
+        else ""
+    )
+    return ", ".join(names[:MAX_LISTED_NAMES]) + suffix
 
 
 def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
@@ -91,9 +95,11 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         yield folder, None
         return
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
-    explicit = read_optional(folder / "config.json").get(EXPLICIT)
+    explicit = read_optional(folder / "config.json").get(WEIGHTS_FILE_KEY)
     if isinstance(explicit, str):
-        single = _path_inside(folder, explicit, f"{folder / 'config.json'}: {EXPLICIT}")
+        single = _path_inside(
+            folder, explicit, f"{folder / 'config.json'}: {WEIGHTS_FILE_KEY}"
+        )
         if single.name.endswith(".index.json"):
             index, single = single, folder / ""
     elif single.is_file() and index.is_file():
@@ -115,7 +121,7 @@ def find_tensors(
     Raises `CheckpointError` as `shards`, and for damaged files.
     """
     if is_gguf(folder):
-        file = opened(read_gguf(folder), dtype, device)
+        file = open_gguf_tensors(read_gguf(folder), dtype, device)
         names = file.keys()
         in_file = {name: TensorPlace(folder, file, name) for name in names}
         return FoundTensors(in_file, streams=False)

@@ -19,11 +19,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.rope_scaling import ALL_KEYS, FULL
 from minfer.effects.models.architecture.spec_reader import read_architectures
-from minfer.effects.models.config_reader import ConfigReader, ModelConfigError, whole
+from minfer.effects.models.config_reader import (
+    ConfigReader,
+    ModelConfigError,
+    whole_to_int,
+)
 from minfer.effects.models.fields import NEUTRAL, UNREAD, refuse_field
 from minfer.values.texts import without_breaks
 
-NOT_READ: Final = {
+IGNORED_KEYS: Final = {
     "attn_implementation",
     "experts_implementation",
     "return_dict",
@@ -75,14 +79,14 @@ def _config(reader: ConfigReader, prefix: str) -> Any:
     model_type = str(reader.config.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
         own_code = ", and its own code (auto_map) is never executed"
-        note = "" if reader.absent("auto_map") else own_code
+        note = "" if reader.is_absent("auto_map") else own_code
         raise reader.refusal(
             f"{prefix} {_version()} has no model_type {model_type!r}{note}"
         )
     config_class: Any = transformers.CONFIG_MAPPING[model_type]
     _check_finite(reader)
     fields = {
-        k: v for k, v in reader.config.items() if k not in NOT_READ and k[:1] != "_"
+        k: v for k, v in reader.config.items() if k not in IGNORED_KEYS and k[:1] != "_"
     }
     try:
         config = _as_auto_config(fields | _whole_numbers(config_class, fields))
@@ -119,7 +123,7 @@ def _refuse_ignored(reader: ConfigReader, config_class: Any) -> None:
         refuse_field(reader, "sliding_window", ())
     kinds = reader.config.get("layer_types")
     if "layer_types" in ignored and isinstance(kinds, list):
-        windowed = not reader.absent("sliding_window")
+        windowed = not reader.is_absent("sliding_window")
         refuse_field(reader, "layer_types", () if windowed else ([FULL] * len(kinds),))
 
 
@@ -207,7 +211,7 @@ def _whole_numbers(config_class: Any, fields: Mapping[str, Any]) -> dict[str, An
     int_keys = (
         k for k in fields if "int" in types.get(k, "") and "float" not in types[k]
     )
-    return {name: whole(fields[name]) for name in int_keys}
+    return {name: whole_to_int(fields[name]) for name in int_keys}
 
 
 def _obstacle(

@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_peft_available
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import (
-    HARMLESS,
+    HARMLESS_SUFFIXES,
     CorruptFileError,
     TensorMismatchError,
     is_harmless,
@@ -123,7 +123,9 @@ def _from_files(
         )
         faults = (("missing", report["missing_keys"]), ("unexpected", unexpected))
         for fault, names in faults:
-            if faulty := sorted(name for name in names if not name.endswith(HARMLESS)):
+            if faulty := sorted(
+                name for name in names if not name.endswith(HARMLESS_SUFFIXES)
+            ):
                 raise TensorMismatchError(
                     f"{folder}: {fault} tensor {list_names(faulty)}; the checkpoint is "
                     f"incomplete or its config.json describes another model"

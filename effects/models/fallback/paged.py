@@ -18,14 +18,14 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 
 PAGED: Final = "minfer_paged"  # transformers' name of `_paged_attention`
 # Arguments of attention that do not change its result.
-_IDLE: Final = {
+_IGNORED_EXTRAS: Final = {
     "position_ids",
     "cache_position",
     "use_cache",
     "sliding_window",
     "scaling",
 }
-_EXTRAS: Final = {
+_REFUSED_EXTRAS: Final = {
     "s_aux": "attention sinks (s_aux)",
     "softcap": "capped scores (softcap)",
 }
@@ -144,9 +144,9 @@ def refuse_extras(module: Any, extras: Mapping[str, Any]) -> None:
         absent = (
             value is None or isinstance(value, bool) or (name == "dropout" and value == 0)
         )
-        if not absent and name not in _IDLE:
+        if not absent and name not in _IGNORED_EXTRAS:
             raise UnsupportedModelError(
-                f"its attention asks for {_EXTRAS.get(name, name)}"
+                f"its attention asks for {_REFUSED_EXTRAS.get(name, name)}"
             )
 
 

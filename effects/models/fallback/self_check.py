@@ -31,10 +31,10 @@ CacheMaker = Callable[[ModelSpec, int, int], PagedCache]
 # The largest error of checked logits, as a share of their spread.
 TOLERANCE: Final = 1e-3
 BLOCK_SIZE: Final = 4
-LENGTH: Final = 11  # tokens of each of two sequences, at least
-WINDOW: Final = 4  # for the time of the check
-BEYOND: Final = 7  # tokens behind a window
-PRIME: Final = 7919  # spreads token ids over the vocabulary
+MIN_LENGTH: Final = 11  # tokens of each of two sequences, at least
+CHECK_WINDOW: Final = 4  # for the time of the check
+TOKENS_BEYOND_WINDOW: Final = 7  # tokens behind a window
+TOKEN_STRIDE: Final = 7919  # spreads token ids over the vocabulary
 
 
 @frozen
@@ -79,10 +79,10 @@ def _narrow(spec: ModelSpec, config: Any) -> Iterator[ModelSpec]:
     """
     windows = {window for window in spec.windows if window is not None}
     stated = getattr(config, "sliding_window", None)
-    if not isinstance(stated, int) or windows != {stated} or stated <= WINDOW:
+    if not isinstance(stated, int) or windows != {stated} or stated <= CHECK_WINDOW:
         yield spec
         return
-    config.sliding_window = WINDOW
+    config.sliding_window = CHECK_WINDOW
     try:
         yield evolve(spec, layers=tuple(map(_narrowed, spec.layers)))
     finally:
@@ -93,13 +93,15 @@ def _narrowed(layer: Layer) -> Layer:
     """Returns the layer with a short window, if it has one."""
     if layer.attention.window is None:
         return layer
-    return evolve(layer, attention=evolve(layer.attention, window=WINDOW))
+    return evolve(layer, attention=evolve(layer.attention, window=CHECK_WINDOW))
 
 
 def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:
     windows = [window for window in spec.windows if window is not None]
-    sizes = CheckSizes(max([LENGTH, *(window + BEYOND for window in windows)]))
-    ids = torch.arange(2 * sizes.length) * PRIME % spec.vocab_size
+    sizes = CheckSizes(
+        max([MIN_LENGTH, *(window + TOKENS_BEYOND_WINDOW for window in windows)])
+    )
+    ids = torch.arange(2 * sizes.length) * TOKEN_STRIDE % spec.vocab_size
     ids = ids.view(2, sizes.length)
     step, cache = paged_model(model), make_cache(spec, sizes.blocks, BLOCK_SIZE)
     errors = []

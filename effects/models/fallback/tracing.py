@@ -32,8 +32,10 @@ from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Shard
 
 TRACED: Final = "minfer_traced"  # transformers' name of the functions below
-FARTHEST: Final = 1 << 20  # positions a trace looks back: longer windows count as none
-SHORTEST: Final = 16  # the smallest context that a model must have
+MAX_TRACED_POSITIONS: Final = (
+    1 << 20
+)  # positions a trace looks back: longer windows count as none
+MIN_CONTEXT: Final = 16  # the smallest context that a model must have
 
 
 @frozen
@@ -77,7 +79,7 @@ def fallback_spec(
     reader = ConfigReader(config, source)
     hf_model = resolve(reader)
     context, original = _context(hf_model.config, source)
-    span, name = min(context, FARTHEST), hf_model.model.__name__
+    span, name = min(context, MAX_TRACED_POSITIONS), hf_model.model.__name__
     try:
         model = _weightless(hf_model)
         trace = AttentionTrace(span)
@@ -117,7 +119,7 @@ def _context(config: Any, source: str) -> tuple[int, int | None]:
     """
     name = "max_position_embeddings"
     reader = ConfigReader({name: getattr(config, name, None)}, source)
-    context, original = reader.size(name, low=SHORTEST), None
+    context, original = reader.size(name, low=MIN_CONTEXT), None
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))):
         if rope.get("rope_type") == "longrope":

@@ -16,8 +16,8 @@ from minfer.effects.models.formats.keys import (
     check_keys,
     words,
 )
-from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.packing import PER_INT32, TYPES, in_bytes, unpacked
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
@@ -45,7 +45,7 @@ KEYS: Final = FormatKeys(
 
 
 @frozen
-class Awq(OneByOne):
+class Awq(UnstackedExperts):
     """Tensors `qweight`, `qzeros` and `scales`."""
 
     groups: Groups
@@ -63,7 +63,7 @@ class Awq(OneByOne):
     def parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """See `WeightFormat.parts`."""
         outputs, groups = len(leaf.weight), self.groups.count(leaf)
-        packed = -(-outputs // EACH)
+        packed = -(-outputs // PER_INT32)
         yield WeightPart(
             f"{matrix}.qweight", leaf.weight, _weight, (leaf.inputs, packed), types=TYPES
         )

@@ -14,9 +14,9 @@ from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
 from minfer.effects.models.formats.int4_groups import Groups, read_groups
 from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
-from minfer.effects.models.formats.packing import EACH, in_bytes, unpacked
+from minfer.effects.models.formats.packing import PER_INT32, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, Linear, Scheme
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 METHOD: Final = "compressed-tensors"
 INT8_TYPES: Final = ("I8",)
 ZERO_POINT: Final = ".weight_zero_point"
-HALF: Final = 8  # is 0 in numbers of 4 bits with a sign
+SIGNED_ZERO: Final = 8  # is 0 in numbers of 4 bits with a sign
 KEYS: Final = FormatKeys(
     read=words(
         "quant_method config_groups format sparsity_config transform_config",
@@ -61,7 +61,7 @@ STORED_AS: Final = ("dense", PACKED, *sorted(UNPACKED), "mixed-precision")
 
 
 @frozen
-class CompressedTensors(OneByOne):
+class CompressedTensors(UnstackedExperts):
     """Tensors `weight` or `weight_packed`, `weight_scale`, and `weight_zero_point`."""
 
     scheme: Scheme
@@ -105,7 +105,7 @@ class CompressedTensors(OneByOne):
     def _packed(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
         """Yields the tensors of integers of 4 bits."""
         outputs, groups = len(leaf.weight), self.groups.count(leaf)
-        packed = (outputs, -(-leaf.inputs // EACH))
+        packed = (outputs, -(-leaf.inputs // PER_INT32))
         yield WeightPart(
             f"{matrix}.weight_packed", leaf.weight, _weight, packed, types=PACKED_TYPES
         )
@@ -117,7 +117,11 @@ class CompressedTensors(OneByOne):
             return
         name = matrix + ZERO_POINT
         zeros = WeightPart(
-            name, leaf.zeros, _zeros, (-(-outputs // EACH), groups), types=PACKED_TYPES
+            name,
+            leaf.zeros,
+            _zeros,
+            (-(-outputs // PER_INT32), groups),
+            types=PACKED_TYPES,
         )
         if self.byte_zeros:
             shape = (outputs, groups)
@@ -134,7 +138,7 @@ def _zeros(stored: "Tensor") -> "Tensor":
 
 
 def _without_sign(stored: "Tensor") -> "Tensor":
-    return stored + HALF
+    return stored + SIGNED_ZERO
 
 
 def read_compressed(

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
 
@@ -35,7 +35,7 @@ SCALE_TYPES: Final = (*FLOATS, "F8_E8M0")  # the last are powers of two
 
 
 @frozen
-class Fp8(OneByOne):
+class Fp8(UnstackedExperts):
     """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
 
     blocks: bool

@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.gguf.block_types import Q4_0
 from minfer.effects.models.gguf.hf_tensors import NUMBERS, SCALES
 from minfer.effects.models.parts import WeightPart
@@ -20,7 +20,7 @@ METHOD: Final = "gguf"
 
 
 @frozen
-class Gguf(OneByOne):
+class Gguf(UnstackedExperts):
     """A matrix is two tensors: numbers and scales."""
 
     method: str = METHOD

@@ -31,15 +31,15 @@ from minfer.effects.models.formats.keys import (
     check_keys,
     words,
 )
-from minfer.effects.models.formats.packing import EACH, TYPES, in_bytes, unpacked
-from minfer.effects.models.formats.protocol import OneByOne
+from minfer.effects.models.formats.packing import PER_INT32, TYPES, in_bytes, unpacked
+from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIDDLE: Final = 8  # is 0 where weights are symmetric
+SYMMETRIC_ZERO: Final = 8  # is 0 where weights are symmetric
 KEYS: Final = FormatKeys(
     read=words(
         "quant_method bits group_size desc_act static_groups sym checkpoint_format",
@@ -59,7 +59,7 @@ KEYS: Final = FormatKeys(
 
 
 @frozen
-class Gptq(OneByOne):
+class Gptq(UnstackedExperts):
     """Tensors `qweight`, `qzeros`, `scales` and `g_idx`."""
 
     groups: Groups
@@ -84,14 +84,14 @@ class Gptq(OneByOne):
             f"{matrix}.qweight",
             leaf.weight,
             _weight,
-            (-(-inputs // EACH), outputs),
+            (-(-inputs // PER_INT32), outputs),
             types=TYPES,
         )
         zeros = WeightPart(
             f"{matrix}.qzeros",
             zeros_of(leaf),
             self._zeros,
-            (groups, -(-outputs // EACH)),
+            (groups, -(-outputs // PER_INT32)),
             types=TYPES,
         )
         yield self.groups.spread(zeros, leaf)
@@ -118,17 +118,17 @@ class Gptq(OneByOne):
 
         numbers = unpacked(stored, 1).t()
         low, high = (int(number) for number in numbers.aminmax())
-        is_middle = low == high and high in (MIDDLE - 1, MIDDLE)
-        if self.symmetric is False and self.less_one and low == high == MIDDLE:
+        is_middle = low == high and high in (SYMMETRIC_ZERO - 1, SYMMETRIC_ZERO)
+        if self.symmetric is False and self.less_one and low == high == SYMMETRIC_ZERO:
             raise CheckpointError(_DOUBTFUL)
         if self.symmetric is False or (self.symmetric is None and not is_middle):
             return (numbers + self.less_one) & 15
         if not is_middle:
             raise CheckpointError(
                 f"zero points from {low} to {high}, although sym is true, with which all "
-                f"are {MIDDLE}; set sym to false if they are meant"
+                f"are {SYMMETRIC_ZERO}; set sym to false if they are meant"
             )
-        return torch.full_like(numbers, MIDDLE)
+        return torch.full_like(numbers, SYMMETRIC_ZERO)
 
 
 def _weight(stored: "Tensor") -> "Tensor":
@@ -149,9 +149,9 @@ def _check_order(group: int, stored: "Tensor") -> None:
 
 
 _DOUBTFUL = (
-    f"all zero points are stored as {MIDDLE}, which mean {MIDDLE + 1} in "
+    f"all zero points are stored as {SYMMETRIC_ZERO}, which mean {SYMMETRIC_ZERO + 1} in "
     f"checkpoint_format 'gptq', as no weights without sym have them; if they mean "
-    f"{MIDDLE}, set sym to true, or checkpoint_format to 'gptq_v2'"
+    f"{SYMMETRIC_ZERO}, set sym to true, or checkpoint_format to 'gptq_v2'"
 )
 _ORDERED = (
     "inputs are ordered by activation (desc_act), which is not supported; use a "
@@ -178,7 +178,7 @@ def read_gptq(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Gptq:
     if version not in ("gptq", "gptq_v2"):
         fault = f"quantization_config (gptq): checkpoint_format {version!r}"
         raise reader.refusal(f"{fault} is not supported; 'gptq' and 'gptq_v2' are")
-    symmetric = None if flags.absent("sym") else flags.flag("sym")
+    symmetric = None if flags.is_absent("sym") else flags.flag("sym")
     return Gptq(groups, less_one=version == "gptq", symmetric=symmetric, ordered=ordered)
 
 

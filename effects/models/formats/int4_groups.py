@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from minfer.effects.models.config_reader import ConfigReader, whole
+from minfer.effects.models.config_reader import ConfigReader, whole_to_int
 from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import INT4_GROUPS, Linear, Scheme, int4
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ALL_INPUTS: Final = -1  # of an output, in one group
 # Groups that all inputs of an output are cut into, which then have equal scales: of the
 # size that divides most numbers of inputs.
-SMALLEST: Final = min(INT4_GROUPS)
+MIN_GROUP: Final = min(INT4_GROUPS)
 
 
 @frozen
@@ -26,7 +26,7 @@ class Groups:
 
     def scheme(self, *, zeros: bool) -> Scheme:
         """Returns how minfer keeps them."""
-        return int4(self.size or SMALLEST, zeros=zeros)
+        return int4(self.size or MIN_GROUP, zeros=zeros)
 
     def count(self, leaf: Linear) -> int:
         """Returns the groups of an output in the checkpoint."""
@@ -38,7 +38,7 @@ class Groups:
         """
         if self.size:
             return weight_part
-        return weight_part.then(partial(_repeated, leaf.scaled.shape[1]))
+        return weight_part.rearranged(partial(_repeated, leaf.scaled.shape[1]))
 
 
 def zeros_of(leaf: Linear) -> "Tensor":
@@ -61,7 +61,7 @@ def read_groups(reader: ConfigReader, method: str, bits: object, size: object) -
         raise reader.refusal(f"{fault}; 4 are")
     if size in (ALL_INPUTS, None):
         return Groups(0)
-    if (size := whole(size)) not in INT4_GROUPS:
+    if (size := whole_to_int(size)) not in INT4_GROUPS:
         supported = ", ".join(map(str, INT4_GROUPS))
         fault = f"quantization_config ({method}): group_size {size!r} is not supported"
         raise reader.refusal(f"{fault}; {supported} and {ALL_INPUTS} are")

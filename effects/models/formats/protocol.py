@@ -8,7 +8,7 @@ from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Linear, Scheme
 
 
-class OneByOne:
+class UnstackedExperts:
     """A format without tensors of the matrices of all experts."""
 
     @property

@@ -6,7 +6,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.families import OF_TYPE, Family
+from minfer.effects.models.families import BY_MODEL_TYPE, Family
 from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
@@ -27,7 +27,7 @@ class Architecture:
     @property
     def family(self) -> Family:
         """The row of the table of families (families.py)."""
-        return OF_TYPE[self.model_type]
+        return BY_MODEL_TYPE[self.model_type]
 
     @property
     def layer_names(self) -> Mapping[str, str]:
@@ -102,7 +102,7 @@ def architecture_of(metadata: GgufMetadata) -> Architecture:
             f"are not supported; {supported} are. Give the Hugging Face checkpoint that "
             f"the file was made from"
         )
-    if architecture.name == "llama" and metadata.whole(EXPERT_COUNT, 0, low=0):
+    if architecture.name == "llama" and metadata.integer(EXPERT_COUNT, 0, low=0):
         return evolve(architecture, model_type="mixtral")
     if architecture.name == "llama" and metadata.get(SLIDING_WINDOW) is not None:
         return evolve(architecture, model_type="mistral")

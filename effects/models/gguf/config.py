@@ -19,11 +19,11 @@ from minfer.effects.models.gguf.hf_tensors import keeps_int4
 from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import stop_ids
 
-MOST_EXPERTS: Final = 1 << 12  # in a layer
+MAX_EXPERTS: Final = 1 << 12  # in a layer
 EMBEDDINGS: Final = "token_embd.weight"
 OLD_SCALE: Final = ".rope.scale_linear"
 ROPE_FACTORS: Final = "rope_freqs.weight"
-FACTOR_ERROR: Final = 1e-3  # relative tolerance of stored factors
+FACTOR_TOLERANCE: Final = 1e-3  # relative tolerance of stored factors
 # Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
 # numbers.
 _LLAMA3: Final = {
@@ -85,12 +85,12 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         )
     heads = metadata.same_in_all_layers(".attention.head_count")
     hidden = _hidden(metadata)
-    head_dim = metadata.whole(".attention.key_length", hidden // heads)
-    if metadata.whole(".attention.value_length", head_dim) != head_dim:
+    head_dim = metadata.integer(".attention.key_length", hidden // heads)
+    if metadata.integer(".attention.value_length", head_dim) != head_dim:
         raise metadata.error(
             ".attention.value_length", f"a head's dimensions, {head_dim}"
         )
-    if metadata.whole(".rope.dimension_count", head_dim) != head_dim:
+    if metadata.integer(".rope.dimension_count", head_dim) != head_dim:
         raise metadata.error(".rope.dimension_count", f"a head's dimensions, {head_dim}")
     config = {
         "architectures": [arch.family.architecture],
@@ -106,7 +106,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         "intermediate_size": metadata.same_in_all_layers(".feed_forward_length", 1, low=0)
         or 1,
         "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.whole(".context_length"),
+        "max_position_embeddings": metadata.integer(".context_length"),
         "rope_theta": metadata.number(".rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -146,14 +146,14 @@ def _refuse_unless(metadata: GgufMetadata, key: str, allowed: tuple[Any, ...]) -
 
 
 def _hidden(metadata: GgufMetadata) -> int:
-    return metadata.whole(".embedding_length")
+    return metadata.integer(".embedding_length")
 
 
 def _layers(metadata: GgufMetadata) -> int:
     """Returns the number of layers. Each has tensors in the file, so a number above that
     of tensors is refused: it would make what follows slow.
     """
-    return metadata.whole(".block_count", below=len(metadata.file.tensors) + 1)
+    return metadata.integer(".block_count", below=len(metadata.file.tensors) + 1)
 
 
 def _dtype(file: GgufFile, arch: Architecture) -> str:
@@ -182,8 +182,8 @@ def _experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
     if keys is None:
         return {}
     config: dict[str, Any] = {
-        keys.count[0]: metadata.whole(EXPERT_COUNT, below=MOST_EXPERTS + 1),
-        "num_experts_per_tok": metadata.whole(".expert_used_count"),
+        keys.count[0]: metadata.integer(EXPERT_COUNT, below=MAX_EXPERTS + 1),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
     }
     if isinstance(keys.normalise, str):
         # Files without the key are read as the published models of the architecture.
@@ -205,8 +205,8 @@ def _width(metadata: GgufMetadata, key: str, matrix: str) -> int:
     """
     stored = metadata.file.tensors.get(f"blk.0.{matrix}.weight")
     if stored is None or len(stored.shape) == 1:
-        return metadata.whole(key)
-    return metadata.whole(key, stored.shape[-2])
+        return metadata.integer(key)
+    return metadata.integer(key, stored.shape[-2])
 
 
 def _windows(
@@ -216,7 +216,7 @@ def _windows(
     windows.
     """
     if metadata.arch == "llama" and metadata.get(SLIDING_WINDOW) is not None:
-        return {"sliding_window": metadata.whole(SLIDING_WINDOW)}
+        return {"sliding_window": metadata.integer(SLIDING_WINDOW)}
     if metadata.arch == "llama":
         return {"sliding_window": None}
     if metadata.arch != "gemma3":
@@ -224,8 +224,10 @@ def _windows(
     is_27b = _layers(metadata) == _GEMMA_27B_LAYERS
     return {
         "query_pre_attn_scalar": hidden // heads if is_27b else head_dim,
-        "sliding_window": metadata.whole(SLIDING_WINDOW),
-        "sliding_window_pattern": metadata.whole(".attention.sliding_window_pattern", 6),
+        "sliding_window": metadata.integer(SLIDING_WINDOW),
+        "sliding_window_pattern": metadata.integer(
+            ".attention.sliding_window_pattern", 6
+        ),
         "rope_theta": metadata.number(".rope.freq_base", 1e6),
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
     }
@@ -260,8 +262,8 @@ def _rope_scaling(metadata: GgufMetadata, head_dim: int) -> dict[str, Any] | Non
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         key = ".rope.scaling.original_context_length"
-        length = metadata.whole(".context_length")
-        scaling["original_max_position_embeddings"] = metadata.whole(key, length)
+        length = metadata.integer(".context_length")
+        scaling["original_max_position_embeddings"] = metadata.integer(key, length)
     return scaling
 
 
@@ -282,7 +284,7 @@ def _llama3(metadata: GgufMetadata, head_dim: int) -> dict[str, Any]:
         expected = _llama3_factors(theta, head_dim, factor)
         pairs = zip(factors, expected, strict=True)
         if all(
-            math.isclose(stored_factor, expected_factor, rel_tol=FACTOR_ERROR)
+            math.isclose(stored_factor, expected_factor, rel_tol=FACTOR_TOLERANCE)
             for stored_factor, expected_factor in pairs
         ):
             return scaling

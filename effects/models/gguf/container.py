@@ -25,12 +25,12 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 ALIGNMENT: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
-LARGEST_ALIGNMENT: Final = 1 << 20
-DIMENSIONS: Final = 4  # of a tensor, at most
+MAX_ALIGNMENT: Final = 1 << 20
+MAX_DIMENSIONS: Final = 4  # of a tensor, at most
 # Limits of what a damaged file can cost, far above what published models have.
-MOST_KEYS: Final = 1 << 14
-MOST_TENSORS: Final = 1 << 16
-MOST_TEXTS: Final = 1 << 22  # strings in all arrays of a file
+MAX_KEYS: Final = 1 << 14
+MAX_TENSORS: Final = 1 << 16
+MAX_STRINGS: Final = 1 << 22  # strings in all arrays of a file
 TEXT, ARRAY, BOOL = 8, 9, 7  # types of values
 _SCALARS: Final = {
     0: Struct("<B"),
@@ -46,8 +46,8 @@ _SCALARS: Final = {
     12: Struct("<d"),
 }
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
-_SHORTEST_PAIR: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
-_SHORTEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
+_MIN_PAIR_BYTES: Final = 8 + 4 + 1  # bytes: an empty key, a type, a number
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8  # bytes: an empty name, one dimension
 
 
 class GgufError(CorruptFileError):
@@ -144,11 +144,11 @@ def _read(path: Path, size: int, *_identity: int) -> GgufFile:
     cursor.offset = 4
     version = cursor.number(_U32, "the version")
     _check_version(path, version)
-    tensors = cursor.count("tensors", _SHORTEST_TENSOR, MOST_TENSORS, bytes_before=8)
-    pairs = cursor.count("metadata keys", _SHORTEST_PAIR, MOST_KEYS)
+    tensors = cursor.count("tensors", _MIN_TENSOR_BYTES, MAX_TENSORS, bytes_before=8)
+    pairs = cursor.count("metadata keys", _MIN_PAIR_BYTES, MAX_KEYS)
     metadata = _read_metadata(cursor, pairs)
     alignment = _alignment(cursor, metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
-    if cursor.left // _SHORTEST_TENSOR < tensors:
+    if cursor.left // _MIN_TENSOR_BYTES < tensors:
         raise cursor.error(f"{tensors} tensors do not fit into the rest of the file")
     return GgufFile(path, data, metadata, _read_tensors(cursor, tensors, alignment))
 
@@ -240,7 +240,7 @@ def _read_array(cursor: _Cursor, key: str) -> Array:
         raise cursor.error(f"the elements of {key} have the unknown type {kind}")
     # A string takes at least the bytes of its length.
     element_bytes = 8 if kind == TEXT else _SCALARS[kind].size
-    max_count = MOST_TEXTS - cursor.texts if kind == TEXT else cursor.size
+    max_count = MAX_STRINGS - cursor.texts if kind == TEXT else cursor.size
     count = cursor.count(f"elements of {key}", element_bytes, max_count)
     array = Array(cursor.path, cursor.data, key, kind, count, cursor.offset)
     if kind != TEXT:
@@ -260,9 +260,9 @@ def _read_array(cursor: _Cursor, key: str) -> Array:
 
 
 def _alignment(cursor: _Cursor, value: Value) -> int:
-    in_range = type(value) is int and 8 <= value <= LARGEST_ALIGNMENT
+    in_range = type(value) is int and 8 <= value <= MAX_ALIGNMENT
     if not isinstance(value, int) or not in_range or value & (value - 1):
-        expected = f"a power of two from 8 to {LARGEST_ALIGNMENT}"
+        expected = f"a power of two from 8 to {MAX_ALIGNMENT}"
         raise cursor.error(f"{ALIGNMENT} must be {expected}, not {value!r}")
     return value
 
@@ -309,8 +309,10 @@ def _read_tensor(cursor: _Cursor, label: str) -> StoredTensor:
     name = cursor.text(label)
     label = f"tensor {name}"
     dimensions = cursor.number(_U32, f"the number of dimensions of {label}")
-    if not 1 <= dimensions <= DIMENSIONS:
-        raise cursor.error(f"{label} has {dimensions} dimensions, not 1 to {DIMENSIONS}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise cursor.error(
+            f"{label} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}"
+        )
     sizes = [cursor.number(_U64, f"a dimension of {label}") for _ in range(dimensions)]
     kind = cursor.number(_U32, f"the type of {label}")
     start = cursor.number(_U64, f"the offset of {label}")

@@ -33,9 +33,9 @@ _FUSED: Final = (
     ("ffn_gate_shexp", "ffn_up_shexp"),
 )
 # Other matrices that may be quantized.
-_ALONE: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+_UNFUSED: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 # Tensors that are not weights: config.py reads them.
-_OTHERS: Final = ("rope_freqs.weight",)
+_NOT_WEIGHTS: Final = ("rope_freqs.weight",)
 Form = Literal["whole", "numbers", "scales"]
 
 
@@ -84,12 +84,12 @@ def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
         heads = {"attn_q": queries, "attn_k": keys}
     tensors: dict[str, HfTensor] = {}
     for stored in file.tensors.values():
-        if stored.name not in _OTHERS:
-            tensors.update(_mapped(file, arch, heads, stored))
+        if stored.name not in _NOT_WEIGHTS:
+            tensors.update(_map_tensor(file, arch, heads, stored))
     return tensors
 
 
-def _mapped(
+def _map_tensor(
     file: GgufFile, arch: Architecture, heads: Mapping[str, int], stored: StoredTensor
 ) -> Iterator[tuple[str, HfTensor]]:
     """Yields the names and tensors of the checkpoint whose values a stored one has."""
@@ -108,13 +108,13 @@ def _mapped(
         and (matrix := arch.expert_names.get(name))
         and arch.family.experts
     ):
-        experts = GgufMetadata(file).whole(EXPERT_COUNT)
+        experts = GgufMetadata(file).integer(EXPERT_COUNT)
         if len(stored.shape) != 3 or end != "weight" or stored.shape[0] != experts:
             raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
         for i in range(experts):
             tensor = HfTensor(stored, stored.shape[1:], expert=i)
             new_name = f"{prefix}.{arch.family.experts.experts}.{i}.{matrix}"
-            yield from _forms(new_name, tensor, int4=int4)
+            yield from _split_forms(new_name, tensor, int4=int4)
         return
     if not is_layer_tensor or name not in arch.layer_names:
         raise _unknown(file, arch, stored)
@@ -125,14 +125,16 @@ def _mapped(
     if end == "bias":
         yield f"{new_name}.bias", tensor
     else:
-        yield from _forms(new_name, tensor, int4=int4)
+        yield from _split_forms(new_name, tensor, int4=int4)
 
 
 def _norm(arch: Architecture, name: str, tensor: HfTensor) -> HfTensor:
     return evolve(tensor, less_one=arch.norms_plus_one and name.endswith("norm"))
 
 
-def _forms(name: str, tensor: HfTensor, *, int4: bool) -> Iterator[tuple[str, HfTensor]]:
+def _split_forms(
+    name: str, tensor: HfTensor, *, int4: bool
+) -> Iterator[tuple[str, HfTensor]]:
     if not int4:
         yield f"{name}.weight", tensor
         return
@@ -145,7 +147,7 @@ def _forms(name: str, tensor: HfTensor, *, int4: bool) -> Iterator[tuple[str, Hf
 def _stays_int4(file: GgufFile, layer: str, name: str) -> bool:
     """Returns whether a layer's matrix, and each that is fused with it, is Q4_0."""
     fused = next((names for names in _FUSED if name in names), (name,))
-    if len(fused) == 1 and name not in _ALONE:
+    if len(fused) == 1 and name not in _UNFUSED:
         return False
     stored = (file.tensors.get(f"blk.{layer}.{matrix}.weight") for matrix in fused)
     return all(tensor is not None and tensor.type is Q4_0 for tensor in stored)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from minfer.effects.models.gguf.container import Array, GgufError, GgufFile, Value
 
 Default = TypeVar("Default")
-LARGEST = 1 << 40  # above all sizes
+SIZE_LIMIT = 1 << 40  # above all sizes
 
 
 class GgufMetadata:
@@ -50,8 +50,8 @@ class GgufMetadata:
             raise self.error(key, "a string")
         return str(value)
 
-    def whole(
-        self, key: str, default: Any = ..., low: int = 1, below: int = LARGEST
+    def integer(
+        self, key: str, default: Any = ..., low: int = 1, below: int = SIZE_LIMIT
     ) -> int:
         """Returns an integer that is at least `low` and less than `below`."""
         value = self._or_default(key, default)
@@ -87,7 +87,7 @@ class GgufMetadata:
         """
         value = self.get(key)
         if not isinstance(value, Array):
-            return self.whole(key, default, low)
+            return self.integer(key, default, low)
         values = set(value.numbers())
         if len(values) != 1 or type(number := values.pop()) is not int or number < low:
             raise self.error(key, f"the same integer, at least {low}, in all layers")

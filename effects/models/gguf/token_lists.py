@@ -57,7 +57,7 @@ def _ids(metadata: GgufMetadata) -> Iterator[int]:
     count = metadata.array(TOKENS).count if has_tokens else 1 << 31
     for key in _KEYS:
         if metadata.get(key) is not None:
-            yield metadata.whole(key, low=0, below=count)
+            yield metadata.integer(key, low=0, below=count)
     if not has_tokens:
         return
     types = token_types(metadata)

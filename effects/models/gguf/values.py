@@ -12,7 +12,7 @@ from minfer.effects.models.gguf.container import GgufFile, StoredTensor
 from minfer.effects.models.gguf.dequantize import dequantized, split_q4_0
 from minfer.effects.models.gguf.hf_tensors import HfTensor
 
-PIECE: Final = 1 << 24  # most numbers that are dequantized at once
+MAX_PIECE_NUMBERS: Final = 1 << 24  # that are dequantized at once
 _FLOATS: Final = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -31,7 +31,7 @@ def read_values(file: GgufFile, tensor: HfTensor, dtype: str, device: str) -> Te
     elif (kind := _FLOATS.get(tensor.stored.type.name)) is not None:
         values = blocks.view(kind)
     else:
-        values = _pieces(tensor.stored, blocks, torch_dtype(dtype), device)
+        values = _dequantize_in_pieces(tensor.stored, blocks, torch_dtype(dtype), device)
     values = values.reshape(tensor.shape)
     if tensor.heads:
         # Neighbouring dimensions [heads, pairs, 2] to halves [heads, 2, pairs].
@@ -52,13 +52,13 @@ def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
     return flat.view(-1, stored.type.size)
 
 
-def _pieces(
+def _dequantize_in_pieces(
     stored: StoredTensor, blocks: Tensor, dtype: torch.dtype, device: str
 ) -> Tensor:
-    """Dequantizes blocks in pieces, so that at most `PIECE` numbers are in float32."""
+    """Dequantizes blocks in pieces: at most `MAX_PIECE_NUMBERS` are in float32."""
     name, block_numbers = stored.type.name, stored.type.elements
     values = torch.empty((len(blocks), block_numbers), dtype=dtype, device=device)
-    rows = max(1, PIECE // block_numbers)
+    rows = max(1, MAX_PIECE_NUMBERS // block_numbers)
     for piece, target in zip(
         torch.split(blocks, rows), torch.split(values, rows), strict=True
     ):

@@ -21,8 +21,10 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.records.config import CacheGroup
 from minfer.values.checks import ConfigError
 
-ALIKE: Final = 1.25  # groups of so nearly equal size have pages of the largest one
-MOST_PADDING: Final = 0.1  # share of pages that no layer uses
+MAX_SIZE_RATIO: Final = (
+    1.25  # groups of so nearly equal size have pages of the largest one
+)
+MAX_PADDING: Final = 0.1  # share of pages that no layer uses
 
 
 @frozen
@@ -115,8 +117,8 @@ def _layers_a_page(counts: list[int]) -> int:
     padding.
     """
     smallest, largest = min(counts), max(counts)
-    size = largest if largest <= ALIKE * smallest else smallest
-    while _padding(counts, size) > MOST_PADDING:
+    size = largest if largest <= MAX_SIZE_RATIO * smallest else smallest
+    while _padding(counts, size) > MAX_PADDING:
         size -= 1  # pages of one layer have none
     return size
 

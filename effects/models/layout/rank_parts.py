@@ -50,7 +50,7 @@ class Cut:
         firsts = range(0, self.pieces * piece_size, piece_size) if piece_size else ()
         return [range(first + self.start, first + self.stop) for first in firsts]
 
-    def of(self, stored: Any, size: int) -> "Tensor":
+    def apply(self, stored: Any, size: int) -> "Tensor":
         """Returns the part of a tensor, or of one in an open file, of which no more is
         read; `size` is that of the dimension.
         """
@@ -101,7 +101,9 @@ def rank_parts(
             continue
         cut = _cut(spec, weight_part, model_part.shape)
         yield RankPart(
-            weight_part, cut, is_zero=weight_part.on_one_rank and spec.rank_info.part > 0
+            weight_part,
+            cut,
+            is_zero=weight_part.on_one_rank and spec.rank_info.tensor_rank > 0,
         )
 
 
@@ -142,5 +144,5 @@ def _cut(
     pieces = weight_part.fused if dim == OUTPUTS else 1
     size = shape[dim] // pieces
     slices = full_shape[dim] // shape[dim]
-    start = spec.rank_info.part * slices // ranks * size
+    start = spec.rank_info.tensor_rank * slices // ranks * size
     return Cut(dim, start, start + size, pieces)

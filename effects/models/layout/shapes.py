@@ -19,13 +19,13 @@ from minfer.sampling.params import MAX_ADJUSTMENTS
 # A layer's weights, with its share of the embeddings, times tokens: up to this, its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
-CAPTURED_WORK: Final = 2.8e11
+MAX_CAPTURED_WORK: Final = 2.8e11
 # Of masks on the CPU: those that are made at once, and of a decode row at most.
-MASK_NUMBERS: Final = 1 << 22
-PADDED_NUMBERS: Final = 4096
+MAX_MASK_NUMBERS: Final = 1 << 22
+MAX_PADDED_NUMBERS: Final = 4096
 # Bytes for each token of the vocabulary in rejection sampling: of as many rows as
 # kernels/reject.py works on at once.
-REJECTING: Final = 16 * 128
+REJECTION_BYTES_PER_ID: Final = 16 * 128
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -65,29 +65,29 @@ def padded_tokens(count: int) -> int:
     """Returns the prefill tokens of the CUDA graph that serves so many: at most half as
     many again above 128.
     """
-    return -(-count // _quarter(count)) * _quarter(count)
+    return -(-count // _padding_step(count)) * _padding_step(count)
 
 
-def _quarter(count: int) -> int:
+def _padding_step(count: int) -> int:
     return max(64, (1 << (count - 1).bit_length()) // 4)
 
 
-def power_from(count: int) -> int:
+def next_power_of_two(count: int) -> int:
     """Returns the smallest power of two that is not below `count`, which is at least
     1.
     """
     return 1 << (count - 1).bit_length()
 
 
-def drafts_from(count: int) -> int:
+def padded_drafts(count: int) -> int:
     """Returns the drafts of a row in the CUDA graph that serves so many: 1, 2, 3, 4, 6,
     8, 12...
     """
-    power = power_from(count)
+    power = next_power_of_two(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
-def most_drafts(sizes: EngineConfig) -> int:
+def max_step_drafts(sizes: EngineConfig) -> int:
     """Returns the drafts of the largest step of an engine, padding included.
 
     All rows have as many lines as the row with the most drafts. Together these are not
@@ -96,9 +96,11 @@ def most_drafts(sizes: EngineConfig) -> int:
     spec_config = sizes.speculation
     if spec_config is None:
         return 0
-    rows = power_from(min(spec_config.rows or sizes.max_num_seqs, sizes.max_num_seqs))
+    rows = next_power_of_two(
+        min(spec_config.rows or sizes.max_num_seqs, sizes.max_num_seqs)
+    )
     budget = padded_tokens(sizes.max_num_batched_tokens)
-    return max(rows, min(rows * drafts_from(spec_config.drafts), budget))
+    return max(rows, min(rows * padded_drafts(spec_config.drafts), budget))
 
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
@@ -108,9 +110,10 @@ def captured_tokens(spec: ModelSpec, budget: int) -> int:
     spec = spec.all_stages or spec
     active = sum(layer.active_parameters for layer in spec.layers)
     embeddings = parameter_count(spec) - sum(layer.parameters for layer in spec.layers)
-    max_tokens = int(CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
+    max_tokens = int(MAX_CAPTURED_WORK / ((active + embeddings) // len(spec.layers)))
     return min(
-        padded_tokens(budget), max_tokens // _quarter(max_tokens) * _quarter(max_tokens)
+        padded_tokens(budget),
+        max_tokens // _padding_step(max_tokens) * _padding_step(max_tokens),
     )
 
 
@@ -127,11 +130,11 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 2 * _rope_bytes(spec, sizes)
-    drafts = most_drafts(sizes)
+    drafts = max_step_drafts(sizes)
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
-    return step + rejecting_bytes(spec, sizes) + dequantized_bytes(spec)
+    return step + rejection_bytes(spec, sizes) + dequantized_bytes(spec)
 
 
 def dequantized_bytes(spec: ModelSpec) -> int:
@@ -158,8 +161,10 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
         for window, sinks in kinds
     )
     chunks = tokens * sum(min(count, sizes.max_model_len) for count in keys)
-    padded = len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, PADDED_NUMBERS)
-    return (4 + 1 + 4) * (min(chunks, MASK_NUMBERS) + padded)
+    padded = (
+        len(kinds) * sizes.max_num_seqs * min(sizes.max_model_len, MAX_PADDED_NUMBERS)
+    )
+    return (4 + 1 + 4) * (min(chunks, MAX_MASK_NUMBERS) + padded)
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
@@ -167,7 +172,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     besides drafts.
     """
     element = dtype_bytes(spec.dtype)
-    drafts = most_drafts(sizes)
+    drafts = max_step_drafts(sizes)
     tokens += drafts
     rows = max(64, sizes.max_num_seqs * 5 // 4) + 32 + drafts  # padding included
     attentions = [group.attention for group in spec.groups]
@@ -183,7 +188,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
         for attention in attentions
     )
     step = tokens * token + rows * logits + 4 * tables + rope + partials
-    return step + rejecting_bytes(spec, sizes)
+    return step + rejection_bytes(spec, sizes)
 
 
 def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -234,15 +239,15 @@ def context_blocks(tokens: int, chunks: int, block_size: int) -> int:
     return tokens // block_size + chunks
 
 
-def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+def rejection_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of rejection sampling, if it is used: the logits that a draft
     model sampled from, in float32 at most, and distributions.
     """
     spec_config = sizes.speculation
     if spec_config is None or spec_config.rule != REJECTION:
         return 0
-    draft_logits = 4 * most_drafts(sizes) if spec_config.drafter == DEVICE else 0
-    return spec.vocab_size * (draft_logits + REJECTING)
+    draft_logits = 4 * max_step_drafts(sizes) if spec_config.drafter == DEVICE else 0
+    return spec.vocab_size * (draft_logits + REJECTION_BYTES_PER_ID)
 
 
 def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -253,7 +258,7 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     return (sizes.max_num_seqs + 1) * row
 
 
-def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+def kept_logits_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """Returns the bytes of kept logits, one line for each row, if requests can have
     grammars.
     """

@@ -89,7 +89,7 @@ def check(kind: str, work: Work) -> list[int]:
     def on_rank(ranks: ThreadRanks) -> tuple[Sampler, list[int]]:
         columns = list[int]()
         mine = InTurn(**asdict(ranks, recurse=False), columns=columns)
-        part = padded[:, ranks.rank_info.part * PART :][:, :PART].contiguous()
+        part = padded[:, ranks.rank_info.tensor_rank * PART :][:, :PART].contiguous()
         with TURN:
             made = sampler(HOWS[kind], mine)
             work(made, part)

@@ -57,14 +57,14 @@ class ThreadRanks:
         pass
 
     def sum(self, part: Tensor) -> Tensor:
-        found = self.stage.all(self.rank_info.part, part)
+        found = self.stage.all(self.rank_info.tensor_rank, part)
         return torch.stack(found).sum(0)
 
     def add_sum(self, residual: Tensor, part: Tensor) -> None:
         residual.add_(self.sum(part))
 
     def gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self.stage.all(self.rank_info.part, part), 1)
+        return torch.cat(self.stage.all(self.rank_info.tensor_rank, part), 1)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         hidden = self.entering.get(timeout=LIMIT)

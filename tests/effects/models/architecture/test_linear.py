@@ -67,7 +67,7 @@ def test_parts_are_views_by_the_names_of_a_checkpoint() -> None:
 def test_large_matrices_with_more_outputs_are_stored_by_column(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear_module, "BY_COLUMN", 64)
+    monkeypatch.setattr(linear_module, "MIN_BY_COLUMN_ELEMENTS", 64)
     assert MAKE.matrix(12, 6).stride() == (1, 12)
     assert MAKE.matrix(6, 12).stride() == (12, 1)
     assert MAKE.matrix(8, 6).stride() == (6, 1)  # small

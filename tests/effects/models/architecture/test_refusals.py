@@ -15,7 +15,7 @@ from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
 )
-from minfer.effects.models.families import FAMILIES, OF_TYPE
+from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.published_configs import PUBLISHED
@@ -114,7 +114,7 @@ def test_kinds_of_models_are_named(
 
 
 def test_no_kind_that_works_is_refused() -> None:
-    assert not KINDS.keys() & OF_TYPE.keys()
+    assert not KINDS.keys() & BY_MODEL_TYPE.keys()
 
 
 @pytest.mark.parametrize(("name", "how", "scheme"), QUANTIZED)

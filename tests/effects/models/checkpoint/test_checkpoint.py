@@ -105,7 +105,9 @@ def test_loads_half_checkpoints_as_they_are_and_widened(
 
 
 def test_large_matrices_by_column_hold_the_same(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("minfer.effects.models.architecture.linear.BY_COLUMN", 64)
+    monkeypatch.setattr(
+        "minfer.effects.models.architecture.linear.MIN_BY_COLUMN_ELEMENTS", 64
+    )
     model = save(tmp_path)
     assert load_weights(tmp_path, read_spec(tmp_path), "float32").embed.stride() == (
         1,

@@ -254,7 +254,7 @@ def test_large_checkpoints_are_in_several_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40_000
-    monkeypatch.setattr(quantize_checkpoint, "SHARD", limit)
+    monkeypatch.setattr(quantize_checkpoint, "MAX_SHARD_BYTES", limit)
     made = write(source, "int8", tmp_path / "made")
     index = json.loads((made / "model.safetensors.index.json").read_text())
     files = sorted(made.glob("*.safetensors"))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from minfer.effects.models.architecture.quantization import LEVELS, requested
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.checkpoint.stored_matrices import OUTLIER, as_stored
+from minfer.effects.models.checkpoint.stored_matrices import MAX_NORM_RATIO, as_stored
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
@@ -44,12 +44,12 @@ def test_only_int8_leaves_out_matrices_that_read_outliers(
     assert plain(folder, level) == set()
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    tensors[NORM][5] = 1.01 * OUTLIER
-    tensors[FIRST][3] = -0.99 * OUTLIER
+    tensors[NORM][5] = 1.01 * MAX_NORM_RATIO
+    tensors[FIRST][3] = -0.99 * MAX_NORM_RATIO
     save_file(tensors, file, {"format": "pt"})
     readers = {f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")}
     assert plain(folder, level) == (readers if level == "int8" else set())
-    tensors[FIRST][3] = -1.01 * OUTLIER
+    tensors[FIRST][3] = -1.01 * MAX_NORM_RATIO
     save_file(tensors, file, {"format": "pt"})
     readers |= {f"model.layers.0.self_attn.{name}_proj" for name in "qkv"}
     assert plain(folder, level) == (readers if level == "int8" else set())

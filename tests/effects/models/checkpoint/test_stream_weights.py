@@ -18,7 +18,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_every_byte_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
 ) -> None:
-    monkeypatch.setattr(sw, "BUFFER", buffer)
+    monkeypatch.setattr(sw, "BUFFER_BYTES", buffer)
     torch.manual_seed(0)
     kinds = [torch.bfloat16, torch.float32, torch.float16]
     parts = {f"t{i}": torch.randn(17 + i, 31).to(kinds[i % 3]) for i in range(20)}
@@ -63,11 +63,11 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
 def test_parts_of_a_tensor_are_read_run_by_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
 ) -> None:
-    monkeypatch.setattr(sw, "BUFFER", buffer)
+    monkeypatch.setattr(sw, "BUFFER_BYTES", buffer)
     stored, path = torch.randn(6, 10, 8), tmp_path / "some"
     path.write_bytes(b"before" + stored.numpy().tobytes())
     for cut in (None, Cut(0, 2, 4), Cut(1, 5, 10), Cut(2, 4, 8), Cut(1, 3, 5, 2)):
-        wanted = stored if cut is None else cut.of(stored, stored.shape[cut.dim])
+        wanted = stored if cut is None else cut.apply(stored, stored.shape[cut.dim])
         read = torch.empty(wanted.shape)
         ranges = sw.byte_ranges(len("before"), stored.shape, cut, torch.float32)
         sw.read_ranges(path, ranges, read, torch.empty(buffer, dtype=torch.uint8), Bar())

@@ -13,14 +13,14 @@ from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.shapes import (
-    PADDED_NUMBERS,
-    REJECTING,
+    MAX_PADDED_NUMBERS,
+    REJECTION_BYTES_PER_ID,
     activation_bytes,
     cuda_activation_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     mask_bytes,
-    most_drafts,
+    max_step_drafts,
     parameter_count,
     weight_bytes,
 )
@@ -101,7 +101,7 @@ def test_the_cache_of_a_layer_is_its_share() -> None:
 
 
 def test_masks_of_windows_are_in_the_memory_plan() -> None:
-    padded = SIZES.max_num_seqs * PADDED_NUMBERS
+    padded = SIZES.max_num_seqs * MAX_PADDED_NUMBERS
 
     def masks(*windows: int | None) -> int:
         spec = with_windows(parse_spec(config_of()), *windows)
@@ -125,7 +125,7 @@ def test_masks_do_not_grow_with_the_context() -> None:
         for length in (1 << 13, 1 << 20)
     ]
     short, long = (mask_bytes(spec, one, 2048) for one in sizes)
-    assert short == long <= 9 * ((1 << 22) + SIZES.max_num_seqs * PADDED_NUMBERS)
+    assert short == long <= 9 * ((1 << 22) + SIZES.max_num_seqs * MAX_PADDED_NUMBERS)
 
 
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
@@ -133,10 +133,10 @@ def test_what_drafts_were_drawn_from_is_kept_where_coins_decide(drafter: str) ->
     def taken(rule: str) -> tuple[int, int]:
         how = Speculation(drafter=drafter, drafts=3, rule=rule, adaptive=False)
         sizes = evolve(SIZES, max_num_seqs=8, speculation=how)
-        assert most_drafts(sizes) == 24
+        assert max_step_drafts(sizes) == 24
         return activation_bytes(SPEC, sizes), cuda_activation_bytes(SPEC, sizes, 100)
 
     plain, coins = taken(SAME_NOISE), taken(REJECTION)
     logits = 24 * 4 if drafter == DEVICE else 0
-    due = SPEC.vocab_size * (logits + REJECTING)
+    due = SPEC.vocab_size * (logits + REJECTION_BYTES_PER_ID)
     assert [more - less for more, less in zip(coins, plain, strict=True)] == [due, due]
