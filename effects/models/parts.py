@@ -1,4 +1,4 @@
-"""The places of a checkpoint's tensors in a model's weights."""
+"""The tensors of a checkpoint as parts of a model's weights: names, shapes, targets."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -60,7 +60,7 @@ class WeightPart:
         return evolve(self, name=prefix + self.name, matrix=matrix)
 
     def rearranged(self, order: "Callable[[Tensor], Tensor] | None") -> "WeightPart":
-        """Returns the same part, its outputs rearranged once more; None: not so."""
+        """Returns the same part, its outputs rearranged by `order` at last, if given."""
         if order is None or not self.by_output:
             return self
         first = self.arrange
@@ -69,7 +69,7 @@ class WeightPart:
         )
 
     def fill(self, stored: "Tensor") -> None:
-        """Put the checkpoint's tensor in its place, cast where dtypes differ. Raises
+        """Copy the checkpoint's tensor to its target, cast where dtypes differ. Raises
         `CheckpointError` for scales that are not finite, and what its format refuses.
         """
         stored = stored.reshape(self.shape)  # of one number, another shape is accepted
@@ -84,7 +84,7 @@ class WeightPart:
         self.check()
 
     def check(self) -> None:
-        """Raise `CheckpointError` for scales in their place that are not finite."""
+        """Raise `CheckpointError` for scales in `target` that are not finite."""
         if self.scales and not _are_finite(self.target):
             kind = str(self.target.dtype).removeprefix("torch.")
             raise CheckpointError(

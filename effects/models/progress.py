@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-MIN_BAR_BYTES: Final = 1 << 30  # bytes of weights from which on a bar is shown
+MIN_BAR_BYTES: Final = 1 << 30  # of weights, from which on a bar is shown
 
 
 def bar_disabled(total: int) -> bool | None:
-    """Returns tqdm's `disable` for so many bytes: None shows a bar on a terminal only."""
+    """Returns tqdm's `disable` for `total` bytes: None shows a bar on a terminal only."""
     return None if total >= MIN_BAR_BYTES else True
 
 
 def weights_bar(total: int) -> "tqdm[Any]":
-    """Returns a bar of so many bytes."""
+    """Returns a bar of `total` bytes."""
     from tqdm import tqdm  # here: `minfer plan` reads no weights
 
     return tqdm(

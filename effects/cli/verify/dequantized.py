@@ -48,7 +48,7 @@ class StoredMatrix:
 
     name: str  # in the model
     sizes: LinearSizes
-    turned: bool = False  # an unquantized checkpoint has [experts, inputs, outputs]
+    transposed: bool = False  # an unquantized checkpoint has [experts, inputs, outputs]
 
     @property
     def end(self) -> str:
@@ -58,7 +58,7 @@ class StoredMatrix:
     def blank(self) -> Tensor:
         """Returns a tensor of its shape there, without data."""
         rows, columns = sum(self.sizes.outputs), self.sizes.inputs
-        shape = (columns, rows) if self.turned else (rows, columns)
+        shape = (columns, rows) if self.transposed else (rows, columns)
         count = (self.sizes.experts,) if self.sizes.experts else ()
         return torch.empty((*count, *shape), device="meta")
 
@@ -114,7 +114,7 @@ class SourceTensors:
         for part in self.parts(matrix, leaf):
             part.fill(self.places[part.name].tensor())
         numbers = dequantize(leaf)
-        return (numbers.mT if matrix.turned else numbers).contiguous()
+        return (numbers.mT if matrix.transposed else numbers).contiguous()
 
 
 def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantized:
@@ -200,11 +200,11 @@ def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
 def _of_experts(sizes: LinearSizes, feed: MoE, files: Files) -> Iterator[StoredMatrix]:
     """Yields the matrices of experts, one by one or all in one."""
     keys = feed.keys
-    if files.stacked or keys.turned:
+    if files.stacked or keys.transposed:
         name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
         rows = (sum(sizes.outputs),)
         whole = evolve(sizes, names=(name,), outputs=rows, bias=False)
-        yield StoredMatrix(f"{keys.experts}.{name}", whole, keys.turned)
+        yield StoredMatrix(f"{keys.experts}.{name}", whole, keys.transposed)
         return
     for expert in range(sizes.experts):
         for name, outputs in zip(sizes.names, sizes.outputs, strict=True):

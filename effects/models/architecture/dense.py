@@ -149,7 +149,7 @@ def feed_norm_parts(
 def dense_parts(
     sizes: Dense, weights: DenseWeights, files: Files
 ) -> Iterator[WeightPart]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
     yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
 

@@ -161,8 +161,8 @@ class GQA:
         return prod(self.kv_shape)
 
     def activation_bytes(self, element: int, kv_element: int) -> int:
-        """Returns a token's bytes at attention's widest place on the CPU, for elements of
-        so many bytes: of activations, and of the cache.
+        """Returns a token's bytes at attention's widest place on the CPU; `element` and
+        `kv_element` are the bytes of an element of activations and of the cache.
 
         Rotation works in float32: for narrower dtypes the rotated heads exist twice more
         in it. A cache of another dtype needs copies of queries, keys, values and results.
@@ -266,7 +266,7 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
 
 
 def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightPart]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)

@@ -199,7 +199,7 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 def layer_parts(
     layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
 ) -> Iterator[WeightPart]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as gqa_weights:
             yield from gqa_parts(gqa, gqa_weights, files)

@@ -48,7 +48,7 @@ class LinearSizes:
     inputs: int
     shard: Shard
     bias: bool = False
-    experts: int = 0  # matrices of so many experts, one leaf; 0: a matrix of its own
+    experts: int = 0  # whose matrices are one leaf; 0: it is not of experts
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
 
@@ -195,8 +195,8 @@ class Maker:
 def weight_parts(
     sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
 ) -> Iterator[WeightPart]:
-    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them, and
-    their places.
+    """Yields the tensors of each fused matrix, as a layer of a checkpoint names them,
+    with their targets.
     """
     for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
         yield from matrix_parts(name, matrix, files)
@@ -222,7 +222,7 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
 
 
 def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
-    """Yields the bias of each fused matrix, likewise; nothing if there are none."""
+    """Yields the bias of each fused matrix; nothing if there are none."""
     if linear.bias is not None:
         for name, bias in zip(
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
@@ -231,7 +231,7 @@ def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
 
 
 def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:
-    """Returns the place of a norm's factors."""
+    """Returns the tensor of a norm's factors."""
     return WeightPart(f"{name}.weight", norm.weight, _plus_one if rule.offset else None)
 
 

@@ -54,7 +54,7 @@ MAX_EXPANDED_BYTES: Final = 1 << 27
 
 @frozen
 class Pieces:
-    """How latents are expanded on a GPU: so many at once, for some heads at a time."""
+    """How latents are expanded on a GPU: some tokens and some heads at a time."""
 
     heads: int
     tokens: int  # of the history; the step's own tokens are one piece
@@ -199,7 +199,7 @@ class MLA:
         return self.heads * (self.query_dim + self.latent_dim + 2 * self.rank)
 
     def pieces(self, tokens: int, element: int) -> Pieces:
-        """Returns the pieces for a step of so many prefill tokens, whose numbers have
+        """Returns the pieces for a step of `tokens` prefill tokens, whose numbers have
         `element` bytes.
         """
         head_bytes = (self.plain_dim + self.value_dim) * element
@@ -280,7 +280,7 @@ def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
 
 
 def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[WeightPart]:
-    """Yields the tensors of a layer of a checkpoint, with their places."""
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
     order_queries = _turn_last(sizes, sizes.query_dim)
     order_latents = _turn_last(sizes, sizes.latent_dim)
     yield norm_part("input_layernorm", weights.norm, sizes.norms)

@@ -160,7 +160,7 @@ class MoE:
         return self._parameters(min(self.rule.top_k, self.num_rank_experts))
 
     def _parameters(self, experts: int) -> int:
-        """Elements of the weights, with so many experts."""
+        """Returns the elements of the weights, with this number of experts."""
         bias = (2 * self.intermediate_size + self.hidden_size) * self.keys.bias
         routed = experts * (self.expert_elements + bias)
         shared = 0
@@ -309,7 +309,7 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
 
 
 def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[WeightPart]:
-    """Yields the tensors of a layer of a checkpoint, with their places: the matrices of
+    """Yields the tensors of a layer of a checkpoint, with their targets: the matrices of
     experts one by one, or stacked, those of all experts as one tensor.
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
@@ -319,7 +319,7 @@ def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[WeightP
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
-    expert_parts = _stacked_parts if files.stacked or keys.turned else _single_parts
+    expert_parts = _stacked_parts if files.stacked or keys.transposed else _single_parts
     yield from expert_parts(sizes, weights.experts, files)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, files)
@@ -341,16 +341,16 @@ def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weight
 def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
-    alternate = _gates_first if keys.turned else None
+    alternate = _gates_first if keys.transposed else None
     num_fused = (
-        1 if keys.turned else 2
+        1 if keys.transposed else 2
     )  # alternating gates and ups are divided as one matrix
     for name, leaf, sizes_of, order, fused in (
         ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate, num_fused),
         ("down_proj", experts.down, sizes.down, None, 1),
     ):
         matrix = f"{keys.experts}.{name}"
-        for weight_part in _stack_parts(matrix, leaf, files, turned=keys.turned):
+        for weight_part in _stack_parts(matrix, leaf, files, transposed=keys.transposed):
             matrix_name = sizes_of.names[0]
             yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
         if leaf.bias is not None:
@@ -362,7 +362,7 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weigh
 
 
 def _stack_parts(
-    matrix: str, leaf: Linear, files: Files, *, turned: bool
+    matrix: str, leaf: Linear, files: Files, *, transposed: bool
 ) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of all experts; those with full numbers may be
     [experts, in, out].
@@ -372,14 +372,16 @@ def _stack_parts(
     else:
         weight_parts = files.format_of(matrix).expert_parts(matrix, leaf)
     for weight_part in weight_parts:
-        if turned and weight_part.name == matrix:
+        if transposed and weight_part.name == matrix:
             experts, outputs, inputs = weight_part.shape
-            yield evolve(weight_part, shape=(experts, inputs, outputs), arrange=_turned)
+            yield evolve(
+                weight_part, shape=(experts, inputs, outputs), arrange=_transposed
+            )
         else:
             yield evolve(weight_part, scales=weight_part.target is leaf.scales)
 
 
-def _turned(stored: "Tensor") -> "Tensor":
+def _transposed(stored: "Tensor") -> "Tensor":
     """Returns [experts, out, in] of [experts, in, out]."""
     return stored.transpose(1, 2)
 

@@ -57,11 +57,11 @@ class Rope:
     # Yarn: the indices between which it blends are rounded outwards.
     truncate: bool = True
     attention_factor: float = 1.0  # multiplies cosines and sines
-    partial: float = 1.0  # share of a head's dimensions that turn: the first ones
+    partial: float = 1.0  # share of a head's dimensions that are rotated: the first ones
     interleaved: bool = False  # pairs are neighbours; else the two halves are paired
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns how many dimensions of a head turn."""
+        """Returns the number of a head's dimensions that are rotated."""
         return int(head_dim * self.partial)
 
     def order(self, head_dim: int) -> list[int] | None:

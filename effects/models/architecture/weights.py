@@ -34,12 +34,12 @@ class Weights:
     embed: "torch.Tensor"  # [vocab, hidden]; of a rank, its rows, or none
     layers: tuple[LayerWeights, ...]
     norm: Norm  # [hidden]
-    lm_head: Linear  # vocab outputs of hidden inputs; of a rank, likewise
+    lm_head: Linear  # vocab outputs of hidden inputs; of a rank, its outputs
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     """Returns uninitialised weights of the right shapes, to be filled through
-    `named_parts`.
+    `checkpoint_parts`.
 
     `dtype` is that of activations, and of what is not quantized.
     """
@@ -63,7 +63,7 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 def checkpoint_parts(
     spec: ModelSpec, weights: Weights, files: Files = PLAIN_FILES
 ) -> Iterator[WeightPart]:
-    """Yield the tensors of a checkpoint, with their places."""
+    """Yields the tensors of a checkpoint, with their targets."""
     if spec.embed_rows:
         yield WeightPart(EMBED, weights.embed)
     layers = zip(spec.layers, weights.layers, strict=True)
@@ -107,7 +107,7 @@ def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[WeightPar
 def named_parts(
     spec: ModelSpec, weights: Weights
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield each tensor's name in an unquantized checkpoint, and its place: a view into
+    """Yields each tensor's name in an unquantized checkpoint, and its target: a view into
     the fused tensors.
     """
     for weight_part in checkpoint_parts(spec, weights):

@@ -216,8 +216,8 @@ def _fill_weights(
     dtype: str,
     model_parts: Mapping[str, WeightPart],
 ) -> Weights:
-    """Returns the weights with every tensor in its place, a layer after another, so that
-    none but one is in memory in two forms.
+    """Returns the weights with every tensor filled, a layer after another, so that only
+    one layer at a time is in memory in two forms.
     """
     from tqdm import tqdm  # here: `minfer plan` reads no weights
 

@@ -77,8 +77,8 @@ def random_weights(
 def _draw_target(
     rank_part: RankPart | None, weight_part: WeightPart, pool: "torch.Tensor"
 ) -> "torch.Tensor | None":
-    """Returns where a tensor is drawn, whole: its place, or memory of its own if that
-    takes a part of it, or takes it in another form; None if it is not needed.
+    """Returns the tensor into which a whole tensor is drawn: its target, or memory of its
+    own if the target takes a part of it or another form; None if it is not needed.
     """
     import torch
 

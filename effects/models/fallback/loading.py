@@ -92,7 +92,7 @@ def _refuse_if_wrong(
     """
     try:
         error = self_check(evolve(spec, dtype="float32"), model, make_cache)
-    except Exception as failure:  # likewise
+    except Exception as failure:  # each model has its own errors
         raise CheckpointError(f"{folder}: {name} cannot run: {failure!r}") from failure
     if isnan(error):
         raise CheckpointError(

@@ -114,8 +114,8 @@ def paged_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
-    `value` likewise.
+    """The attention function of layers: `query`, `key` and `value` are [1, heads,
+    tokens, head_dim].
     """
     refuse_extras(module, extras)
     if attention_mask is not None:

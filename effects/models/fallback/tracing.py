@@ -246,8 +246,8 @@ def traced_attention(
     attention_mask: Any,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of layers: `query` [1, heads, tokens, head_dim], `key` and
-    `value` likewise.
+    """The attention function of layers: `query`, `key` and `value` are [1, heads,
+    tokens, head_dim].
     """
     refuse_extras(module, extras)
     if attention_mask is None or attention_mask.numel() != 1:

@@ -72,7 +72,7 @@ class Awq(UnstackedExperts):
         )
         yield self.groups.spread(zeros, leaf)
         scales = WeightPart(
-            f"{matrix}.scales", leaf.scaled, _turned, (groups, outputs), FLOATS
+            f"{matrix}.scales", leaf.scaled, _transposed, (groups, outputs), FLOATS
         )
         yield self.groups.spread(scales, leaf)
 
@@ -86,7 +86,7 @@ def _weight(stored: "Tensor") -> "Tensor":
     return in_bytes(_by_output(stored))
 
 
-def _turned(stored: "Tensor") -> "Tensor":
+def _transposed(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 

@@ -96,7 +96,7 @@ class Gptq(UnstackedExperts):
         )
         yield self.groups.spread(zeros, leaf)
         scales = WeightPart(
-            f"{matrix}.scales", leaf.scaled, _turned, (groups, outputs), FLOATS
+            f"{matrix}.scales", leaf.scaled, _transposed, (groups, outputs), FLOATS
         )
         yield self.groups.spread(scales, leaf)
         yield WeightPart(
@@ -135,7 +135,7 @@ def _weight(stored: "Tensor") -> "Tensor":
     return in_bytes(unpacked(stored, 0).t())
 
 
-def _turned(stored: "Tensor") -> "Tensor":
+def _transposed(stored: "Tensor") -> "Tensor":
     return stored.t()
 
 
@@ -143,8 +143,8 @@ def _check_order(group: int, stored: "Tensor") -> None:
     """Refuse groups of inputs that are not beside one another."""
     import torch
 
-    places = torch.arange(len(stored), device=stored.device)
-    if not stored.equal((places // group).to(stored.dtype)):
+    inputs = torch.arange(len(stored), device=stored.device)
+    if not stored.equal((inputs // group).to(stored.dtype)):
         raise UnsupportedModelError(_ORDERED)
 
 

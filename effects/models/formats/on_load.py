@@ -55,7 +55,7 @@ def _part(name: str, leaf: Linear) -> WeightPart:
 
 
 def _store(target: Linear, matrix: "Tensor") -> None:
-    """Quantize a matrix into its place."""
+    """Quantize a matrix into its leaf."""
     from minfer.kernels.quantized import quantize
 
     stored = quantize(matrix.to(target.weight.device), target.scheme, matrix.dtype)

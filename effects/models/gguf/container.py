@@ -169,7 +169,7 @@ class _Cursor:
         return _error(self.path, self.offset, fault)
 
     def take(self, size: int, label: str) -> int:
-        """Moves past so many bytes, and returns the position before them."""
+        """Moves past `size` bytes, and returns the position before them."""
         if size > self.left:
             raise self.error(f"{label} takes {size} bytes, but {self.left} are left")
         start, self.offset = self.offset, self.offset + size
@@ -181,8 +181,8 @@ class _Cursor:
     def count(
         self, label: str, min_bytes: int, max_count: int, bytes_before: int = 0
     ) -> int:
-        """Reads how many things of at least `min_bytes` bytes follow; `bytes_before`
-        bytes come before them.
+        """Reads the number of items that follow, of at least `min_bytes` bytes each;
+        `bytes_before` bytes come before them.
         """
         start, count = self.offset, int(self.number(_U64, f"the number of {label}"))
         if count > min(max_count, (self.left - bytes_before) // min_bytes):

@@ -55,7 +55,7 @@ class HfTensor:
         return [*self.shape]
 
     def get_dtype(self) -> str:
-        """Returns the name of the type in safetensors, likewise."""
+        """Returns the name of the type in safetensors, as such a slice does."""
         if self.form != "whole":
             return "U8" if self.form == "numbers" else "F16"
         return self.stored.type.name if self.stored.type.is_float else "F32"

@@ -112,9 +112,9 @@ def layout_for(spec: ModelSpec, groups: tuple[CacheGroup, ...]) -> CacheLayout:
 
 
 def _layers_a_page(counts: list[int]) -> int:
-    """Returns the layers of a page, for groups of so many layers: as many as the smallest
-    group has, or the largest if they are nearly equal; fewer if pages would have much
-    padding.
+    """Returns the layers of a page, for groups with these counts of layers: as many as
+    the smallest group has, or the largest if they are nearly equal; fewer if pages would
+    have much padding.
     """
     smallest, largest = min(counts), max(counts)
     size = largest if largest <= MAX_SIZE_RATIO * smallest else smallest

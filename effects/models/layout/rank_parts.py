@@ -45,7 +45,7 @@ class Cut:
         return (*full_shape[: self.dim], self.size, *full_shape[self.dim + 1 :])
 
     def ranges(self, size: int) -> list[range]:
-        """Returns the ranges of a dimension of so many."""
+        """Returns the ranges of a dimension of this size."""
         piece_size = size // self.pieces
         firsts = range(0, self.pieces * piece_size, piece_size) if piece_size else ()
         return [range(first + self.start, first + self.stop) for first in firsts]
@@ -74,7 +74,7 @@ class RankPart:
     is_zero: bool = False
 
     def fill(self, stored: "Tensor") -> None:
-        """Put what was read in its place."""
+        """Copy the tensor that was read to its target."""
         if self.is_zero:
             self.part.target.zero_()
             return

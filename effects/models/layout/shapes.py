@@ -62,8 +62,8 @@ def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
 
 
 def padded_tokens(count: int) -> int:
-    """Returns the prefill tokens of the CUDA graph that serves so many: at most half as
-    many again above 128.
+    """Returns the prefill tokens of the CUDA graph that serves `count` tokens: at most
+    1.5 times as many above 128.
     """
     return -(-count // _padding_step(count)) * _padding_step(count)
 
@@ -80,8 +80,8 @@ def next_power_of_two(count: int) -> int:
 
 
 def padded_drafts(count: int) -> int:
-    """Returns the drafts of a row in the CUDA graph that serves so many: 1, 2, 3, 4, 6,
-    8, 12...
+    """Returns the drafts of a row in the CUDA graph that serves `count` drafts: 1, 2, 3,
+    4, 6, 8, 12...
     """
     power = next_power_of_two(count)
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
@@ -148,7 +148,7 @@ def dequantized_bytes(spec: ModelSpec) -> int:
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
-    """Returns the bytes of the masks of that many tokens: each against a full context and
+    """Returns the bytes of the masks of `tokens` tokens: each against a full context and
     each sliding window, but of no more numbers than are made at once on the CPU, and
     those of padded decode rows.
 
@@ -233,8 +233,8 @@ def dequantized_context_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def context_blocks(tokens: int, chunks: int, block_size: int) -> int:
-    """Returns the most blocks that the contexts of so many chunks take, which have so
-    many tokens in all.
+    """Returns the largest number of blocks that the contexts of `chunks` chunks take,
+    with `tokens` tokens in all.
     """
     return tokens // block_size + chunks
 
