@@ -27,7 +27,7 @@ from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize
 from tests.circles import long
 from tests.effects.families import SMALL
-from tests.effects.models.test_formats import leaves
+from tests.effects.models.formats.test_formats import leaves
 from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.schemes import CASES
 from tests.effects.tiny_families import VARIANTS, save

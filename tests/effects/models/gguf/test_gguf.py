@@ -24,8 +24,8 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
 from tests.circles import long
+from tests.effects.models.formats.test_formats import leaves
 from tests.effects.models.gguf.written import add_tokenizer, write
-from tests.effects.models.test_formats import leaves
 from tests.effects.tiny_families import VARIANTS, save
 
 PROMPT: Final = [*range(3, 60, 2)]

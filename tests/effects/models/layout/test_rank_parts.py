@@ -19,8 +19,8 @@ from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.ranks import WHOLE_MODEL, Parallel, RankInfo
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import FORMATS, quantized
+from tests.effects.models.formats.test_formats import blocks_of, leaves
 from tests.effects.models.gguf.written import write
-from tests.effects.models.test_formats import blocks_of, leaves
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec
 

@@ -32,7 +32,7 @@ from tests.effects.checkpoints.formats_made import (
     quantized,
     rounded,
 )
-from tests.effects.models.test_formats import leaves, read
+from tests.effects.models.formats.test_formats import leaves, read
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 AWQ, GPTQ, INT4, FP8 = (FORMATS[one][0] for one in ("awq", "gptq", "4 bits", "fp8"))
