@@ -135,7 +135,7 @@ class Coined:
         positions: Tensor,
         accepted: Tensor,
     ) -> None:
-        """As `kernels.verify.accept_drafts`, of drafts that were tossed."""
+        """As `kernels.verify_drafts.accept_drafts`, of drafts that were tossed."""
         tossed = toss(owners, state.last, state.next, self.streams, self.heads)
         del drafts
         self.inner.accept_drafts(

@@ -189,7 +189,7 @@ class Backend(Protocol):
         state: RowTensors,
         out: Tensor,
     ) -> None:
-        """Write drafts as inputs; see `kernels.verify.write_draft_inputs`."""
+        """Write drafts as inputs; see `kernels.verify_drafts.write_draft_inputs`."""
         ...
 
     def accept_drafts(
@@ -204,17 +204,19 @@ class Backend(Protocol):
         accepted: Tensor,
     ) -> None:
         """Find the rows whose draft equals the sampled token; see
-        `kernels.verify.accept_drafts`.
+        `kernels.verify_drafts.accept_drafts`.
         """
         ...
 
     def keep(self, logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
-        """Keep logits of all rows but the scratch row; see `kernels.masks.keep`."""
+        """Keep logits of all rows but the scratch row; see
+        `kernels.masked_logits.keep`.
+        """
         ...
 
     def hide(self, kept: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         """Returns the kept logits of rows with disallowed tokens masked; see
-        `kernels.masks.hide`.
+        `kernels.masked_logits.hide`.
         """
         ...
 

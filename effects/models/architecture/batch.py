@@ -99,7 +99,7 @@ class Batch:
     chunks: Chunks | None  # the other tokens
     # Splits of the contexts of decode rows on a GPU, for each group of layers
     splits: tuple[int, ...] = ()
-    fused: bool = False  # as in `kernels.linear.norm_gated`
+    fused: bool = False  # as in `kernels.fused_linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
     # [tokens] bool: False for tokens that only pad the step; None: there are none
