@@ -25,19 +25,19 @@ class Twice(SingleRank):
 
     rank_info: RankInfo
 
-    def sum(self, part: Tensor) -> Tensor:
-        return 2 * part
+    def sum(self, partial: Tensor) -> Tensor:
+        return 2 * partial
 
 
 def test_products_are_the_kernels_own() -> None:
     linear = filled(SIZES)
-    got = norm_linear(X, NORM, linear)
-    assert got.equal(plain.norm_linear(X, NORM, linear))
+    product = norm_linear(X, NORM, linear)
+    assert product.equal(plain.norm_linear(X, NORM, linear))
     down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
-    got, want = X.clone(), X.clone()
-    feed(got, NORM, linear, down, "silu", SINGLE_RANK, fused=False)
-    plain.linear_add(want, plain.norm_gated(X, NORM, linear), down)
-    assert got.equal(want)
+    residual, expected = X.clone(), X.clone()
+    feed(residual, NORM, linear, down, "silu", SINGLE_RANK, fused=False)
+    plain.linear_add(expected, plain.norm_gated(X, NORM, linear), down)
+    assert residual.equal(expected)
 
 
 def test_on_one_rank_the_product_is_added_within_the_kernel(
@@ -45,31 +45,31 @@ def test_on_one_rank_the_product_is_added_within_the_kernel(
 ) -> None:
     calls: list[Any] = []
     linear, residual = filled(SIZES), torch.randn(5, 16)
-    want = residual.clone()
-    plain.linear_add(want, X, linear)
+    expected = residual.clone()
+    plain.linear_add(expected, X, linear)
     real = plain.linear_add
 
-    def kept(*given: Any) -> None:
-        calls.append(given)
-        real(*given)
+    def recorded(*args: Any) -> None:
+        calls.append(args)
+        real(*args)
 
-    monkeypatch.setattr(plain, "linear_add", kept)
+    monkeypatch.setattr(plain, "linear_add", recorded)
     add_product(residual, X, linear, SINGLE_RANK)
-    [given] = calls
-    for passed, own in zip(given, (residual, X, linear), strict=True):
-        assert passed is own
-    assert residual.equal(want)
+    [arguments] = calls
+    for passed, argument in zip(arguments, (residual, X, linear), strict=True):
+        assert passed is argument
+    assert residual.equal(expected)
 
 
 def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
     linear = filled(SIZES)
     down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
-    part = torch.zeros_like(X)
+    partial = torch.zeros_like(X)
     feed_of_x = plain.norm_gated(X, NORM, linear)
-    plain.linear_add(part, feed_of_x, down)
-    got, twice = X.clone(), Twice(RankInfo(0, Parallel(tensor=2)))
-    feed(got, NORM, linear, down, "silu", twice, NORM, fused=False)
-    torch.testing.assert_close(got, X + plain.rms_norm(2 * part, NORM))
+    plain.linear_add(partial, feed_of_x, down)
+    residual, twice = X.clone(), Twice(RankInfo(0, Parallel(tensor=2)))
+    feed(residual, NORM, linear, down, "silu", twice, NORM, fused=False)
+    torch.testing.assert_close(residual, X + plain.rms_norm(2 * partial, NORM))
 
 
 def test_schemes_without_kernels_are_refused_by_name() -> None:
