@@ -30,14 +30,14 @@ class Stage:
         self.parts = [torch.empty(0)] * self.count
         self.barrier = Barrier(self.count, timeout=LIMIT)
 
-    def all(self, part: int, mine: Tensor) -> list[Tensor]:
+    def all(self, index: int, tensor: Tensor) -> list[Tensor]:
         """The parts of all ranks."""
-        self.parts[part] = mine.clone()
+        self.parts[index] = tensor.clone()
         self.barrier.wait()
-        found = [*self.parts]
-        self.calls += part == 0
+        parts = [*self.parts]
+        self.calls += index == 0
         self.barrier.wait()
-        return found
+        return parts
 
 
 @frozen(eq=False)
@@ -56,15 +56,15 @@ class ThreadRanks:
     def leave(self) -> None:
         pass
 
-    def sum(self, part: Tensor) -> Tensor:
-        found = self.stage.all(self.rank_info.tensor_rank, part)
-        return torch.stack(found).sum(0)
+    def sum(self, partial: Tensor) -> Tensor:
+        partials = self.stage.all(self.rank_info.tensor_rank, partial)
+        return torch.stack(partials).sum(0)
 
-    def add_sum(self, residual: Tensor, part: Tensor) -> None:
-        residual.add_(self.sum(part))
+    def add_sum(self, residual: Tensor, partial: Tensor) -> None:
+        residual.add_(self.sum(partial))
 
-    def gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self.stage.all(self.rank_info.tensor_rank, part), 1)
+    def gather(self, columns: Tensor) -> Tensor:
+        return torch.cat(self.stage.all(self.rank_info.tensor_rank, columns), 1)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         hidden = self.entering.get(timeout=LIMIT)
