@@ -61,7 +61,8 @@ class MadeUp(Dry):
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
         return Executed(
-            plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True))
+            plan.step,
+            tuple((t,) * m for t, m in zip(tokens, plan.max_sampled_tokens, strict=True)),
         )
 
 

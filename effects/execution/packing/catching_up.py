@@ -78,7 +78,7 @@ class CatchUp:
             found = takewhile(self.complete.__contains__, table[:shared])
             cached = self.block_size * sum(1 for _ in found)
             known = [*opened.known]
-            state = DraftedRow(plan.gens[at], known, [*table], cached, start - cached)
+            state = DraftedRow(plan.run_ids[at], known, [*table], cached, start - cached)
             self.states[plan.rows[at]] = state
         for grow in plan.grows:
             self.complete.difference_update(grow.blocks)
@@ -112,14 +112,18 @@ class CatchUp:
                 continue
             state = self.states[row]
             if at in filled:
-                end = plan.starts[at] + plan.counts[at]
-                state.missing = end + max(0, plan.most[at] - 1) - state.cached
+                end = plan.starts[at] + plan.num_scheduled_tokens[at]
+                state.missing = (
+                    end + max(0, plan.max_sampled_tokens[at] - 1) - state.cached
+                )
             elif not drafting or state.missing > COVERED:
-                state.missing += plan.most[at]
+                state.missing += plan.max_sampled_tokens[at]
             else:  # the step computed it, too
                 self._note_cached(state, len(state.tokens))
                 state.missing = (
-                    plan.counts[at] - 1 if at in given else int(at in drafting)
+                    plan.num_scheduled_tokens[at] - 1
+                    if at in given
+                    else int(at in drafting)
                 )
 
     def _note_cached(self, state: DraftedRow, upto: int) -> None:
@@ -130,7 +134,7 @@ class CatchUp:
 
     def note_results(self, plan: Plan, yields: Yields) -> None:
         """Note a plan's results."""
-        for row, gen, tokens in zip(plan.rows, plan.gens, yields, strict=True):
+        for row, gen, tokens in zip(plan.rows, plan.run_ids, yields, strict=True):
             state = self.states.get(row)
             if state is not None and state.gen == gen:
                 state.tokens += tokens

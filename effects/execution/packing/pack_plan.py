@@ -36,7 +36,7 @@ from minfer.effects.execution.packing.verified import (
     write_drafts,
 )
 from minfer.effects.models.layout.shapes import next_power_of_two
-from minfer.records.plan import Fill, Open, Plan
+from minfer.records.plan import NewRow, Plan, PrefillTokens
 
 Item = TypeVar("Item")
 
@@ -48,7 +48,7 @@ class Draw:
     """
 
     places: list[int]
-    owners: list[Open | None]  # kept here, as rows get new owners
+    owners: list[NewRow | None]  # kept here, as rows get new owners
     at: list[int] | None = None  # None: in order
     # Where tokens behind drafts are; of deferred rows, none.
     draft_outputs: DraftOutputs | None = None
@@ -151,9 +151,9 @@ class Packer:
         others = [fill for fill in plan.fills if fill.index not in taken]
         return evolve(plan, fills=tuple(others))
 
-    def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
+    def _is_like_a_decode(self, plan: Plan, fill: PrefillTokens) -> bool:
         """Returns whether a fill is one token, of a row that requests only tokens."""
-        if len(fill.tokens) > 1 or not plan.most[fill.index]:
+        if len(fill.tokens) > 1 or not plan.max_sampled_tokens[fill.index]:
             return False
         owner = self.rows.owners[plan.rows[fill.index]]
         if owner is None or owner.pooling:
@@ -238,7 +238,9 @@ class Packer:
 
     def _mixed(self, plan: Plan, decoding: list[int]) -> Forward:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
-        drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
+        drawing = [
+            k for k, fill in enumerate(plan.fills) if plan.max_sampled_tokens[fill.index]
+        ]
         counts = [len(fill.tokens) for fill in plan.fills]
         here = [*decoding, *(fill.index for fill in plan.fills)]
         needs = self.rows.wants(picked(plan.rows, here))

@@ -23,7 +23,7 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.effects.models.architecture.batch import Scored
-from minfer.records.plan import Open, Plan, Pooled
+from minfer.records.plan import NewRow, Plan, Pooled
 from minfer.records.token_logprobs import pack_part
 from minfer.sampling.params import MAX_LOGPROBS
 
@@ -35,7 +35,7 @@ class ScoredChunk:
     """Inputs of one scored row, in one chunk."""
 
     place: int  # in the plan's columns
-    owner: Open
+    owner: NewRow
     first: int  # the index in the prompt of the token behind the first of them
     at: int  # of the first, among all that are scored
     count: int

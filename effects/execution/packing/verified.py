@@ -26,7 +26,7 @@ from minfer.effects.execution.device.device_rows import DeviceRows, Words
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Draft, Open, Plan
+from minfer.records.plan import Draft, NewRow, Plan
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError
 
@@ -60,7 +60,7 @@ def flaw_of_drafts(
         return "drafts are not expected, as the configuration has no speculation"
     taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
-        count = plan.counts[draft.index] - 1
+        count = plan.num_scheduled_tokens[draft.index] - 1
         if draft.index in plan.deferred:
             return "rows with deferred sampling have no drafts"
         if draft.index in taken:
@@ -79,7 +79,7 @@ def flaw_of_drafts(
     return ""
 
 
-def _owner_drafts(owner: Open | None) -> bool:
+def _owner_drafts(owner: NewRow | None) -> bool:
     """Returns whether a row's owner, from before the plan, can have drafts."""
     return owner is None or not owner.pooling
 
@@ -91,7 +91,7 @@ class DraftOutputs:
     """
 
     places: list[int]  # entries of the plan
-    owners: list[Open | None]
+    owners: list[NewRow | None]
     first: int
     stride: int  # lines between two places
     drafts: int
@@ -99,7 +99,7 @@ class DraftOutputs:
 
     @classmethod
     def of(
-        cls, shape: StepShape, places: list[int], owners: list[Open | None]
+        cls, shape: StepShape, places: list[int], owners: list[NewRow | None]
     ) -> "DraftOutputs":
         """Returns the results' layout for a step of this shape, and rows with these
         entries.
@@ -115,7 +115,7 @@ class DraftOutputs:
 
     def accepted_lines(
         self, drawn: Sequence[int]
-    ) -> Iterator[tuple[int, Open | None, range]]:
+    ) -> Iterator[tuple[int, NewRow | None, range]]:
         """Yields each row's lines of accepted places, given all lines."""
         counts = self.first + self.drafts * self.stride
         for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
@@ -126,7 +126,7 @@ class DraftOutputs:
 
 def most_of(plan: Plan) -> int:
     """Returns the most drafts that a row of a plan has."""
-    return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
+    return max(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
 
 
 def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
@@ -140,6 +140,6 @@ def write_drafts(plan: Plan, places: Sequence[int], into: DraftWords[Words]) -> 
     """Write the drafts of the rows with these entries, in order."""
     given = {draft.index: draft.tokens for draft in plan.drafts}
     for v, place in enumerate(places):
-        count = plan.counts[place] - 1
+        count = plan.num_scheduled_tokens[place] - 1
         into.counts[v] = count
         into.tokens[:count, v] = given[place] or -1

@@ -58,11 +58,11 @@ def _part(plan: Plan, number: int, count: int) -> MicroBatch:
     opens = tuple(one for one in plan.opens if one.index in place)
     part = Plan(
         step=plan.step * count + number,
-        gens=columns(plan.gens),
+        run_ids=columns(plan.run_ids),
         rows=columns(plan.rows),
         starts=columns(plan.starts),
-        counts=columns(plan.counts),
-        most=columns(plan.most),
+        num_scheduled_tokens=columns(plan.num_scheduled_tokens),
+        max_sampled_tokens=columns(plan.max_sampled_tokens),
         fills=tuple(
             evolve(one, index=place[one.index])
             for one in plan.fills

@@ -141,7 +141,9 @@ def _words(plan: Plan, shape: StepShape, places: list[int], scratch: int) -> Wor
     draws.rows[:] = draws.positions[:] = scratch
     draws.rows[:size] = picked(plan.rows, places)
     draws.positions[:size] = picked(plan.starts, places)
-    draws.positions[:size] += np.array(picked(plan.counts, places), np.int32)
+    draws.positions[:size] += np.array(
+        picked(plan.num_scheduled_tokens, places), np.int32
+    )
     return words
 
 

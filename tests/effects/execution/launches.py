@@ -150,7 +150,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
                 prompt=tuple(rng.randrange(VOCAB) for _ in range(length)),
                 max_tokens=rng.randrange(1, 9),
                 sampling=sampling,
-                lockstep=i % 7 == 0,
+                needs_host_mask=i % 7 == 0,
                 seed=i,
             )
         )

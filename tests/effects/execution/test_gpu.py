@@ -423,7 +423,7 @@ def test_deferred_rows_sample_the_same(
             nonlocal count
             if isinstance(event, Submit):
                 count += 1
-                event = Submit(evolve(event.request, lockstep=count % 2 == 1))
+                event = Submit(evolve(event.request, needs_host_mask=count % 2 == 1))
             post(event)
 
         monkeypatch.setattr(driver, "post", bound)

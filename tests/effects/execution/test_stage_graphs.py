@@ -173,7 +173,8 @@ def unable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 def asked(seed: int) -> list[Request]:
     """Requests, some with deferred sampling."""
     return [
-        evolve(one, lockstep=i % 3 == 0) for i, one in enumerate(requests(seed, count=7))
+        evolve(one, needs_host_mask=i % 3 == 0)
+        for i, one in enumerate(requests(seed, count=7))
     ]
 
 
