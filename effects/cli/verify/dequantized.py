@@ -16,13 +16,13 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.models.architecture.linear import LinearSizes, Maker
+from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
 from minfer.effects.models.architecture.moe import MoE
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.quantization_files import FILE, KEY, METHODS
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
 from minfer.effects.models.checkpoint.checkpoint import (
-    files_of,
+    checkpoint_form,
     planned_parts,
     read_config,
 )
@@ -79,7 +79,7 @@ class SourceTensors:
     """The tensors of a checkpoint that is to be dequantized."""
 
     spec: ModelSpec
-    files: Files
+    files: CheckpointForm
     places: Mapping[str, TensorPlace]  # by the model's names
 
     def parts(self, matrix: StoredMatrix, leaf: Linear) -> list[WeightPart]:
@@ -93,7 +93,7 @@ class SourceTensors:
         how = self.spec.quantization
         how = None if how is None else evolve(how, plain=frozenset())
         sizes = evolve(matrix.sizes, bias=False, plain=False)
-        return Maker("float32", "cpu", how).linear(sizes)
+        return WeightMaker("float32", "cpu", how).linear(sizes)
 
     def names(self, matrix: StoredMatrix) -> list[str]:
         """Returns the names of a quantized matrix's tensors in the files."""
@@ -127,7 +127,7 @@ def write_dequantized(source: Path, spec: ModelSpec, folder: Path) -> Dequantize
         found = find_tensors(source, stack)
         planned = planned_parts(spec, found, source)
         places = {part.name: place for place, part in planned}
-        tensors = SourceTensors(spec, files_of(spec, found), places)
+        tensors = SourceTensors(spec, checkpoint_form(spec, found), places)
         matrices = [*_quantized(spec, tensors.files)]
         form = tensors.files.format
         stored = {name for matrix in matrices for name in tensors.names(matrix)}
@@ -172,7 +172,7 @@ def _write_side_files(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
+def _quantized(spec: ModelSpec, files: CheckpointForm) -> Iterator[StoredMatrix]:
     """Yields the quantized matrices of a model."""
     if spec.quantization is None:
         return
@@ -197,7 +197,9 @@ def _quantized(spec: ModelSpec, files: Files) -> Iterator[StoredMatrix]:
                 )
 
 
-def _of_experts(sizes: LinearSizes, feed: MoE, files: Files) -> Iterator[StoredMatrix]:
+def _of_experts(
+    sizes: LinearSizes, feed: MoE, files: CheckpointForm
+) -> Iterator[StoredMatrix]:
     """Yields the matrices of experts, one by one or all in one."""
     keys = feed.keys
     if files.stacked or keys.transposed:

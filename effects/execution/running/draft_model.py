@@ -37,7 +37,7 @@ from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, Pr
 from minfer.effects.execution.running.feeding import Feeder, StepRows, chunks_of
 from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.architecture.batch import Chunks
+from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -144,7 +144,7 @@ class DraftModel:
         shape: StepShape,
         step: StepRows,
         sample: Tensor | None = None,
-        chunks: Chunks | None = None,
+        chunks: PrefillChunks | None = None,
     ) -> Tensor:
         decode_inputs = self.feeder.decode_inputs(step)
         if self.spec.vocab_size < self.feeder.rows.vocab:

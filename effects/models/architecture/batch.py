@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 @frozen(eq=False)
-class Chunks:
+class PrefillChunks:
     """Rows of several inputs; all int32 [chunks]. A count of 0 means padding."""
 
     rows: Tensor  # of the table
@@ -43,7 +43,7 @@ class Chunks:
 
 
 @frozen(eq=False)
-class Tap:
+class TappedTokens:
     """Tokens whose hidden states are requested, after the final norm."""
 
     tokens: Tensor  # [tapped] int32: indices
@@ -51,7 +51,7 @@ class Tap:
 
 
 @frozen(eq=False)
-class Scored:
+class ChunkedLogits:
     """Tokens whose logits are computed `chunk_size` at a time: memory may not hold all.
 
     `take` gets the number of the first of them, and their logits [chunk_size, vocab].
@@ -68,7 +68,7 @@ class Scored:
 
 
 @frozen(eq=False)
-class Verified:
+class VerifiedRows:
     """The first rows of a step, which have drafts: the first tokens are the rows' last
     ones, and after those of all rows come drafts, a line of these rows for each place.
     Integers are int32.
@@ -96,17 +96,17 @@ class Batch:
     table: Tensor
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
     contexts: Tensor  # [decode] tokens that each of them attends to
-    chunks: Chunks | None  # the other tokens
+    chunks: PrefillChunks | None  # the other tokens
     # Splits of the contexts of decode rows on a GPU, for each group of layers
     splits: tuple[int, ...] = ()
     fused: bool = False  # as in `kernels.fused_linear.norm_gated`
-    tap: Tap | None = None
-    scored: Scored | None = None
+    tap: TappedTokens | None = None
+    scored: ChunkedLogits | None = None
     # [tokens] bool: False for tokens that only pad the step; None: there are none
     real: Tensor | None = None
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
-    verified: Verified | None = None
+    verified: VerifiedRows | None = None
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -177,7 +177,7 @@ def make_batch(
     chunk_rows = order[len(decode_rows) :]
     chunks = None
     if len(chunk_rows):
-        chunks = Chunks(
+        chunks = PrefillChunks(
             rows=to_device(chunk_rows),
             starts=to_device(starts[chunk_rows]),
             counts=to_device(packing.counts[chunk_rows]),

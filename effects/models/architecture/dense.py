@@ -12,15 +12,15 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import feed
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
 from minfer.effects.models.parts import WeightPart
@@ -124,7 +124,7 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     )
 
 
-def empty_dense(sizes: Dense, make: Maker) -> DenseWeights:
+def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:
     """Returns uninitialised weights of these sizes."""
     norms = sizes.norms
     return DenseWeights(
@@ -147,19 +147,19 @@ def feed_norm_parts(
 
 
 def dense_parts(
-    sizes: Dense, weights: DenseWeights, files: Files
+    sizes: Dense, weights: DenseWeights, form: CheckpointForm
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, files)
+    yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, form)
 
 
 def dense_matrix_parts(
-    sizes: Dense, gate_up: Linear, down: Linear, files: Files
+    sizes: Dense, gate_up: Linear, down: Linear, form: CheckpointForm
 ) -> Iterator[WeightPart]:
     """Yields the tensors without the norms."""
-    yield from weight_parts(sizes.gate_up, gate_up, files)
-    yield from weight_parts(sizes.down, down, files)
+    yield from weight_parts(sizes.gate_up, gate_up, form)
+    yield from weight_parts(sizes.down, down, form)
     yield from bias_parts(sizes.gate_up, gate_up)
     yield from bias_parts(sizes.down, down)
 

@@ -22,15 +22,15 @@ from attrs import evolve, frozen
 from minfer.effects.models.architecture.kv_format import KvLayout
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.architecture.windows import read_windows
 from minfer.effects.models.config_reader import ConfigReader
@@ -246,7 +246,7 @@ def read_gqa(
     )
 
 
-def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
+def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
 
     def norm(size: int, exists: bool) -> Norm | None:
@@ -265,13 +265,15 @@ def empty_gqa(sizes: GQA, make: Maker) -> GQAWeights:
     )
 
 
-def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightPart]:
+def gqa_parts(
+    sizes: GQA, weights: GQAWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     norms, heads = sizes.norms, weights.heads
     yield norm_part("input_layernorm", weights.norm, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
     for weight_part in (
-        *weight_parts(sizes.qkv, weights.qkv, files),
+        *weight_parts(sizes.qkv, weights.qkv, form),
         *bias_parts(sizes.qkv, weights.qkv),
     ):
         of_values = weight_part.name.startswith("self_attn.v_proj")
@@ -282,7 +284,7 @@ def gqa_parts(sizes: GQA, weights: GQAWeights, files: Files) -> Iterator[WeightP
         yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
-    yield from weight_parts(sizes.out, weights.out, files)
+    yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, norms)

@@ -29,8 +29,8 @@ from minfer.effects.models.architecture.gqa import (
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     unquantized,
 )
 from minfer.effects.models.architecture.mla import (
@@ -51,7 +51,7 @@ from minfer.effects.models.architecture.moe import (
     read_moe,
 )
 from minfer.effects.models.architecture.products import prepared
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
@@ -179,7 +179,7 @@ def _dense_layers(reader: ConfigReader, key: str, layers: int) -> set[int]:
     return {i for i, kind in enumerate(kinds) if kind == "dense"}
 
 
-def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
+def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
     """Returns uninitialised weights of a layer."""
     attention: AttentionWeights
     feed_forward: FeedForwardWeights
@@ -197,19 +197,19 @@ def empty_layer(layer: Layer, make: Maker) -> LayerWeights:
 
 
 def layer_parts(
-    layer: Layer, weights: LayerWeights, files: Files = PLAIN_FILES
+    layer: Layer, weights: LayerWeights, form: CheckpointForm = PLAIN_FORM
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as gqa_weights:
-            yield from gqa_parts(gqa, gqa_weights, files)
+            yield from gqa_parts(gqa, gqa_weights, form)
         case MLA() as mla, MLAWeights() as mla_weights:
-            yield from mla_parts(mla, mla_weights, files)
+            yield from mla_parts(mla, mla_weights, form)
     match layer.feed_forward, weights.feed_forward:
         case Dense() as dense, DenseWeights() as dense_weights:
-            yield from dense_parts(dense, dense_weights, files)
+            yield from dense_parts(dense, dense_weights, form)
         case MoE() as moe, MoEWeights() as moe_weights:
-            yield from moe_parts(moe, moe_weights, files)
+            yield from moe_parts(moe, moe_weights, form)
 
 
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:

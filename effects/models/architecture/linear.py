@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.quantization import (
-    PLAIN_FILES,
-    Files,
+    PLAIN_FORM,
+    CheckpointForm,
     Quantization,
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
@@ -95,7 +95,7 @@ class NormRule:
 
 
 @frozen
-class Maker:
+class WeightMaker:
     """Makes the uninitialised tensors of a layer, in the activations' dtype but for
     quantized matrices.
     """
@@ -193,21 +193,21 @@ class Maker:
 
 
 def weight_parts(
-    sizes: LinearSizes, linear: Linear, files: Files = PLAIN_FILES
+    sizes: LinearSizes, linear: Linear, form: CheckpointForm = PLAIN_FORM
 ) -> Iterator[WeightPart]:
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them,
     with their targets.
     """
     for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
-        yield from matrix_parts(name, matrix, files)
+        yield from matrix_parts(name, matrix, form)
 
 
-def matrix_parts(name: str, linear: Linear, files: Files) -> Iterator[WeightPart]:
+def matrix_parts(name: str, linear: Linear, form: CheckpointForm) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of that name."""
     if linear.scheme.is_plain:
         yield WeightPart(f"{name}.weight", linear.weight, matrix=name)
         return
-    for weight_part in files.format_of(name).parts(name, linear):
+    for weight_part in form.format_of(name).parts(name, linear):
         yield evolve(weight_part, matrix=name, scales=weight_part.target is linear.scales)
 
 

@@ -27,15 +27,15 @@ from minfer.effects.models.architecture.gqa import partial_ranges
 from minfer.effects.models.architecture.kv_format import KvLayout
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     bias_parts,
     norm_part,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import Family
@@ -53,7 +53,7 @@ MAX_EXPANDED_BYTES: Final = 1 << 27
 
 
 @frozen
-class Pieces:
+class LatentPieces:
     """How latents are expanded on a GPU: some tokens and some heads at a time."""
 
     heads: int
@@ -198,7 +198,7 @@ class MLA:
         """Elements of a token at attention's widest place on a GPU."""
         return self.heads * (self.query_dim + self.latent_dim + 2 * self.rank)
 
-    def pieces(self, tokens: int, element: int) -> Pieces:
+    def pieces(self, tokens: int, element: int) -> LatentPieces:
         """Returns the pieces for a step of `tokens` prefill tokens, whose numbers have
         `element` bytes.
         """
@@ -211,7 +211,7 @@ class MLA:
         latents = (size + tokens) * self.latent_dim * element
         # A piece's result, and the merged one in float32; their sums of exponentials.
         results = tokens * heads * (self.value_dim * (element + 4) + 3 * 4)
-        return Pieces(heads, size, expanded + latents + results)
+        return LatentPieces(heads, size, expanded + latents + results)
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of partial results on a GPU, as for grouped-query attention
@@ -260,7 +260,7 @@ def read_mla(
     return (attention,) * reader.size("num_hidden_layers")
 
 
-def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
+def empty_mla(sizes: MLA, make: WeightMaker) -> MLAWeights:
     """Returns uninitialised weights of these sizes."""
     rank, inputs = sizes.query_rank, make.linear(sizes.inputs)
     if sizes.bias:
@@ -279,14 +279,16 @@ def empty_mla(sizes: MLA, make: Maker) -> MLAWeights:
     )
 
 
-def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[WeightPart]:
+def mla_parts(
+    sizes: MLA, weights: MLAWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     order_queries = _turn_last(sizes, sizes.query_dim)
     order_latents = _turn_last(sizes, sizes.latent_dim)
     yield norm_part("input_layernorm", weights.norm, sizes.norms)
     has_query_latents = sizes.query_rank is not None
     query_name, _ = sizes.inputs.names
-    for weight_part in weight_parts(sizes.inputs, weights.inputs, files):
+    for weight_part in weight_parts(sizes.inputs, weights.inputs, form):
         if weight_part.matrix != query_name:
             yield weight_part.rearranged(order_latents)
         else:
@@ -302,11 +304,11 @@ def mla_parts(sizes: MLA, weights: MLAWeights, files: Files) -> Iterator[WeightP
         yield latent.rearranged(order_latents)
     if weights.query_norm is not None and weights.queries is not None:
         yield norm_part("self_attn.q_a_layernorm", weights.query_norm, LATENT_NORMS)
-        for weight_part in weight_parts(sizes.queries, weights.queries, files):
+        for weight_part in weight_parts(sizes.queries, weights.queries, form):
             yield weight_part.rearranged(order_queries)
     yield norm_part("self_attn.kv_a_layernorm", weights.latents.norm, LATENT_NORMS)
-    yield from weight_parts(sizes.expansion, weights.latents.expansion, files)
-    yield from weight_parts(sizes.out, weights.out, files)
+    yield from weight_parts(sizes.expansion, weights.latents.expansion, form)
+    yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
     if weights.after is not None:
         yield norm_part("post_attention_layernorm", weights.after, sizes.norms)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.models.architecture.batch import Batch, Scored, Tap
+from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layers import attend, feed
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -120,7 +120,7 @@ def _picked_tokens(batch: Batch) -> Tensor | None:
 
 def _score_tokens(
     spec: ModelSpec,
-    scored: Scored,
+    scored: ChunkedLogits,
     hidden: Tensor,
     weights: Weights,
     communicator: Communicator,
@@ -136,7 +136,7 @@ def _score_tokens(
     return hidden[:num_others]
 
 
-def _copy_tapped_states(tap: Tap, hidden: Tensor, norm: Norm) -> Tensor:
+def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:
     """Write the states of tapped tokens, which come last; returns the others'."""
     num_others = len(hidden) - len(tap.tokens)
     tap.states.copy_(rms_norm(hidden[num_others:], norm))

@@ -27,8 +27,8 @@ from minfer.effects.models.architecture.dense import (
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
     NormRule,
+    WeightMaker,
     matrix_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -41,7 +41,7 @@ from minfer.effects.models.architecture.products import (
     normalise,
     route,
 )
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families import ExpertKeys, Family
 from minfer.effects.models.parts import WeightPart
@@ -276,7 +276,7 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     )
 
 
-def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
+def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
     """Returns uninitialised weights of these sizes."""
     hidden, count = sizes.hidden_size, sizes.experts
     keys, norms = sizes.keys, sizes.norms
@@ -308,7 +308,9 @@ def empty_moe(sizes: MoE, make: Maker) -> MoEWeights:
     )
 
 
-def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[WeightPart]:
+def moe_parts(
+    sizes: MoE, weights: MoEWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets: the matrices of
     experts one by one, or stacked, those of all experts as one tensor.
     """
@@ -319,15 +321,17 @@ def moe_parts(sizes: MoE, weights: MoEWeights, files: Files) -> Iterator[WeightP
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
-    expert_parts = _stacked_parts if files.stacked or keys.transposed else _single_parts
-    yield from expert_parts(sizes, weights.experts, files)
+    expert_parts = _stacked_parts if form.stacked or keys.transposed else _single_parts
+    yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
-        yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, files)
+        yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
         if shared.gate is not None:
             yield WeightPart(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
 
 
-def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[WeightPart]:
+def _single_parts(
+    sizes: MoE, experts: Experts, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.matrices
     for index, expert in enumerate(sizes.rank_experts or range(sizes.experts)):
@@ -335,10 +339,12 @@ def _single_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weight
         pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(index)))
         for name, leaf in pieces:
             matrix = f"{sizes.keys.experts}.{expert}.{name}"
-            yield from matrix_parts(matrix, leaf, files)
+            yield from matrix_parts(matrix, leaf, form)
 
 
-def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[WeightPart]:
+def _stacked_parts(
+    sizes: MoE, experts: Experts, form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
     alternate = _gates_first if keys.transposed else None
@@ -350,7 +356,7 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weigh
         ("down_proj", experts.down, sizes.down, None, 1),
     ):
         matrix = f"{keys.experts}.{name}"
-        for weight_part in _stack_parts(matrix, leaf, files, transposed=keys.transposed):
+        for weight_part in _stack_parts(matrix, leaf, form, transposed=keys.transposed):
             matrix_name = sizes_of.names[0]
             yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
         if leaf.bias is not None:
@@ -362,7 +368,7 @@ def _stacked_parts(sizes: MoE, experts: Experts, files: Files) -> Iterator[Weigh
 
 
 def _stack_parts(
-    matrix: str, leaf: Linear, files: Files, *, transposed: bool
+    matrix: str, leaf: Linear, form: CheckpointForm, *, transposed: bool
 ) -> Iterator[WeightPart]:
     """Yields the tensors of one matrix of all experts; those with full numbers may be
     [experts, in, out].
@@ -370,7 +376,7 @@ def _stack_parts(
     if leaf.scheme.is_plain:
         weight_parts = iter([WeightPart(matrix, leaf.weight)])
     else:
-        weight_parts = files.format_of(matrix).expert_parts(matrix, leaf)
+        weight_parts = form.format_of(matrix).expert_parts(matrix, leaf)
     for weight_part in weight_parts:
         if transposed and weight_part.name == matrix:
             experts, outputs, inputs = weight_part.shape

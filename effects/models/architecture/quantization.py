@@ -66,7 +66,7 @@ class Quantization:
 
 
 @frozen
-class Files:
+class CheckpointForm:
     """How the files of a checkpoint store matrices."""
 
     format: WeightFormat | None = None  # of quantized ones
@@ -81,7 +81,7 @@ class Files:
         return self.format
 
 
-PLAIN_FILES: Final = Files()
+PLAIN_FORM: Final = CheckpointForm()
 
 
 def requested(level: str | None, stored: Quantization | None) -> Quantization | None:

@@ -10,8 +10,8 @@ from minfer.effects.models.architecture.layers import (
     empty_layer,
     layer_parts,
 )
-from minfer.effects.models.architecture.linear import Maker, matrix_parts, norm_part
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.linear import WeightMaker, matrix_parts, norm_part
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import (
     EMBED,
     LM_HEAD,
@@ -43,7 +43,7 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 
     `dtype` is that of activations, and of what is not quantized.
     """
-    make = Maker(
+    make = WeightMaker(
         dtype=dtype,
         device=device,
         quantization=spec.quantization,
@@ -61,28 +61,30 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
 
 
 def checkpoint_parts(
-    spec: ModelSpec, weights: Weights, files: Files = PLAIN_FILES
+    spec: ModelSpec, weights: Weights, form: CheckpointForm = PLAIN_FORM
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a checkpoint, with their targets."""
     if spec.embed_rows:
         yield WeightPart(EMBED, weights.embed)
     layers = zip(spec.layers, weights.layers, strict=True)
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
-        for weight_part in layer_parts(layer, layer_weights, files):
+        for weight_part in layer_parts(layer, layer_weights, form):
             yield weight_part.with_prefix(layer_prefix(i))
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
 
 
-def expected_parts(spec: ModelSpec, files: Files = PLAIN_FILES) -> dict[str, WeightPart]:
+def expected_parts(
+    spec: ModelSpec, form: CheckpointForm = PLAIN_FORM
+) -> dict[str, WeightPart]:
     """Returns the tensors that a checkpoint has to have, by the model's names, without
     memory: of a model that transformers runs and loads, those of quantized matrices.
     """
-    weight_parts = leaf_parts(empty_leaves(spec, "meta"), files)
+    weight_parts = leaf_parts(empty_leaves(spec, "meta"), form)
     if not spec.parameters:
         weight_parts = checkpoint_parts(
-            spec, empty_weights(spec, spec.dtype, "meta"), files
+            spec, empty_weights(spec, spec.dtype, "meta"), form
         )
     return {weight_part.name: weight_part for weight_part in weight_parts}
 
@@ -91,15 +93,17 @@ def empty_leaves(spec: ModelSpec, device: str = "cpu") -> dict[str, Linear]:
     """Returns the quantized matrices of a model that transformers runs, uninitialised, by
     their names.
     """
-    make = Maker(spec.dtype, device, spec.quantization)
+    make = WeightMaker(spec.dtype, device, spec.quantization)
     quantized = (sizes for sizes in spec.linears if not spec.scheme_of(sizes).is_plain)
     return {sizes.names[0]: make.linear(sizes) for sizes in quantized}
 
 
-def leaf_parts(leaves: Mapping[str, Linear], files: Files) -> Iterator[WeightPart]:
+def leaf_parts(
+    leaves: Mapping[str, Linear], form: CheckpointForm
+) -> Iterator[WeightPart]:
     """Yields the tensors of a checkpoint that belong to matrices of these names."""
     for name, leaf in leaves.items():
-        yield from matrix_parts(name, leaf, files)
+        yield from matrix_parts(name, leaf, form)
         if leaf.bias is not None:
             yield WeightPart(f"{name}.bias", leaf.bias)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from minfer.effects.models.architecture.layers import finish_layer, layer_parts
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.quantization_files import with_quantization
 from minfer.effects.models.architecture.refusals import quantized_objection
 from minfer.effects.models.architecture.spec import (
@@ -153,16 +153,16 @@ def load_weights(
     dtype = dtype or spec.dtype
     with ExitStack() as stack:
         found_tensors = find_tensors(Path(folder), stack, dtype, device)
-        files = files_of(spec, found_tensors)
-        places = _checked_places(spec, found_tensors, files, Path(folder))
+        form = checkpoint_form(spec, found_tensors)
+        places = _checked_places(spec, found_tensors, form, Path(folder))
         rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
-        model_parts = expected_parts(spec, files)
+        model_parts = expected_parts(spec, form)
         weights = empty_weights(rank_spec, dtype, device)
         if device == "cpu" or not found_tensors.streams:
-            weights = _fill_weights(rank_spec, weights, files, places, dtype, model_parts)
+            weights = _fill_weights(rank_spec, weights, form, places, dtype, model_parts)
         else:
             own_parts = rank_parts(
-                rank_spec, checkpoint_parts(rank_spec, weights, files), model_parts
+                rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
             )
             _stream([*own_parts], places)
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
@@ -181,17 +181,17 @@ def planned_parts(
     """
     import torch
 
-    files = files_of(spec, found_tensors)
-    places = _checked_places(spec, found_tensors, files, folder)
+    form = checkpoint_form(spec, found_tensors)
+    places = _checked_places(spec, found_tensors, form, folder)
     if spec.tie_word_embeddings and LM_HEAD in places:
         embed = places[EMBED].tensor()
         _check_copy(spec, places[LM_HEAD], embed.to(getattr(torch, spec.dtype)))
-    for name, weight_part in expected_parts(spec, files).items():
+    for name, weight_part in expected_parts(spec, form).items():
         if name in places:
             yield places[name], weight_part
 
 
-def files_of(spec: ModelSpec, found_tensors: FoundTensors) -> Files:
+def checkpoint_form(spec: ModelSpec, found_tensors: FoundTensors) -> CheckpointForm:
     """Returns how the files store matrices: of experts, both forms occur."""
     weight_format = None if spec.quantization is None else spec.quantization.format
     stacked = any(
@@ -205,13 +205,13 @@ def files_of(spec: ModelSpec, found_tensors: FoundTensors) -> Files:
         ]
         types = {place.file.get_slice(place.name).get_dtype() for place in zeros[:1]}
         weight_format = evolve(weight_format, byte_zeros=not types <= {*packing.TYPES})
-    return Files(weight_format, stacked)
+    return CheckpointForm(weight_format, stacked)
 
 
 def _fill_weights(
     spec: ModelSpec,
     weights: Weights,
-    files: Files,
+    form: CheckpointForm,
     places: Mapping[str, TensorPlace],
     dtype: str,
     model_parts: Mapping[str, WeightPart],
@@ -223,7 +223,7 @@ def _fill_weights(
 
     layers, others = list(weights.layers), evolve(weights, layers=())
     del weights
-    other_parts = checkpoint_parts(evolve(spec, layers=()), others, files)
+    other_parts = checkpoint_parts(evolve(spec, layers=()), others, form)
     for rank_part in rank_parts(spec, other_parts, model_parts):
         rank_part.fill(places[rank_part.part.name].tensor(rank_part.cut))
     disable = bar_disabled(weight_bytes(spec, cuda=False))
@@ -231,7 +231,7 @@ def _fill_weights(
         prefix = layer_prefix(spec.first_layer + i)
         weight_parts = (
             weight_part.with_prefix(prefix)
-            for weight_part in layer_parts(spec.layers[i], layers[i], files)
+            for weight_part in layer_parts(spec.layers[i], layers[i], form)
         )
         for rank_part in rank_parts(spec, weight_parts, model_parts):
             place = places.get(rank_part.part.name)
@@ -269,7 +269,7 @@ def _check_copy(spec: ModelSpec, stored: TensorPlace, embed: "Tensor") -> None:
 
 
 def _checked_places(
-    spec: ModelSpec, found_tensors: FoundTensors, files: Files, folder: Path
+    spec: ModelSpec, found_tensors: FoundTensors, form: CheckpointForm, folder: Path
 ) -> dict[str, TensorPlace]:
     """Returns the places by the model's tensor names, checked by headers alone.
 
@@ -277,13 +277,13 @@ def _checked_places(
     makes it one of the model's; and a tied model may store its embeddings as the output
     head.
     """
-    expected = expected_parts(spec, files)
-    inert = () if files.format is None else files.format.inert
+    expected = expected_parts(spec, form)
+    inert = () if form.format is None else form.format.inert
     unexpected = sorted(name for name in found_tensors.places if name not in expected)
     unexpected = [
         name for name in unexpected if not name.startswith(spec.skipped_prefixes)
     ]
-    if files.format is None and (objection := quantized_objection(unexpected)):
+    if form.format is None and (objection := quantized_objection(unexpected)):
         raise UnsupportedModelError(f"{folder}: {objection}")
     names = {*expected, LM_HEAD}
     places: dict[str, TensorPlace] = {}
@@ -308,19 +308,19 @@ def _checked_places(
     used_places = {name: places[name] for name in expected if name in places}
     for name, place in used_places.items():
         weight_part = expected[name]
-        described = _described_with_keys(spec, files, weight_part, place.path)
+        described = _described_with_keys(spec, form, weight_part, place.path)
         _check_header(weight_part, place, described)
     return used_places
 
 
 def _described_with_keys(
-    spec: ModelSpec, files: Files, weight_part: WeightPart, path: Path
+    spec: ModelSpec, form: CheckpointForm, weight_part: WeightPart, path: Path
 ) -> str:
     """Returns what a tensor's shape follows from: of a quantized matrix, keys of the
     quantization, too.
     """
     described, quantization = _described_by(path), spec.quantization
-    keys = "" if files.format is None else files.format.shaped_by
+    keys = "" if form.format is None else form.format.shaped_by
     if (
         quantization is None
         or not weight_part.matrix

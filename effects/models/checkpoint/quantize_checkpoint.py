@@ -81,7 +81,7 @@ class OutputError(ConfigError):
 
 
 @frozen(eq=False)
-class Job:
+class QuantizeJob:
     """A tensor of the source, and the tensors that are written for it."""
 
     place: TensorPlace
@@ -169,7 +169,9 @@ def _spec(config: Mapping[str, Any], source: Path, level: str) -> ModelSpec:
     return as_stored(evolve(spec, quantization=quantization), source)
 
 
-def _jobs(spec: ModelSpec, found_tensors: FoundTensors, source: Path) -> list[Job]:
+def _jobs(
+    spec: ModelSpec, found_tensors: FoundTensors, source: Path
+) -> list[QuantizeJob]:
     """Returns a job for each tensor of the source, in the order of its files."""
     import torch
 
@@ -202,7 +204,7 @@ def _jobs(spec: ModelSpec, found_tensors: FoundTensors, source: Path) -> list[Jo
         blank = torch.empty(header.get_shape(), dtype=getattr(torch, kind), device="meta")
         tensors = _tensors_to_write(place, scheme, blank)
         sizes = tuple(size_of(*named) for named in tensors.items())
-        jobs.append(Job(place, scheme, sizes))
+        jobs.append(QuantizeJob(place, scheme, sizes))
     return jobs
 
 
@@ -225,7 +227,7 @@ def _tensors_to_write(
     return {stem + suffix: written for suffix, written in by_suffix.items()}
 
 
-def _unquantized(spec: ModelSpec, jobs: Sequence[Job]) -> list[str]:
+def _unquantized(spec: ModelSpec, jobs: Sequence[QuantizeJob]) -> list[str]:
     """Returns the names of modules that may be linear and are not quantized, and regular
     expressions of the parts of a model that minfer does not read.
     """
@@ -260,7 +262,7 @@ def _write(
     source: Path,
     output: Path,
     config: Mapping[str, Any],
-    jobs: Sequence[Job],
+    jobs: Sequence[QuantizeJob],
     sides: Sequence[Path],
 ) -> None:
     """Write a folder under another name beside `output`, then rename it. Raises OSError,
@@ -289,9 +291,9 @@ def _write(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
+def _write_weights(folder: Path, jobs: Sequence[QuantizeJob], total: int) -> None:
     """Write the weights in one file, or in several and an index."""
-    shards, size = [list[Job]()], 0
+    shards, size = [list[QuantizeJob]()], 0
     for job in jobs:
         size += job.bytes
         if shards[-1] and size > MAX_SHARD_BYTES:
@@ -311,7 +313,7 @@ def _write_weights(folder: Path, jobs: Sequence[Job], total: int) -> None:
         _write_json(folder / INDEX_NAME, index)
 
 
-def _tensors(jobs: Sequence[Job]) -> "Iterator[tuple[str, Tensor]]":
+def _tensors(jobs: Sequence[QuantizeJob]) -> "Iterator[tuple[str, Tensor]]":
     """Yields the tensors that jobs write, with their names."""
     for job in jobs:
         yield from _tensors_to_write(job.place, job.scheme, job.place.tensor()).items()

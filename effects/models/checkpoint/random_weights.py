@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve
 
 from minfer.effects.models.architecture.layers import finish_layer
-from minfer.effects.models.architecture.quantization import PLAIN_FILES, Files
+from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import (
     Weights,
@@ -45,14 +45,16 @@ def random_weights(
     )
     pool = pool.to(device=device, dtype=torch_dtype(dtype))
     quantization = spec.quantization
-    files = (
-        PLAIN_FILES if quantization is None else Files(OnLoad(quantization.format.scheme))
+    form = (
+        PLAIN_FORM
+        if quantization is None
+        else CheckpointForm(OnLoad(quantization.format.scheme))
     )
-    model_parts = expected_parts(spec, files)
+    model_parts = expected_parts(spec, form)
     rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
     weights = empty_weights(rank_spec, dtype, device)
     own_parts = rank_parts(
-        rank_spec, checkpoint_parts(rank_spec, weights, files), model_parts
+        rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
     )
     parts_by_name = {rank_part.part.name: rank_part for rank_part in own_parts}
     offset = 0

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.linear import LinearSizes, Maker
+from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
 from minfer.effects.models.checkpoint.tensor_names import model_names
@@ -50,7 +50,9 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
             plain = frozenset(_with_outliers(spec, folder))
     if spec.parameters:
         _refuse_other_modules(spec, quantization, stored_names, folder)
-    maker = Maker(spec.dtype, "meta", quantization := evolve(quantization, plain=plain))
+    maker = WeightMaker(
+        spec.dtype, "meta", quantization := evolve(quantization, plain=plain)
+    )
     for sizes in spec.matrices:
         maker.scheme(sizes)
     return evolve(spec, quantization=quantization)

@@ -14,10 +14,10 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from minfer.effects.models.architecture.products import linear, prepared
-from minfer.effects.models.architecture.quantization import Files
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import empty_leaves, leaf_parts
-from minfer.effects.models.checkpoint.checkpoint import files_of, planned_parts
+from minfer.effects.models.checkpoint.checkpoint import checkpoint_form, planned_parts
 from minfer.effects.models.checkpoint.weight_files import FoundTensors
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.kernels.leaves import Linear
@@ -87,7 +87,7 @@ def read_leaves(
         weight_part.name: place
         for place, weight_part in planned_parts(spec, found_tensors, folder)
     }
-    for weight_part in leaf_parts(leaves, files_of(spec, found_tensors)):
+    for weight_part in leaf_parts(leaves, checkpoint_form(spec, found_tensors)):
         if weight_part.name in places:  # else it is optional
             weight_part.fill(places[weight_part.name].tensor())
     tensors = {*places, *(place.name for place in places.values())}
@@ -99,7 +99,9 @@ def quantize_modules(spec: ModelSpec, model: Any) -> None:
     if spec.quantization is None:
         return
     leaves = empty_leaves(spec)
-    for weight_part in leaf_parts(leaves, Files(OnLoad(spec.quantization.format.scheme))):
+    for weight_part in leaf_parts(
+        leaves, CheckpointForm(OnLoad(spec.quantization.format.scheme))
+    ):
         weight_part.fill(model.get_parameter(weight_part.name))
     _put(leaves, model)
 

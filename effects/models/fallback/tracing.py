@@ -39,7 +39,7 @@ MIN_CONTEXT: Final = 16  # the smallest context that a model must have
 
 
 @frozen
-class Attended:
+class TracedAttention:
     """The arguments of one layer's attention."""
 
     layer: int
@@ -60,7 +60,7 @@ class AttentionTrace:
     """A run without weights."""
 
     span: int  # positions that masks are evaluated for
-    seen: list[Attended] = field(factory=list)
+    seen: list[TracedAttention] = field(factory=list)
 
 
 _trace: ContextVar[AttentionTrace] = ContextVar("_trace")
@@ -253,7 +253,7 @@ def traced_attention(
     if attention_mask is None or attention_mask.numel() != 1:
         raise own_mask()
     _, heads, tokens, _ = query.shape
-    attended = Attended(
+    attended = TracedAttention(
         layer=getattr(module, "layer_idx", -1),
         heads=heads,
         kv_heads=key.shape[1],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
+from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups, zeros_of
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
@@ -48,7 +48,7 @@ KEYS: Final = FormatKeys(
 class Awq(UnstackedExperts):
     """Tensors `qweight`, `qzeros` and `scales`."""
 
-    groups: Groups
+    groups: Int4Groups
     method: str = "awq"
     text: str = "AWQ"
     shaped_by: str = "group_size"

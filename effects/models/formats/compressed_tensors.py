@@ -12,7 +12,7 @@ from attrs import frozen
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
-from minfer.effects.models.formats.int4_groups import Groups, read_groups
+from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups
 from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
 from minfer.effects.models.formats.packing import PER_INT32, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
@@ -66,7 +66,7 @@ class CompressedTensors(UnstackedExperts):
 
     scheme: Scheme
     scaled_by: Strategy
-    groups: Groups
+    groups: Int4Groups
     # Zero points are bytes with a sign, as older versions wrote them, not 4 bits.
     byte_zeros: bool = False
     method: str = METHOD
@@ -226,16 +226,16 @@ def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTe
             fault = f"weights of type {kind!r} with 8 bits and activations of type"
             raise _refusal(reader, f"{fault} {activations} are", "both alike are")
         case ("float", 8, "tensor" | "channel") if inputs:
-            return CompressedTensors(FP8, strategy, Groups(0))
+            return CompressedTensors(FP8, strategy, Int4Groups(0))
         case ("float", 8, "block") if inputs:
             if weights.get("block_structure") != [BLOCK, BLOCK]:
                 fault = f"block_structure {weights.get('block_structure')!r} is"
                 raise _refusal(reader, fault, f"[{BLOCK}, {BLOCK}] is")
-            return CompressedTensors(FP8_BLOCKS, strategy, Groups(0))
+            return CompressedTensors(FP8_BLOCKS, strategy, Int4Groups(0))
         case ("int", 8, "tensor" | "channel") if inputs and _is_symmetric(
             reader, weights
         ):
-            return CompressedTensors(INT8, strategy, Groups(0))
+            return CompressedTensors(INT8, strategy, Int4Groups(0))
     rounded = "rounded" if inputs else "not rounded"
     fault = f"weights of type {kind!r} with {bits!r} bits by {strategy!r}"
     alternatives = (

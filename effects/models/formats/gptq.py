@@ -23,7 +23,7 @@ from minfer.effects.models.config_reader import (
     ConfigReader,
     UnsupportedModelError,
 )
-from minfer.effects.models.formats.int4_groups import Groups, read_groups, zeros_of
+from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups, zeros_of
 from minfer.effects.models.formats.keys import (
     MADE_WITH,
     PLAIN_ACTIVATIONS,
@@ -62,7 +62,7 @@ KEYS: Final = FormatKeys(
 class Gptq(UnstackedExperts):
     """Tensors `qweight`, `qzeros`, `scales` and `g_idx`."""
 
-    groups: Groups
+    groups: Int4Groups
     less_one: bool  # zeros
     symmetric: bool | None = None  # None: not known
     ordered: bool = False  # inputs were, after groups were made

@@ -19,7 +19,7 @@ MIN_GROUP: Final = min(INT4_GROUPS)
 
 
 @frozen
-class Groups:
+class Int4Groups:
     """The groups of a checkpoint."""
 
     size: int  # in inputs; 0: all inputs of an output
@@ -52,7 +52,9 @@ def _repeated(groups: int, values: "Tensor") -> "Tensor":
     return values.expand(len(values), groups)
 
 
-def read_groups(reader: ConfigReader, method: str, bits: object, size: object) -> Groups:
+def read_groups(
+    reader: ConfigReader, method: str, bits: object, size: object
+) -> Int4Groups:
     """Returns the groups of a config. Raises `UnsupportedModelError` for others than
     minfer's.
     """
@@ -60,9 +62,9 @@ def read_groups(reader: ConfigReader, method: str, bits: object, size: object) -
         fault = f"quantization_config ({method}): {bits!r} bits are not supported"
         raise reader.refusal(f"{fault}; 4 are")
     if size in (ALL_INPUTS, None):
-        return Groups(0)
+        return Int4Groups(0)
     if (size := whole_to_int(size)) not in INT4_GROUPS:
         supported = ", ".join(map(str, INT4_GROUPS))
         fault = f"quantization_config ({method}): group_size {size!r} is not supported"
         raise reader.refusal(f"{fault}; {supported} and {ALL_INPUTS} are")
-    return Groups(int(str(size)))
+    return Int4Groups(int(str(size)))

@@ -55,7 +55,7 @@ class GgufError(CorruptFileError):
 
 
 @frozen(eq=False)
-class Array:
+class GgufArray:
     """An array of the metadata, decoded on demand."""
 
     path: Path
@@ -88,7 +88,7 @@ class Array:
         return texts
 
 
-Value = int | float | bool | str | Array
+Value = int | float | bool | str | GgufArray
 
 
 @frozen
@@ -229,7 +229,7 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
     return bool(value)
 
 
-def _read_array(cursor: _Cursor, key: str) -> Array:
+def _read_array(cursor: _Cursor, key: str) -> GgufArray:
     kind = cursor.number(_U32, f"the type of the elements of {key}")
     if kind == ARRAY:
         raise UnsupportedModelError(
@@ -242,7 +242,7 @@ def _read_array(cursor: _Cursor, key: str) -> Array:
     element_bytes = 8 if kind == TEXT else _SCALARS[kind].size
     max_count = MAX_STRINGS - cursor.texts if kind == TEXT else cursor.size
     count = cursor.count(f"elements of {key}", element_bytes, max_count)
-    array = Array(cursor.path, cursor.data, key, kind, count, cursor.offset)
+    array = GgufArray(cursor.path, cursor.data, key, kind, count, cursor.offset)
     if kind != TEXT:
         cursor.take(count * element_bytes, key)
         return array

@@ -3,7 +3,7 @@
 import math
 from typing import Any, TypeVar
 
-from minfer.effects.models.gguf.container import Array, GgufError, GgufFile, Value
+from minfer.effects.models.gguf.container import GgufArray, GgufError, GgufFile, Value
 
 Default = TypeVar("Default")
 SIZE_LIMIT = 1 << 40  # above all sizes
@@ -24,7 +24,7 @@ class GgufMetadata:
         """Returns the error about a value that is not as `expected`."""
         value = self.get(key)
         shown = repr(value)
-        if isinstance(value, Array):
+        if isinstance(value, GgufArray):
             shown = f"an array of {value.count} elements"
         return self.fault(key, f"must be {expected}, found {shown:.100}")
 
@@ -74,10 +74,10 @@ class GgufMetadata:
             raise self.error(key, "true or false")
         return value
 
-    def array(self, key: str) -> Array:
+    def array(self, key: str) -> GgufArray:
         """Returns an array."""
         value = self._or_default(key, ...)
-        if not isinstance(value, Array):
+        if not isinstance(value, GgufArray):
             raise self.error(key, "an array")
         return value
 
@@ -86,7 +86,7 @@ class GgufMetadata:
         equal.
         """
         value = self.get(key)
-        if not isinstance(value, Array):
+        if not isinstance(value, GgufArray):
             return self.integer(key, default, low)
         values = set(value.numbers())
         if len(values) != 1 or type(number := values.pop()) is not int or number < low:

@@ -10,7 +10,7 @@ from torch import Tensor
 from minfer.effects.models.architecture import linear as linear_module
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    Maker,
+    WeightMaker,
     bias_parts,
     weight_parts,
 )
@@ -24,7 +24,7 @@ def placed(weight_parts: Iterable[WeightPart]) -> dict[str, Tensor]:
 
 
 SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
-MAKE = Maker(dtype="float32", device="cpu")
+MAKE = WeightMaker(dtype="float32", device="cpu")
 
 
 def filled(sizes: LinearSizes) -> Linear:
