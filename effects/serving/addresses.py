@@ -53,11 +53,11 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
     "/score": "scoring pairs of texts is",
 }
 _KNOWN: Final = frozenset(
-    {one.path for one in ENDPOINTS}
-    | {one.path for one in QUERY_ENDPOINTS}
-    | {one.path for one in BODYLESS}
+    {endpoint.path for endpoint in ENDPOINTS}
+    | {endpoint.path for endpoint in QUERY_ENDPOINTS}
+    | {endpoint.path for endpoint in BODYLESS}
 )
-_MAIN: Final = ", ".join(one.path for one in ENDPOINTS)
+_MAIN: Final = ", ".join(endpoint.path for endpoint in ENDPOINTS)
 _WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
 
 
@@ -73,19 +73,19 @@ def suggest_address(path: str) -> Suggestion | None:
     """The address that an unknown one probably meant, if it can be derived."""
     if len(path) > _MAX_PATH_CHARS:
         return None
-    parts = [part for part in path.split("/") if part]
-    for i in range(len(parts)):
+    segments = [segment for segment in path.split("/") if segment]
+    for i in range(len(segments)):
         for base in _BASES:
-            likely = "/".join((base, *parts[i:]))
-            if likely != path and _is_address(likely):
-                return Suggestion(likely, rebased=bool(i or base))
-    near = nearest(path, _WHOLE, _ALIKE)
-    return None if near is None else Suggestion(near, rebased=False)
+            candidate = "/".join((base, *segments[i:]))
+            if candidate != path and _is_address(candidate):
+                return Suggestion(candidate, rebased=bool(i or base))
+    nearest_path = nearest(path, _WHOLE, _ALIKE)
+    return None if nearest_path is None else Suggestion(nearest_path, rebased=False)
 
 
 def _is_address(path: str) -> bool:
-    above = path.rpartition("/")[0]
-    return path in _KNOWN or f"{above}/{_ANY}" in _KNOWN
+    parent = path.rpartition("/")[0]
+    return path in _KNOWN or f"{parent}/{_ANY}" in _KNOWN
 
 
 def wrong_address(method: str, path: str) -> ApiError:
@@ -102,8 +102,8 @@ def wrong_address(method: str, path: str) -> ApiError:
     message = f"{message}; did you mean {suggestion.path}?"
     if suggestion.rebased and suggestion.path.startswith("/v1/"):
         ends = "does not end" if suggestion.path.startswith(ANTHROPIC) else "ends"
-        whose = "Anthropic" if suggestion.path.startswith(ANTHROPIC) else "OpenAI"
-        message += f" The base URL of clients of {whose}'s API {ends} in /v1"
+        vendor = "Anthropic" if suggestion.path.startswith(ANTHROPIC) else "OpenAI"
+        message += f" The base URL of clients of {vendor}'s API {ends} in /v1"
     return ApiError(message, None, "not_found", NOT_FOUND)
 
 
@@ -115,8 +115,8 @@ def _unsupported(path: str) -> str | None:
         return None
     return next(
         (
-            what
-            for base, what in _UNSUPPORTED.items()
+            feature
+            for base, feature in _UNSUPPORTED.items()
             if f"{path}/".startswith(f"{base}/")
         ),
         None,
@@ -125,5 +125,5 @@ def _unsupported(path: str) -> str | None:
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
     """The error for a known address with another method than those `allowed`."""
-    why = f"{path[:_MAX_PATH_CHARS]} takes {allowed}, not {method}; {_SHOWN}"
-    return ApiError(why, None, "method_not_allowed", NOT_ALLOWED)
+    message = f"{path[:_MAX_PATH_CHARS]} takes {allowed}, not {method}; {_SHOWN}"
+    return ApiError(message, None, "method_not_allowed", NOT_ALLOWED)

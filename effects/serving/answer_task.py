@@ -87,8 +87,8 @@ class AnswerTask:
                 outputs = await self._start()
                 in_order = iter(enumerate(outputs))
                 slots = range(min(len(outputs), self.state.window(self.request.width)))
-                parts = [self._follow_all(in_order) for _ in slots]
-                await asyncio.wait([*map(group.create_task, parts)])
+                followers = [self._follow_all(in_order) for _ in slots]
+                await asyncio.wait([*map(group.create_task, followers)])
                 for task in watchers:
                     task.cancel()
         except* ClientDisconnect:
@@ -171,10 +171,10 @@ class AnswerTask:
         self, prompt: int, output: RequestOutput
     ) -> tuple[list[Event], bool]:
         """The events of an output, and whether they are the last."""
-        first = prompt * self.samples  # of its choices
+        first_choice = prompt * self.samples  # of its choices
         events: list[Event] = []
         for delta in self._check_outputs(output):
-            events += self.writer.write(first + delta.index, delta)
+            events += self.writer.write(first_choice + delta.index, delta)
         if output.finished:
             self.unfinished -= 1
             self.usages[prompt] = PromptUsage.of(output)
@@ -216,8 +216,8 @@ class AnswerTask:
 
     def _raise_timeout(self) -> NoReturn:
         seconds = self.state.time_for(self.request)
-        why = f"the answer was not there after {seconds:g} s: that is its time limit"
-        raise ApiError(why, None, "timeout", 504)
+        message = f"the answer was not there after {seconds:g} s: that is its time limit"
+        raise ApiError(message, None, "timeout", 504)
 
     async def _write(self, events: list[Event], *, last: bool) -> None:
         """Write a part, after the parts of other prompts that wait for a slow client: the

@@ -215,8 +215,10 @@ class Application:
         query = RequestQuery(name, key_name(request.scope), cancel)
         failure = await self.lookup.find(query)
         if failure is None:
-            why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
-            raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
+            message = (
+                f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
+            )
+            raise ApiError(f"{message} remembered", "id", "request_not_found", 404)
         return JSONResponse(failure)
 
     async def _reset(self, request: Request) -> Response:
@@ -239,8 +241,10 @@ class Application:
     def _reset_tenant(self, key: Key) -> None:
         """Make all cached blocks of a key's tenant unfindable. Raises ApiError."""
         if not self._tenants.separate:
-            why = "all tenants share the prefix cache; only a key with admin = true may"
-            raise ApiError(f"{why} reset it", None, "not_allowed", 403)
+            reason = (
+                "all tenants share the prefix cache; only a key with admin = true may"
+            )
+            raise ApiError(f"{reason} reset it", None, "not_allowed", 403)
         try:
             self._tenants.reset(key)
         except OSError as error:
@@ -252,11 +256,11 @@ class Application:
         return JSONResponse(body, 503 if illness else 200)
 
     async def _ready(self, _: Request) -> Response:
-        why = self.health.unreadiness()
+        reason = self.health.unreadiness()
         model = self.models.names[0]
         names = {"model": model, "models": [*self.models.names]}
-        body = {"status": why or "ready", **names, **self.health.figures()}
-        return JSONResponse(body, 503 if why else 200)
+        body = {"status": reason or "ready", **names, **self.health.figures()}
+        return JSONResponse(body, 503 if reason else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:
@@ -299,7 +303,7 @@ def refusal(error: Exception, scope: Scope) -> Response:
 
 def error_format(scope: Scope) -> Callable[[ApiError], Failure]:
     """The function that formats errors for a client: of the endpoint at the path, of one
-    above it, or of the one that was probably meant; Anthropic's, if a header of that
+    above it, or of the path that was probably meant; Anthropic's, if a header of that
     protocol is there; or else OpenAI's.
     """
     path = scope["path"]

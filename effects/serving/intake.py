@@ -81,7 +81,7 @@ class Intake:
         self.template_pool: WorkerPool | None = None
         if bounds.trust_request_chat_template:
             self.template_pool = WorkerPool(
-                # Without secrets: who escaped the sandbox would have them.
+                # Without secrets: a template that escaped the sandbox would have them.
                 attrs.evolve(recipe, request_templates=OF_TEMPLATES, reasoning_key=b""),
                 llm,
                 models,
@@ -117,8 +117,8 @@ class Intake:
         self._limits.check_length(prepared.request, endpoint.prompt_field)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
         prompts = tuple(
-            attrs.evolve(one, salt=self._tenants.salt(caller.key, one.salt))
-            for one in prepared.request.prompts
+            attrs.evolve(prompt, salt=self._tenants.salt(caller.key, prompt.salt))
+            for prompt in prepared.request.prompts
         )
         request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
         return attrs.evolve(prepared, request=request)
@@ -159,10 +159,14 @@ class Intake:
         if error is None:
             return request
         param = client_field(requested.param, request.constraint_field)
-        for part in request.parts:
-            part_error = await self._compile_error(part.constraint, client)
+        for part_constraint in request.parts:
+            part_error = await self._compile_error(part_constraint.constraint, client)
             if part_error is not None:
-                error, param, requested = part_error, part.field, part.constraint
+                error, param, requested = (
+                    part_error,
+                    part_constraint.field,
+                    part_constraint.constraint,
+                )
                 break
         reason = str(error).removeprefix(f"{requested.param}: ")
         raise RequestError(f"{param}: {reason}", param=param)
@@ -173,8 +177,8 @@ class Intake:
         """Why a constraint cannot be compiled; None if it can."""
         grammars = self._state.llm.grammars
         if not grammars.knows(requested) and grammars.crowded(client):
-            why = "too many constraints wait to be compiled; try again later"
-            raise OverloadedError(why)
+            message = "too many constraints wait to be compiled; try again later"
+            raise OverloadedError(message)
         compiling = asyncio.wrap_future(grammars.begin(requested, client))
         try:
             await compiling  # if this is cancelled, that is cancelled, too
@@ -203,9 +207,9 @@ class Intake:
         self, caller: Caller, connection: Connection
     ) -> contextlib.AbstractContextManager[None]:
         """Count a body as its client's meanwhile. Raises OverloadedError."""
-        most = self._limits.body
+        max_bytes = self._limits.body
         return self._body_memory.reserve(
-            caller.name, min(connection.announced_size(most), most)
+            caller.name, min(connection.announced_size(max_bytes), max_bytes)
         )
 
     async def _receive(self, connection: Connection) -> bytes:
@@ -215,8 +219,8 @@ class Intake:
             async with asyncio.timeout(self._seconds):
                 return await connection.read(self._limits.body, watch)
         except TimeoutError:
-            why = f"the body did not come within {self._seconds:g} s"
-            raise ApiError(why, status=408) from None
+            message = f"the body did not come within {self._seconds:g} s"
+            raise ApiError(message, status=408) from None
 
 
 async def _while_connected(

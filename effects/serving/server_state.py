@@ -22,7 +22,7 @@ from minfer.effects.serving.client_errors import (
 from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.limits import Limits
 
-# Retry-After of a full queue: the time in which one in so many of its places gets free.
+# Retry-After of a full queue: the time in which a quarter of its places gets free.
 _FREED_SHARE: Final = 4
 _engine_log: Final = logging.getLogger("minfer.engine")
 
@@ -59,10 +59,10 @@ class ServerState:
 
     def time_for(self, request: GenerationRequest) -> float | None:
         """Seconds that an answer may take; None: any number."""
-        most = self.bounds.request_timeout or math.inf
-        own = request.urgency.deadline if self.bounds.end_late else math.inf
-        least = min(most, own)
-        return None if math.isinf(least) else least
+        server_limit = self.bounds.request_timeout or math.inf
+        own_limit = request.urgency.deadline if self.bounds.end_late else math.inf
+        limit = min(server_limit, own_limit)
+        return None if math.isinf(limit) else limit
 
     def api_error(self, error: Exception, field: str, name: str) -> ApiError:
         """The client's error for an error in the request `name`; the log has more."""

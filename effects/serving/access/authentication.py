@@ -76,12 +76,12 @@ class RequireKey:
     def _owner(self, scope: Scope) -> Key | None:
         """The key of a request, in the form of OpenAI's clients or of Anthropic's."""
         headers = dict(scope["headers"])
-        given: bytes = headers.get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")  # of any case: RFC 9110, 11.1
+        authorization: bytes = headers.get(b"authorization", b"")
+        scheme, _, key = authorization.partition(b" ")  # of any case: RFC 9110, 11.1
         bearer = self._keys.owner(key.strip() if scheme.lower() == b"bearer" else b"")
         return bearer or self._keys.owner(headers.get(b"x-api-key", b""))
 
 
 def _wrong_key() -> ApiError:
-    why = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-    return ApiError(why, None, "invalid_api_key", 401)
+    message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+    return ApiError(message, None, "invalid_api_key", 401)

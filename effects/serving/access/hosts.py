@@ -51,11 +51,11 @@ class Hosts:
 
 def read_hosts(options: argparse.Namespace, *, has_keys: bool) -> Hosts | None:
     """The allowed hosts, by the command line; None: any. Raises ConfigError."""
-    names = tuple(_normalize(one) for one in options.allowed_host)
-    for given, name in zip(options.allowed_host, names, strict=True):
+    names = tuple(_normalize(host) for host in options.allowed_host)
+    for host, name in zip(options.allowed_host, names, strict=True):
         if name != ANY and not _NAME.fullmatch(name) and _parse_address(name) is None:
-            why = "a host name or address without scheme, port or path, or *"
-            raise ConfigError(f"--allowed-host must be {why}, not {given!r}")
+            expected = "a host name or address without scheme, port or path, or *"
+            raise ConfigError(f"--allowed-host must be {expected}, not {host!r}")
     needed = not has_keys and _binds_loopback(options.host)
     return Hosts(names) if needed or names else None
 
@@ -84,9 +84,9 @@ class CheckHost:
 def _wrong_host(host: str) -> ApiError:
     match = _HEADER.fullmatch(host)
     name = host if match is None else match[1]
-    why = f"this server does not go by the name {name[:256]!r} (the header Host)"
+    reason = f"this server does not go by the name {name[:256]!r} (the header Host)"
     remedy = f"if it should, start it with --allowed-host {name[:256]}"
-    return ApiError(f"{why}; {remedy}", None, "host_not_allowed", 403)
+    return ApiError(f"{reason}; {remedy}", None, "host_not_allowed", 403)
 
 
 def _normalize(name: str) -> str:
@@ -98,10 +98,10 @@ def _normalize(name: str) -> str:
 
 def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        match = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return getattr(match, "ipv4_mapped", None) or match
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_local(name: str) -> bool:

@@ -35,11 +35,11 @@ class QueuePace:
         self._ends.append(_EndedRequest(self.clock(), job.request.n))
 
     def seconds(self, samples: int) -> int:
-        """The estimated time until so many samples have ended, in seconds, bounded."""
+        """The estimated time until `samples` samples have ended, in seconds, bounded."""
         now = self.clock()
-        lately = [end for end in tuple(self._ends) if now - end.time <= WINDOW]
-        if not lately:
+        recent_ends = [end for end in tuple(self._ends) if now - end.time <= WINDOW]
+        if not recent_ends:
             return SOONEST
-        spent = max(now - lately[0].time, 1e-3)
-        passed = sum(end.samples for end in lately)
-        return min(LATEST, max(SOONEST, math.ceil(samples * spent / passed)))
+        elapsed = max(now - recent_ends[0].time, 1e-3)
+        ended_samples = sum(end.samples for end in recent_ends)
+        return min(LATEST, max(SOONEST, math.ceil(samples * elapsed / ended_samples)))

@@ -37,7 +37,7 @@ class Tenants:
         self._secret = hashlib.sha256(data).digest()
         self._random = not secret
         names = sorted({key.tenant for key in keys.known})
-        self._indices = {name: at for at, name in enumerate(names)}
+        self._indices = {name: index for index, name in enumerate(names)}
         self._epochs = mapped(len(names)).cast("q")  # 0: never reset
         self._shared = keys.share_all
         self._folder = folder
@@ -52,11 +52,11 @@ class Tenants:
         if key is None or not self.separate:
             return own_salt
         name = key.tenant.encode()
-        made = hashlib.blake2b(key=self._secret, digest_size=32)
-        made.update(len(name).to_bytes(_SIZES) + name)
-        made.update(self._epoch(key.tenant).to_bytes(_SIZES))
-        made.update(own_salt)
-        return made.digest()
+        hasher = hashlib.blake2b(key=self._secret, digest_size=32)
+        hasher.update(len(name).to_bytes(_SIZES) + name)
+        hasher.update(self._epoch(key.tenant).to_bytes(_SIZES))
+        hasher.update(own_salt)
+        return hasher.digest()
 
     def _epoch(self, tenant: str) -> int:
         if self._folder is not None:
@@ -83,5 +83,5 @@ class Tenants:
         )
         secret = "a random secret" if self._random else "the secret of --cache-secret"
         lost = self._folder is not None and self._random
-        then = ": blocks on disk are not found after a restart" if lost else ""
-        return f"{separate_text}, with {secret}{then}"
+        warning = ": blocks on disk are not found after a restart" if lost else ""
+        return f"{separate_text}, with {secret}{warning}"

@@ -42,10 +42,10 @@ class RedactedThinkingBlock(TypedObject):
     data: str
 
 
-def _input(given: object) -> object:
-    if not isinstance(given, dict | str):
+def _input(value: object) -> object:
+    if not isinstance(value, dict | str):
         raise wrong("must be an object")
-    return given
+    return value
 
 
 class ToolUseBlock(TypedObject):
@@ -149,7 +149,7 @@ _RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {
 AnyResultPart = Annotated[
     ResultPart,
     BeforeValidator(
-        lambda given: _of_kind(given, _RESULT_KINDS), json_schema_input_type=ResultPart
+        lambda value: _of_kind(value, _RESULT_KINDS), json_schema_input_type=ResultPart
     ),
 ]
 ResultContent = Annotated[str | list[AnyResultPart], text_or_parts(AnyResultPart, Few)]
@@ -169,8 +169,8 @@ class ToolResultBlock(TypedObject):
     def to_turn(self) -> Turn:
         """The message for chat templates; tool references are texts by now."""
         content = self.content or ""
-        parts = content if isinstance(content, str) else _text_parts(content)
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": parts}
+        turn_content = content if isinstance(content, str) else _text_parts(content)
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": turn_content}
 
 
 Block = (
@@ -211,7 +211,7 @@ _KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 AnyBlock = Annotated[
     Block,
-    BeforeValidator(lambda given: _of_kind(given, _KINDS), json_schema_input_type=Block),
+    BeforeValidator(lambda value: _of_kind(value, _KINDS), json_schema_input_type=Block),
 ]
 Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
 
@@ -223,10 +223,10 @@ def blocks_of(content: str | Sequence[Block]) -> Sequence[Block]:
 
 def check_role(role: str, blocks: str | Sequence[Block]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
-    for at, block in enumerate(() if isinstance(blocks, str) else blocks):
+    for index, block in enumerate(() if isinstance(blocks, str) else blocks):
         if block.type not in _KINDS_BY_ROLE[role]:
             message = f"{shown(block.type)} cannot be in a message of the {role}"
-            raise wrong(message, f"content[{at}].type")
+            raise wrong(message, f"content[{index}].type")
 
 
 def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
@@ -236,10 +236,10 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     if len(contents) == 1 and isinstance(contents[0], str):
         return [{"role": role, "content": contents[0]}]
     blocks = [block for content in contents for block in blocks_of(content)]
-    results = [one.to_turn() for one in blocks if isinstance(one, ToolResultBlock)]
-    calls = [one.to_json() for one in blocks if isinstance(one, ToolUseBlock)]
-    thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
-    texts = [one for one in blocks if isinstance(one, TextBlock | DocumentBlock)]
+    results = [block.to_turn() for block in blocks if isinstance(block, ToolResultBlock)]
+    calls = [block.to_json() for block in blocks if isinstance(block, ToolUseBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    texts = [block for block in blocks if isinstance(block, TextBlock | DocumentBlock)]
     content = _text_parts(texts) if texts else _empty_content(role)
     turn: Turn = {"role": role, "content": content}
     if thoughts:
@@ -249,11 +249,11 @@ def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]
     return [*results, turn] if texts or not results else results
 
 
-def _text_parts(parts: Sequence[ResultPart]) -> str | list[dict[str, str]]:
+def _text_parts(blocks: Sequence[ResultPart]) -> str | list[dict[str, str]]:
     """Parts for chat templates. One part is a text: Claude Code sends the same text as a
     list in one turn and as a text in the next, and the prefix must not change.
     """
-    texts = [part for part in parts if not isinstance(part, ToolReferenceBlock)]
+    texts = [block for block in blocks if not isinstance(block, ToolReferenceBlock)]
     return texts[0].text if len(texts) == 1 else template_content(texts)
 
 

@@ -165,18 +165,18 @@ class ClearThinking(TypedObject):
             for index, turn in enumerate(turns)
             if turn.role == "assistant" and any(map(_is_thinking, _blocks([turn])))
         ]
-        kept = len(thinking) if self.keep.type == "all" else self.keep.value
-        old = set(thinking[: max(0, len(thinking) - kept)])
+        num_kept = len(thinking) if self.keep.type == "all" else self.keep.value
+        old_turns = set(thinking[: max(0, len(thinking) - num_kept)])
         edited = [
             evolve(
                 turn,
                 content=[block for block in _blocks([turn]) if not _is_thinking(block)],
             )
-            if index in old
+            if index in old_turns
             else turn
             for index, turn in enumerate(turns)
         ]
-        return Applied(edited, len(old))
+        return Applied(edited, len(old_turns))
 
 
 Edit = ClearToolUses | ClearThinking
@@ -222,24 +222,24 @@ def edit_conversation(
 ) -> EditedConversation:
     """Apply edits to turns that `render` makes into token ids."""
     ids = render(turns)
-    original = len(ids)
+    num_original = len(ids)
     applied: list[dict[str, Any]] = []
     for edit in edits:
         edited = edit.apply(turns, len(ids))
         if not edited.number:
             continue
-        shorter = render(edited.turns)
-        if len(ids) - len(shorter) < edit.least:
+        shorter_ids = render(edited.turns)
+        if len(ids) - len(shorter_ids) < edit.least:
             continue
         applied.append(
             {
                 "type": edit.type,
                 edit.counted: edited.number,
-                "cleared_input_tokens": max(0, len(ids) - len(shorter)),
+                "cleared_input_tokens": max(0, len(ids) - len(shorter_ids)),
             }
         )
-        turns, ids = edited.turns, shorter
-    return EditedConversation(ids, original, applied)
+        turns, ids = edited.turns, shorter_ids
+    return EditedConversation(ids, num_original, applied)
 
 
 def _blocks(turns: Sequence[EditedTurn]) -> list[Block]:

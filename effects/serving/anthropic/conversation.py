@@ -134,17 +134,17 @@ class ConversationBody(StrictObject):
             if message.role != "system":
                 speaker = message.role
             for place, block in enumerate(blocks_of(message.content)):
-                where = f"messages[{index}].content[{place}]"
+                field_path = f"messages[{index}].content[{place}]"
                 if isinstance(block, ToolUseBlock):
                     calls.add(block.id)
                 elif (
                     isinstance(block, ToolResultBlock) and block.tool_use_id not in calls
                 ):
-                    raise wrong(_orphan(block), f"{where}.tool_use_id")
+                    raise wrong(_orphan(block), f"{field_path}.tool_use_id")
                 for name in referenced_tools(block):
                     if name not in names:
                         raise wrong(
-                            f"there is no tool {json.dumps(name)} in tools", where
+                            f"there is no tool {json.dumps(name)} in tools", field_path
                         )
         return self
 
@@ -157,8 +157,8 @@ class ConversationBody(StrictObject):
         removed = {name for name, offered in self._tool_changes.items() if not offered}
         names = {tool.name for tool in self._tools if isinstance(tool, AnthropicTool)}
         if choice.name in removed:
-            why = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
-            raise wrong(f"{why}; name another one", "tool_choice.name")
+            reason = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
+            raise wrong(f"{reason}; name another one", "tool_choice.name")
         if names <= removed:
             raise wrong("needs a tool that no tool_removal has removed", "tool_choice")
         return self
@@ -259,8 +259,8 @@ class ConversationBody(StrictObject):
     ) -> list[int]:
         system = _system_content(self.system or "")
         turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-        for role, of_role in groupby(edited, key=lambda one: one.role):
-            turns += turns_of(role, [one.content for one in of_role])
+        for role, role_turns in groupby(edited, key=lambda turn: turn.role):
+            turns += turns_of(role, [turn.content for turn in role_turns])
         if tools:
             check_template(llm.parsers, "tools")
         elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
@@ -281,9 +281,9 @@ def referenced_tools(block: Block) -> Iterator[str]:
     if isinstance(block, ToolChangeBlock):
         yield block.tool.name
     elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-        for part in block.content:
-            if isinstance(part, ToolReferenceBlock):
-                yield part.tool_name
+        for content_part in block.content:
+            if isinstance(content_part, ToolReferenceBlock):
+                yield content_part.tool_name
 
 
 def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
@@ -299,13 +299,18 @@ def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
     if not isinstance(block, ToolResultBlock) or not isinstance(block.content, list):
         return block
     content: list[Any] = []
-    for is_reference, parts in groupby(
-        block.content, key=lambda part: isinstance(part, ToolReferenceBlock)
+    for is_reference, content_parts in groupby(
+        block.content,
+        key=lambda part: isinstance(part, ToolReferenceBlock),
     ):
         if not is_reference:
-            content += parts
+            content += content_parts
             continue
-        names = [part.tool_name for part in parts if isinstance(part, ToolReferenceBlock)]
+        names = [
+            content_part.tool_name
+            for content_part in content_parts
+            if isinstance(content_part, ToolReferenceBlock)
+        ]
         referenced = [tools[name] for name in names if name in tools]
         content.append(TextBlock(type="text", text=_functions(referenced)))
     return block.model_copy(update={"content": content})

@@ -48,16 +48,16 @@ class MessagesBody(ConversationBody):
         ParameterError and ApiError.
         """
         names = {"max_tokens", "temperature", "top_k", "top_p"}
-        given = self.model_dump(include=names, exclude_none=True)
+        sampling_args = self.model_dump(include=names, exclude_none=True)
         stops = tuple(self.stop_sequences or ())
         constraint = self.output_config.constraint() if self.output_config else None
         if constraint is not None:
-            given["structured_outputs"] = constraint.build()
-        params = llm.setup.default_sampling_params(**given, stop=stops)
+            sampling_args["structured_outputs"] = constraint.build()
+        params = llm.setup.default_sampling_params(**sampling_args, stop=stops)
         conversation = self.edited(llm)
         ids = conversation.ids
         offers = self.offers
-        tools = {one.name: one.parameters for one in offers}
+        tools = {offer.name: offer.parameters for offer in offers}
         requirements = (
             CallRequirements()
             if self.tool_choice is None
@@ -76,9 +76,11 @@ class MessagesBody(ConversationBody):
             parsing=parsing,
             max_tokens_field="max_tokens",
         )
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
-        return with_constraint(request, added)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
+        return with_constraint(request, added_constraint)
 
     def _repeated(self, conversation: EditedConversation) -> dict[str, Any]:
         """The fields of the answer that follow from the request."""

@@ -25,8 +25,8 @@ _KINDS: Final[Mapping[int, str]] = {
 
 def failure(error: ApiError) -> Failure:
     """An error in the format of Anthropic's API; in a stream it is an event "error"."""
-    other = "invalid_request_error" if error.status < INTERNAL else "api_error"
-    kind = _KINDS.get(error.status, other)
+    default_kind = "invalid_request_error" if error.status < INTERNAL else "api_error"
+    kind = _KINDS.get(error.status, default_kind)
     fields = {"type": kind, "message": _message(error)}
     if error.code == KILLED_ENGINE:  # which Anthropic's API has no type for
         fields["code"] = error.code

@@ -72,7 +72,7 @@ def usage_of(served: PromptUsage, thinking_tokens: int) -> JsonObject:
 
 
 def _message(
-    stamp: Stamp, blocks: Sequence[JsonObject], stopped: StopReason, usage: JsonObject
+    stamp: Stamp, blocks: Sequence[JsonObject], stop_reason: StopReason, usage: JsonObject
 ) -> JsonObject:
     return {
         "id": stamp.id,
@@ -80,7 +80,7 @@ def _message(
         "role": "assistant",
         "model": stamp.model,
         "content": blocks,
-        **stopped.to_json(),
+        **stop_reason.to_json(),
         "usage": usage,
     }
 
@@ -118,8 +118,8 @@ class MessageEvents:
         """The events for the new output."""
         events = [] if self._started else self._start_events()
         self._started = True
-        for one in self._parser.read(choice, delta):
-            events += self._delta_events(one)
+        for parsed_delta in self._parser.read(choice, delta):
+            events += self._delta_events(parsed_delta)
         if delta.finish_reason:
             self._stopped = StopReason.of(delta, calls=self._parser.calls(choice))
         return events
@@ -150,11 +150,11 @@ class MessageEvents:
     def _delta_events(self, delta: Delta) -> list[Event]:
         match delta:
             case ContentDelta(text):
-                begun = self._open_block("text", _text(""))
-                return [*begun, self._delta_event(type="text_delta", text=text)]
+                opening = self._open_block("text", _text(""))
+                return [*opening, self._delta_event(type="text_delta", text=text)]
             case ReasoningDelta(text):
-                begun = self._open_block("thinking", _thinking(""))
-                return [*begun, self._delta_event(type="thinking_delta", thinking=text)]
+                opening = self._open_block("thinking", _thinking(""))
+                return [*opening, self._delta_event(type="thinking_delta", thinking=text)]
             case CallStart(_, name_id, name):
                 return self._open_block("tool_use", _tool_use(name_id, name, {}))
             case Arguments(_, text):

@@ -107,10 +107,10 @@ def template_variables(
         variables |= switched or {}
         if switched is None and (reasons or thinking.type != "disabled"):
             note_ignored("thinking")
-    wanted = effort or (thinking.effort if thinking is not None else None)
-    if wanted is not None:
-        known = switches.efforts.get(wanted)
-        if known is None and effort is not None:
+    requested = effort or (thinking.effort if thinking is not None else None)
+    if requested is not None:
+        effort_variables = switches.efforts.get(requested)
+        if effort_variables is None and effort is not None:
             note_ignored("output_config.effort")
-        variables |= known or {}
+        variables |= effort_variables or {}
     return variables

@@ -50,8 +50,10 @@ class AnthropicTool(StrictObject):
 
     def to_json(self) -> dict[str, Any]:
         """The tool for chat templates."""
-        about = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **about, "parameters": self.input_schema}
+        description = (
+            {} if self.description is None else {"description": self.description}
+        )
+        function = {"name": self.name, **description, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
     @property
@@ -74,11 +76,11 @@ class ToolSearch(TypedObject):
     name: ToolName
 
 
-def _tool(given: object) -> object:
-    kind = given.get("type") if isinstance(given, dict) else None
+def _tool(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
     if kind in ToolSearch.kinds:
-        return ToolSearch.model_validate(given)
-    return AnthropicTool.model_validate(given)
+        return ToolSearch.model_validate(value)
+    return AnthropicTool.model_validate(value)
 
 
 Tool = Annotated[
@@ -145,7 +147,7 @@ def callable_tools(
     choice: AnthropicToolChoice | None,
 ) -> list[OfferedTool]:
     """The tools that the model may call, in the form in which they are enforced: those in
-    the prompt, and the one of the tool choice; after `changes` by messages, which offer
+    the prompt, and that of the tool choice; after `changes` by messages, which offer
     a tool or no longer do.
     """
     named = {tool.name for tool in prompt_tools(tools)}

@@ -85,8 +85,8 @@ class Process:
         try:
             await writer.drain()
             while data := await reader.read(_READ):
-                if result := self._reader.feed(data):
-                    return decode_reply(result[0])  # the only one, as one was requested
+                if frames := self._reader.feed(data):
+                    return decode_reply(frames[0])  # the only one, as one was requested
         except OSError:
             pass
         self.spent = True

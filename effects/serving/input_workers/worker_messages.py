@@ -23,7 +23,7 @@ class WorkerRequest:
 
     path: str  # of the endpoint or question
     data: bytes
-    tenant: str = ""  # who sent it, where templates are kept by tenant
+    tenant: str = ""  # the sender, where templates are kept by tenant
 
 
 @frozen(kw_only=True)

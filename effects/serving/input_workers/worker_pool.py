@@ -80,8 +80,8 @@ class _ProcessPreparer:
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def kill_soon(done: asyncio.Future[WorkResult]) -> None:
-            if done.cancelled():
+        def kill_soon(future: asyncio.Future[WorkResult]) -> None:
+            if future.cancelled():
                 timer.append(loop.call_later(GRACE, current.kill))
 
         timer: list[asyncio.TimerHandle] = []
@@ -151,11 +151,11 @@ class BodyPool:
         """Without `threads`, those of the event loop are used."""
         self._queue = JobQueue[_PendingBody]()
         self._threads = threads
-        made = [
+        slots = [
             _PreparerSlot(_ProcessPreparer(start, limit, refusals))
             for _ in range(workers)
         ]
-        self._slots = made or [_PreparerSlot(None), _PreparerSlot(None)]
+        self._slots = slots or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
             self._slots[0].most = SMALL
         self._closed = False
@@ -186,8 +186,8 @@ class BodyPool:
         """
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
-        done: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
-        body = _PendingBody(path, data, in_thread, done, tenant)
+        future: asyncio.Future[WorkResult] = asyncio.get_running_loop().create_future()
+        body = _PendingBody(path, data, in_thread, future, tenant)
         place = self._queue.add(body, client, len(data) if size is None else size)
         self._dispatch()
         try:

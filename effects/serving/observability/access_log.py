@@ -116,47 +116,51 @@ class AccessLog:
                 head.append(message)
             await send(message)
 
-        when, began = time.time(), time.perf_counter()
-        failed = 500
+        arrived_at, started = time.time(), time.perf_counter()
+        default_status = 500
         try:
             await self._app(scope, receive, send_noting_head)
-            failed = _GONE
+            default_status = _GONE
         finally:
-            ms = round(1000 * (time.perf_counter() - began), 3)
-            self._log(scope, head[0] if head else {"status": failed}, when, ms)
+            ms = round(1000 * (time.perf_counter() - started), 3)
+            self._log(
+                scope, head[0] if head else {"status": default_status}, arrived_at, ms
+            )
 
-    def _log(self, scope: Scope, head: Message, when: float, ms: float) -> None:
-        name = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        access = AccessEntry(
-            when=when,
+    def _log(self, scope: Scope, head: Message, arrived_at: float, ms: float) -> None:
+        request_id = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        entry = AccessEntry(
+            when=arrived_at,
             method=scope.get("method", "WEBSOCKET"),
-            path=raw[:_LONGEST].decode("ascii", "backslashreplace"),
+            path=raw_path[:_LONGEST].decode("ascii", "backslashreplace"),
             status=head.get("status", _HEADS.get(head.get("type", ""), 0)),
             ms=ms,
-            request_id=name,
+            request_id=request_id,
             key=key_name(scope),
             process=self._process,
         )
-        self._lines.put(lambda: self._make(self._with_tokens(access)))
+        self._lines.put(lambda: self._make(self._with_tokens(entry)))
 
-    def _with_tokens(self, access: AccessEntry) -> AccessEntry:
+    def _with_tokens(self, entry: AccessEntry) -> AccessEntry:
         """The entry with the tokens of its answer, if a record has them."""
-        record = self._find_record(access.request_id, access.key)
-        if record is None or record["endpoint"] != access.path:
-            return access
+        record = self._find_record(entry.request_id, entry.key)
+        if record is None or record["endpoint"] != entry.path:
+            return entry
         prompts: Any = record["prompts"]
-        placed = [one["replicas"][-1] for one in prompts if "replicas" in one]
+        placements = [
+            prompt["replicas"][-1] for prompt in prompts if "replicas" in prompt
+        ]
         return evolve(
-            access,
-            prompt_tokens=sum(one["prompt_tokens"] for one in prompts),
-            output_tokens=sum(one["output_tokens"] for one in prompts),
-            **({name: placed[0][name] for name in _PLACED} if placed else {}),
+            entry,
+            prompt_tokens=sum(prompt["prompt_tokens"] for prompt in prompts),
+            output_tokens=sum(prompt["output_tokens"] for prompt in prompts),
+            **({name: placements[0][name] for name in _PLACED} if placements else {}),
         )
 
 
-def _date(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _word(text: str) -> str:

@@ -34,53 +34,53 @@ class Health:
 
     def replicas(self) -> dict[str, object]:
         """The states of several engines, and how many are ready; nothing of one."""
-        each = self._state.llm.client.snapshot().replicas
-        if not each:
+        states = self._state.llm.client.snapshot().replicas
+        if not states:
             return {}
-        ready = sum(not one.unready for one in each)
+        ready = sum(not state.unready for state in states)
         return {
-            "ready": f"{ready} of {len(each)} replicas",
-            "replicas": [_replica(one) for one in each],
+            "ready": f"{ready} of {len(states)} replicas",
+            "replicas": [_replica(state) for state in states],
         }
 
     def figures(self) -> dict[str, object]:
         """What `minfer status` shows: sums, and each engine, even if there is one."""
         client = self._state.llm.client
-        now = client.snapshot()
-        alone = ReplicaState(
+        snapshot = client.snapshot()
+        own_state = ReplicaState(
             name="0",
             machine=client.machine,
             unready=client.unready,
-            running=now.running,
-            waiting=now.waiting,
-            blocks=now.blocks,
-            blocks_free=now.blocks_free,
+            running=snapshot.running,
+            waiting=snapshot.waiting,
+            blocks=snapshot.blocks,
+            blocks_free=snapshot.blocks_free,
         )
         return {
             "version": minfer.__version__,
-            "running": now.running,
-            "waiting": now.waiting,
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
             **self.replicas(),
-            "replicas": [_replica(one) for one in now.replicas or [alone]],
+            "replicas": [_replica(state) for state in snapshot.replicas or [own_state]],
         }
 
     def unreadiness(self) -> str:
         """Why no new request should come now, or an empty string."""
         client = self._state.llm.client
-        if why := client.unready:
-            return why
+        if reason := client.unready:
+            return reason
         if client.snapshot().draining:
             return SHUTTING_DOWN
         return self.illness()
 
 
-def _replica(one: ReplicaState) -> dict[str, object]:
+def _replica(state: ReplicaState) -> dict[str, object]:
     return {
-        "replica": one.name,
-        "role": one.role,
-        "machine": one.machine,
-        "status": one.unready or "ready",
-        "running": one.running,
-        "waiting": one.waiting,
-        "kv_cache_usage": round(one.usage, 4),
+        "replica": state.name,
+        "role": state.role,
+        "machine": state.machine,
+        "status": state.unready or "ready",
+        "running": state.running,
+        "waiting": state.waiting,
+        "kv_cache_usage": round(state.usage, 4),
     }

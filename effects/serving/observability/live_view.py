@@ -87,38 +87,38 @@ class Figures:
 
     @classmethod
     def of(
-        cls, now: Snapshot, config: EngineConfig, *, started: float, illness: str
+        cls, snapshot: Snapshot, config: EngineConfig, *, started: float, illness: str
     ) -> "Figures":
         """The figures of a snapshot, of a server that was `started` at that time."""
         return cls(
             version=minfer.__version__,
-            time=now.time,
-            uptime=max(0.0, now.time - started),
+            time=snapshot.time,
+            uptime=max(0.0, snapshot.time - started),
             health=illness or "ok",
-            requests=now.requests,
-            running=now.running,
-            rows=config.max_num_seqs * max(1, len(now.replicas)),
-            waiting=now.waiting,
-            waiting_for=now.waiting_for,
-            blocks=now.blocks,
-            blocks_used=now.blocks - now.blocks_free,
-            blocks_cached=now.blocks_cached,
-            blocks_free=now.blocks_free - now.blocks_cached,
+            requests=snapshot.requests,
+            running=snapshot.running,
+            rows=config.max_num_seqs * max(1, len(snapshot.replicas)),
+            waiting=snapshot.waiting,
+            waiting_for=snapshot.waiting_for,
+            blocks=snapshot.blocks,
+            blocks_used=snapshot.blocks - snapshot.blocks_free,
+            blocks_cached=snapshot.blocks_cached,
+            blocks_free=snapshot.blocks_free - snapshot.blocks_cached,
             block_size=config.block_size,
-            counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
-            ttft=Distribution.of(now.totals.histograms.get(FIRST)),
-            itl=Distribution.of(now.totals.histograms.get(GAP)),
-            accepted=_accepted(now.totals.counts),
-            replicas=now.replicas,
+            counts={name: int(snapshot.totals.counts.get(name, 0)) for name in COUNTERS},
+            ttft=Distribution.of(snapshot.totals.histograms.get(FIRST)),
+            itl=Distribution.of(snapshot.totals.histograms.get(GAP)),
+            accepted=_accepted(snapshot.totals.counts),
+            replicas=snapshot.replicas,
         )
 
 
 def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
     """The number of accepted drafts by position, from the first on."""
-    found = list[int]()
-    while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
-        found.append(int(one))
-    return tuple(found)
+    accepted = list[int]()
+    while (count := counts.get(f"{ACCEPTED_AT}{len(accepted)}")) is not None:
+        accepted.append(int(count))
+    return tuple(accepted)
 
 
 class LiveView:
@@ -151,8 +151,8 @@ class LiveView:
     def figures(self) -> Figures:
         """The figures as they are now."""
         illness = self._illness()
-        now = self._client.snapshot()
-        return Figures.of(now, self._config, started=self._started, illness=illness)
+        snapshot = self._client.snapshot()
+        return Figures.of(snapshot, self._config, started=self._started, illness=illness)
 
     async def serve(self, request: Request) -> Response:
         """Answer a GET: with a stream, or once."""
@@ -165,8 +165,8 @@ class LiveView:
         await anext(frames)  # counts the viewer, until the generator ends
         if self._viewers.total > MOST:
             await frames.aclose()
-            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
-            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
+            message = f"{MOST} viewers look already; close one, or ask for /live?once=1"
+            raise ApiError(message, None, "too_many_viewers", OVERLOADED)
         kind = EventStream.content_type.decode()
         return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
 

@@ -80,8 +80,12 @@ class AnswerRecords:
         """The record of an answer by its id, for one owner; None if there is none."""
         with self._lock:
             candidates = name, self._ids.get((owner, name), ""), answer_of(name)
-            found = [one for one in map(self._records.get, candidates) if one is not None]
-            record = next((one for one in found if one.owner == owner), None)
+            records = [
+                record
+                for record in map(self._records.get, candidates)
+                if record is not None
+            ]
+            record = next((record for record in records if record.owner == owner), None)
             if record is None:
                 return None
             ended_prompts = dict(record.ended_prompts)
@@ -100,25 +104,33 @@ class AnswerRecords:
             "model": record.stamp.model,
             "created": record.stamp.created,
             "state": _state(record, live, bool(ended_prompts)),
-            "prompts": [one for _, one in prompts],
+            "prompts": [figures for _, figures in prompts],
         }
 
     def cancel(self, name: str, owner: str = "") -> JsonObject | None:
         """Cancel an answer's prompts in the engine. Returns the record before that, as
         `find`, with the number of these prompts as `cancelled`.
         """
-        find = self.find(name, owner)
-        if find is None:
+        record = self.find(name, owner)
+        if record is None:
             return None
-        jobs = [one for one in self._front.processors if answer_of(one) == find["id"]]
+        jobs = [
+            request_id
+            for request_id in self._front.processors
+            if answer_of(request_id) == record["id"]
+        ]
         self._front.cancel(jobs)
-        return {**find, "cancelled": len(jobs)}
+        return {**record, "cancelled": len(jobs)}
 
     def _drop_oldest(self) -> None:
         """Drop the oldest record of the key that has most of them."""
-        most = max(self._counts.values())
-        ended = ((name, one) for name, one in self._records.items() if one.finished)
-        oldest = next(name for name, one in ended if self._counts[one.owner] == most)
+        max_count = max(self._counts.values())
+        ended = (
+            (name, record) for name, record in self._records.items() if record.finished
+        )
+        oldest = next(
+            name for name, record in ended if self._counts[record.owner] == max_count
+        )
         forgotten = self._records.pop(oldest)
         self._counts[forgotten.owner] -= 1
         if not self._counts[forgotten.owner]:
@@ -131,12 +143,12 @@ class AnswerRecords:
         self, name: str, ended_prompts: dict[int, JsonObject]
     ) -> dict[int, OutputProcessor]:
         """The prompts of an answer in the engine, of the first `PARTS`."""
-        found = {}
+        running = {}
         for i in range(PARTS):
             job = self._front.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
-                found[i] = job
-        return found
+                running[i] = job
+        return running
 
     def _end(self, job: OutputProcessor) -> None:
         """Store the figures of a prompt whose samples have all ended."""
@@ -162,23 +174,23 @@ def _state(
 
 def _prompt_figures(job: OutputProcessor) -> JsonObject:
     """The figures of one prompt so far; null where there is none."""
-    made = sum(one.count + len(one.fresh) for one in job.samples)
-    metrics = job.times.metrics(made)
+    num_tokens = sum(sample.count + len(sample.fresh) for sample in job.samples)
+    metrics = job.times.metrics(num_tokens)
     first = job.samples[0].done
-    placed = [
+    placements = [
         {
-            "replica": one.placed.replica,
-            "machine": one.machine,
-            "why": one.placed.why,
-            "hit": one.placed.hit,
-            "blocks": one.placed.blocks,
+            "replica": sending.placed.replica,
+            "machine": sending.machine,
+            "why": sending.placed.why,
+            "hit": sending.placed.hit,
+            "blocks": sending.placed.blocks,
         }
-        for one in job.times.sendings
+        for sending in job.times.sendings
     ]
     return {
         "prompt_tokens": len(job.request.prompt),
         "cached_tokens": None if first is None else first.cached,
-        "output_tokens": made,
+        "output_tokens": num_tokens,
         "queue_times": dict(metrics.queue_times),
         "ttft": metrics.ttft,
         "tpot": metrics.tpot,
@@ -187,8 +199,8 @@ def _prompt_figures(job: OutputProcessor) -> JsonObject:
         "draft_tokens": metrics.draft_tokens,
         "accepted_draft_tokens": metrics.accepted_draft_tokens,
         "finish_reasons": [
-            "stop" if one.stop else one.done.reason if one.done else None
-            for one in job.samples
+            "stop" if sample.stop else sample.done.reason if sample.done else None
+            for sample in job.samples
         ],
-        **({"replicas": placed} if placed else {}),
+        **({"replicas": placements} if placements else {}),
     }

@@ -39,19 +39,19 @@ class RequestLookup:
         """The record of a request, which is also cancelled if `query` requests that.
         Raises ApiError if the other fronts cannot be queried, or are silent.
         """
-        found = self._find_here(query)
-        if found is None and self._inquirer is not None and len(query.name) <= LONGEST:
+        record = self._find_here(query)
+        if record is None and self._inquirer is not None and len(query.name) <= LONGEST:
             data = await _query_fronts(self._inquirer, query)
-            found = json.loads(data) if data else None
-        return found
+            record = json.loads(data) if data else None
+        return record
 
     def _find_here(self, query: RequestQuery) -> JsonObject | None:
         find = self._records.cancel if query.cancel else self._records.find
         return find(query.name, query.owner)
 
     def _answer(self, query: RequestQuery) -> bytes:
-        found = self._find_here(query)
-        return b"" if found is None else json.dumps(found).encode()
+        record = self._find_here(query)
+        return b"" if record is None else json.dumps(record).encode()
 
 
 async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
@@ -60,11 +60,11 @@ async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
     number = queries.ask(query, answer.set_result)
     try:
         async with asyncio.timeout(PATIENCE):
-            found = await answer
+            record_json = await answer
     except TimeoutError:
         raise ApiError(_SILENT, None, "timeout", 504) from None
     finally:
         queries.forget(number)
-    if found is None:
+    if record_json is None:
         raise ApiError(_UNREACHABLE, None, OVERLOADED, 503)
-    return found
+    return record_json

@@ -66,23 +66,23 @@ class StartedSpan:
     ) -> None:
         """Make the span of an answer that has ended."""
         name = f"{_OPERATIONS.get(endpoint.path, 'chat')} {stamp.model}"
-        about = dict(_request_attributes(endpoint, stamp, request))
+        attributes = dict(_request_attributes(endpoint, stamp, request))
         prompts: Any = record["prompts"] if record is not None else ()
-        about |= _result_attributes(prompts)
-        self._make(name, about, "" if prompts else "refused")
+        attributes |= _result_attributes(prompts)
+        self._make(name, attributes, "" if prompts else "refused")
 
     def refuse(self, endpoint: Endpoint, code: str) -> None:
         """Make the span of a body that was refused, with the reason."""
         operation = _OPERATIONS.get(endpoint.path, "chat")
         self._make(operation, {"gen_ai.operation.name": operation}, code)
 
-    def _make(self, name: str, about: dict[str, Any], error: str) -> None:
+    def _make(self, name: str, attributes: dict[str, Any], error: str) -> None:
         from opentelemetry.trace import SpanKind, StatusCode
 
         if error:
-            about["error.type"] = error
+            attributes["error.type"] = error
         span = self.traces.tracer.start_span(
-            name, self.parent, SpanKind.SERVER, about, start_time=self.when
+            name, self.parent, SpanKind.SERVER, attributes, start_time=self.when
         )
         if error:
             span.set_status(StatusCode.ERROR)
@@ -97,12 +97,12 @@ class Traces:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        about = {"service.name": "minfer", "service.version": minfer.__version__}
+        service = {"service.name": "minfer", "service.version": minfer.__version__}
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it, or replace it.
-        given = Resource.create()
-        has_name = given.attributes.get("service.name") != "unknown_service"
-        about = {"service.version": minfer.__version__} if has_name else about
-        self._provider = TracerProvider(resource=given.merge(Resource(about)))
+        resource = Resource.create()
+        has_name = resource.attributes.get("service.name") != "unknown_service"
+        service = {"service.version": minfer.__version__} if has_name else service
+        self._provider = TracerProvider(resource=resource.merge(Resource(service)))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("minfer", minfer.__version__)
 
@@ -174,20 +174,23 @@ def _result_attributes(prompts: list[Any]) -> dict[str, Any]:
     if not prompts:
         return {}
 
-    def slowest(of: Callable[[Any], float | None]) -> float | None:
+    def slowest(get_time: Callable[[Any], float | None]) -> float | None:
         return max(
-            (found for one in prompts if (found := of(one)) is not None), default=None
+            (seconds for prompt in prompts if (seconds := get_time(prompt)) is not None),
+            default=None,
         )
 
     times = {
-        "time_in_queue": slowest(lambda one: sum(one["queue_times"].values())),
-        "time_to_first_token": slowest(lambda one: one["ttft"]),
-        "e2e": slowest(lambda one: one["latency"]),
+        "time_in_queue": slowest(lambda prompt: sum(prompt["queue_times"].values())),
+        "time_to_first_token": slowest(lambda prompt: prompt["ttft"]),
+        "e2e": slowest(lambda prompt: prompt["latency"]),
     }
-    ends = [end for one in prompts for end in one["finish_reasons"] if end is not None]
+    ends = [
+        end for prompt in prompts for end in prompt["finish_reasons"] if end is not None
+    ]
     return {
-        "gen_ai.usage.input_tokens": sum(one["prompt_tokens"] for one in prompts),
-        "gen_ai.usage.output_tokens": sum(one["output_tokens"] for one in prompts),
+        "gen_ai.usage.input_tokens": sum(prompt["prompt_tokens"] for prompt in prompts),
+        "gen_ai.usage.output_tokens": sum(prompt["output_tokens"] for prompt in prompts),
         "gen_ai.response.finish_reasons": ends,
         **{f"gen_ai.latency.{k}": v for k, v in times.items() if v is not None},
     }

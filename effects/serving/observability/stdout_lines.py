@@ -54,17 +54,17 @@ class LineWriter:
 
     def _write_all(self) -> None:
         """Write the lines that wait, joined up to the size that does not mix."""
-        part = b""
+        chunk = b""
         for _ in range(len(self._waiting)):
             line = self._waiting.popleft()().encode("utf-8", "replace") + b"\n"
-            if len(part) + len(line) > _WHOLE:
-                self._write(part)
-                part = b""
-            part += line
+            if len(chunk) + len(line) > _WHOLE:
+                self._write(chunk)
+                chunk = b""
+            chunk += line
         if self._dropped:
-            part += f"minfer: {self._dropped} lines were dropped\n".encode()
+            chunk += f"minfer: {self._dropped} lines were dropped\n".encode()
             self._dropped = 0
-        self._write(part)
+        self._write(chunk)
 
     def _write(self, data: bytes) -> None:
         while data:

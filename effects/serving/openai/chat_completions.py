@@ -109,24 +109,26 @@ class ChatBody(GenerationBody):
         elif have_tool_calls(self.messages):
             check_template(llm.parsers, "messages")
         ids = self._ids(llm)
-        several = self.parallel_tool_calls
+        parallel = self.parallel_tool_calls
         offers = offered_tools(self.offered)
-        tools = {one.name: one.parameters for one in offers}
+        tools = {offer.name: offer.parameters for offer in offers}
         prefix = self.messages[-1].text if self.continue_final_message else ""
-        parsing = parsing_of(llm, ids, tools, parallel=several, prefix=prefix)
+        parsing = parsing_of(llm, ids, tools, parallel=parallel, prefix=prefix)
         # By default, an answer may take the rest of the context.
-        given = {"max_tokens": None, **self.sampling()}
-        params = llm.setup.default_sampling_params(**given)
+        sampling_args = {"max_tokens": None, **self.sampling()}
+        params = llm.setup.default_sampling_params(**sampling_args)
         request = self.request(
             [TokenizedPrompt(None, ids, self.cache_salt.encode())], params
         )
-        requirements = call_requirements(self.tool_choice, several=several)
+        requirements = call_requirements(self.tool_choice, parallel=parallel)
         constraint = self.constraint()
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
         include = attrs.evolve(request.include, reasoning=self.include_reasoning)
         request = attrs.evolve(request, parsing=parsing, include=include)
-        return with_constraint(request, added)
+        return with_constraint(request, added_constraint)
 
     def _ids(self, llm: ModelInfo) -> Sequence[int]:
         continues = self.continue_final_message

@@ -92,29 +92,31 @@ class ChatMessage(StrictObject):
 
     def to_turn(self) -> dict[str, Any]:
         """The message for chat templates, without absent fields: templates test them."""
-        said = self.tool_calls or self._reasoning
-        given = self.content if self.content is not None or said else ""
-        content = None if given is None else template_content(given)
-        found: dict[str, Any] = {"role": self.role, "content": content}
+        calls_or_reasoning = self.tool_calls or self._reasoning
+        message_content = (
+            self.content if self.content is not None or calls_or_reasoning else ""
+        )
+        content = None if message_content is None else template_content(message_content)
+        turn: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
-            found["name"] = self.name
+            turn["name"] = self.name
         if self._reasoning:
-            found["reasoning_content"] = self._reasoning
+            turn["reasoning_content"] = self._reasoning
         if self.tool_calls:
-            found["tool_calls"] = [call.to_json() for call in self.tool_calls]
+            turn["tool_calls"] = [call.to_json() for call in self.tool_calls]
         if self.role == "tool":
-            found["tool_call_id"] = self.tool_call_id
-        return found
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
 def check_calls(messages: Sequence[ChatMessage]) -> None:
     """Raise the error in tool messages, if any: each must answer an earlier call."""
-    made = set[str]()
-    for at, message in enumerate(messages):
-        if message.role == "tool" and message.tool_call_id not in made:
-            where = f"messages[{at}].tool_call_id"
-            raise wrong("must be the id of a call in an earlier message", where)
-        made.update(call.id for call in message.tool_calls or ())
+    call_ids = set[str]()
+    for index, message in enumerate(messages):
+        if message.role == "tool" and message.tool_call_id not in call_ids:
+            field_path = f"messages[{index}].tool_call_id"
+            raise wrong("must be the id of a call in an earlier message", field_path)
+        call_ids.update(call.id for call in message.tool_calls or ())
 
 
 def have_tool_calls(messages: Sequence[ChatMessage]) -> bool:

@@ -49,15 +49,15 @@ class ChatChunks(ChunkWriter):
         if choice not in self._started:
             self._started.add(choice)
             events.append(self._first(choice))
-        parts = self._parser.read(choice, delta)
-        payloads = [_delta_json(piece, self._include) for piece in parts]
-        about = self._about(delta)  # once, for all new tokens
-        payload = [piece for piece in payloads if piece] or (
-            [{"content": ""}] if about else []
+        deltas = self._parser.read(choice, delta)
+        payloads = [_delta_json(parsed, self._include) for parsed in deltas]
+        extra_fields = self._extra_fields(delta)  # once, for all new tokens
+        delta_jsons = [delta_json for delta_json in payloads if delta_json] or (
+            [{"content": ""}] if extra_fields else []
         )
-        for piece in payload:
-            events.append(self._delta(choice, piece, about))
-            about = {}
+        for delta_json in delta_jsons:
+            events.append(self._delta(choice, delta_json, extra_fields))
+            extra_fields = {}
         if delta.finish_reason:
             end = _finish_reason(delta, calls=self._parser.calls(choice))
             events.append(self._delta(choice, {}, {"finish_reason": end}))
@@ -67,14 +67,14 @@ class ChatChunks(ChunkWriter):
         """The reasoning tokens of the answer."""
         return self._parser.reasoning_tokens
 
-    def _about(self, delta: CompletionOutput) -> JsonObject:
+    def _extra_fields(self, delta: CompletionOutput) -> JsonObject:
         """What is requested of tokens besides their text."""
-        about: JsonObject = {}
+        extra_fields: JsonObject = {}
         if delta.logprobs:
-            about["logprobs"] = _scores(delta, self._include, self._tokenizer)
+            extra_fields["logprobs"] = _scores(delta, self._include, self._tokenizer)
         if self._include.token_ids and delta.token_ids:
-            about["token_ids"] = [*delta.token_ids]
-        return about
+            extra_fields["token_ids"] = [*delta.token_ids]
+        return extra_fields
 
     def _first(self, choice: int) -> Event:
         """The first chunk of a choice."""
@@ -82,9 +82,9 @@ class ChatChunks(ChunkWriter):
         ids = {"prompt_token_ids": self._prompt} if self._include.token_ids else {}
         return self.chunk(_choice_json(choice, delta), **ids)
 
-    def _delta(self, choice: int, delta: JsonObject, about: JsonObject) -> Event:
+    def _delta(self, choice: int, delta: JsonObject, extra_fields: JsonObject) -> Event:
         choice_json = _choice_json(choice, delta)
-        choice_json.update(about)
+        choice_json.update(extra_fields)
         return self.chunk(choice_json)
 
 
@@ -133,7 +133,7 @@ def _message(parsed: ParsedAnswer, *, reasoning: bool) -> JsonObject:
     payload: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if parsed.calls:
         payload["tool_calls"] = [
-            _call(one.id, one.name, one.arguments) for one in parsed.calls
+            _call(call.id, call.name, call.arguments) for call in parsed.calls
         ]
     if parsed.reasoning and reasoning:
         payload |= _reasoning(parsed.reasoning)
@@ -152,8 +152,8 @@ def _delta_json(delta: Delta, include: Include) -> JsonObject:
         case CallStart(index, name_id, name):
             return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}
         case Arguments(index, text):
-            more = {"index": index, "function": {"arguments": text}}
-            return {"tool_calls": [more]}
+            call_delta = {"index": index, "function": {"arguments": text}}
+            return {"tool_calls": [call_delta]}
         case CallEnd():
             return {}
 

@@ -64,10 +64,10 @@ class EmbeddingBody(StrictObject):
         """Its inputs as token ids. Raises RequestError and ApiError."""
         size = llm.setup.spec.hidden_size
         if self.dimensions not in (None, size):
-            why = f"dimensions: this model's vectors have {size}; leave it out"
-            raise ApiError(why, "dimensions")
+            message = f"dimensions: this model's vectors have {size}; leave it out"
+            raise ApiError(message, "dimensions")
         vocab, salt = llm.setup.spec.vocab_size, self.cache_salt.encode()
-        prompts = [read_prompt(one, llm.tokenizer, vocab, salt) for one in self.input]
+        prompts = [read_prompt(entry, llm.tokenizer, vocab, salt) for entry in self.input]
         return GenerationRequest(
             prompts=tuple(prompts),
             params=SamplingParams(),
@@ -97,8 +97,8 @@ class EmbeddingList:
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep the vector of an input; nothing is sent yet."""
         if not delta.vector:
-            why = "the request failed: the executor gave no vector"
-            raise ApiError(why, None, "engine_error", INTERNAL)
+            message = "the request failed: the executor gave no vector"
+            raise ApiError(message, None, "engine_error", INTERNAL)
         vector = normalized(delta.vector) if self._pooled.normalize else delta.vector
         formatted = (
             b64encode(vector).decode() if self._pooled.base64 else _numbers(vector)
@@ -111,7 +111,7 @@ class EmbeddingList:
         """The answer."""
         usage = usage_of(served)
         del usage["completion_tokens"]
-        about = {
+        fields = {
             "id": self._stamp.id,
             "object": "list",
             "created": self._stamp.created,
@@ -119,7 +119,7 @@ class EmbeddingList:
             "usage": usage,
         }
         data = ", ".join(self._formatted[i] for i in sorted(self._formatted))
-        return [Event(f'{json.dumps(about)[:-1]}, "data": [{data}]}}')]
+        return [Event(f'{json.dumps(fields)[:-1]}, "data": [{data}]}}')]
 
 
 def _numbers(vector: bytes) -> list[float]:

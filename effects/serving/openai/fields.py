@@ -93,7 +93,7 @@ _SAMPLING: Final = {
 # Fields that a beam search does not use, with the values at which they change nothing: it
 # ranks tokens by the model's own probabilities, and all that end by themselves.
 _UNUSED_IN_SEARCH: Final[Mapping[str, Any]] = {
-    **{one.name: one.default for one in attrs.fields(RowValues)},
+    **{parameter.name: parameter.default for parameter in attrs.fields(RowValues)},
     "temperature": 0,
     "stop": [],
     "stop_token_ids": [],
@@ -114,20 +114,20 @@ def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _by_id(given: object) -> object:
+def _by_id(value: object) -> object:
     """Biases by token id: JSON's keys are strings."""
-    if not isinstance(given, dict):
-        return given
-    if len(given) > MAX_ADJUSTMENTS:
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_ADJUSTMENTS:
         raise wrong(f"must have at most {MAX_ADJUSTMENTS} token ids")
-    found = {}
-    for key, bias in given.items():
+    biases = {}
+    for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
             raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
-        found[int(key[:_LONGEST_ID])] = bias
-    if len(found) < len(given):
+        biases[int(key[:_LONGEST_ID])] = bias
+    if len(biases) < len(value):
         raise wrong("a token id is in it twice")
-    return found
+    return biases
 
 
 _LONGEST_ID: Final = 19  # digits: ids with more are out of range anyway
@@ -238,18 +238,18 @@ class GenerationBody(ConstrainedBody):
     def _check_search(self) -> None:
         """Refuse fields that a beam search does not use."""
         if self.stream:
-            why = "a beam search is not streamed, as it ends before anything is known"
-            raise wrong(f"must be false: {why}", "stream")
+            reason = "a beam search is not streamed, as it ends before anything is known"
+            raise wrong(f"must be false: {reason}", "stream")
         if self.best_of is not None and self.best_of < self.n:
             raise wrong("must not be below n", "best_of")
         if self.width > MAX_BEAMS:
             field = "n" if self.best_of is None else "best_of"
             raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
-        given = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
-        given["logprobs"] = self.scored
+        requested = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
+        requested["logprobs"] = self.scored
         if self.response_format is not None and self.response_format.type == "text":
-            given["response_format"] = None
-        for name, value in given.items():
+            requested["response_format"] = None
+        for name, value in requested.items():
             if value is not None and value != _UNUSED_IN_SEARCH[name]:
                 raise wrong("does not go with use_beam_search; leave it out", name)
 
@@ -283,14 +283,14 @@ class GenerationBody(ConstrainedBody):
         """The sampling parameters that were given, by their names in SamplingParams.
         Raises ApiError.
         """
-        found = self.model_dump(include=_SAMPLING, exclude_none=True)
+        sampling_args = self.model_dump(include=_SAMPLING, exclude_none=True)
         if self.max_completion_tokens is not None:
-            found["max_tokens"] = self.max_completion_tokens
+            sampling_args["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
-            found["logprobs"] = self.scored
+            sampling_args["logprobs"] = self.scored
         if (constraint := self.constraint()) is not None:
-            found["structured_outputs"] = constraint.build()
-        return found
+            sampling_args["structured_outputs"] = constraint.build()
+        return sampling_args
 
     def request(
         self,
@@ -357,9 +357,10 @@ class GenerationBody(ConstrainedBody):
         count = per_token * sum(len(prompt.ids) for prompt in prompts)
         if count > MAX_SCORES:
             field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
-            why = f"{count} log-probabilities of prompts in one answer are too many: at"
+            reason = f"{count} log-probabilities of prompts in one answer are too many"
             raise ApiError(
-                f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
+                f"{field}: {reason}: at most {MAX_SCORES}; "
+                "name fewer tokens, or fewer prompts",
                 field,
             )
 

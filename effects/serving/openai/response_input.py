@@ -189,15 +189,15 @@ class ReasoningInput(TypedObject):
     content: Annotated[list[ReasoningText], Few] | None = None
     encrypted_content: Annotated[str, Field(max_length=MAX_ENCRYPTED_CHARS)] | None = None
 
-    def text(self, key: bytes, where: str) -> str:
-        """The reasoning; `where` is its place in the body. Raises ApiError."""
-        readable = "\n".join(part.text for part in self.content or ())
+    def text(self, key: bytes, field_path: str) -> str:
+        """The reasoning; `field_path` is its place in the body. Raises ApiError."""
+        readable = "\n".join(segment.text for segment in self.content or ())
         if not self.encrypted_content:
             return readable
-        field = f"{where}.encrypted_content"
+        field = f"{field_path}.encrypted_content"
         if not reasoning_cipher.IS_INSTALLED:
-            how = reasoning_cipher.HOW_TO_INSTALL
-            raise ApiError(f"{field}: cannot be read here: {how}", field)
+            install_hint = reasoning_cipher.HOW_TO_INSTALL
+            raise ApiError(f"{field}: cannot be read here: {install_hint}", field)
         try:
             hidden = reasoning_cipher.decrypt(key, self.encrypted_content)
         except DecryptionError:
@@ -205,7 +205,7 @@ class ReasoningInput(TypedObject):
             remedy = "leave this item out, or start servers with the same --cache-secret"
             raise ApiError(f"{field}: {message}; {remedy}", field) from None
         if readable and readable != hidden:
-            field = f"{where}.content"
+            field = f"{field_path}.content"
             raise ApiError(
                 f"{field}: differs from encrypted_content; leave one of them out", field
             )
@@ -230,8 +230,8 @@ class HostedCallInput(TypedObject):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
-        return {"type": given["type"]} if isinstance(given, dict) else given
+    def _check_fields(cls, value: Any) -> Any:
+        return {"type": value["type"]} if isinstance(value, dict) else value
 
 
 Item = (
@@ -257,13 +257,13 @@ _KINDS: Final[Mapping[str, type[Item]]] = {
 }
 
 
-def _item(given: object) -> object:
+def _item(value: object) -> object:
     """An item of the kind that its `type` names."""
-    kind = given.get("type", "message") if isinstance(given, dict) else "message"
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
-        there = " or ".join(map(shown, _KINDS))
-        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
-    return _KINDS[kind].model_validate(given)
+        supported = " or ".join(map(shown, _KINDS))
+        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+    return _KINDS[kind].model_validate(value)
 
 
 AnyItem = Annotated[Item, BeforeValidator(_item, json_schema_input_type=Item)]
@@ -271,13 +271,13 @@ AnyItem = Annotated[Item, BeforeValidator(_item, json_schema_input_type=Item)]
 
 def check_outputs(items: Sequence[AnyItem]) -> None:
     """Raise the error in outputs, if any: each must belong to an earlier call."""
-    made = set[str]()
-    for at, item in enumerate(items):
+    call_ids = set[str]()
+    for index, item in enumerate(items):
         if isinstance(item, CallInput | CustomCallInput):
-            made.add(item.call_id)
-        if isinstance(item, CallOutputInput) and item.call_id not in made:
-            where = f"input[{at}].call_id"
-            raise wrong("must be that of a call in an earlier item", where)
+            call_ids.add(item.call_id)
+        if isinstance(item, CallOutputInput) and item.call_id not in call_ids:
+            field_path = f"input[{index}].call_id"
+            raise wrong("must be that of a call in an earlier item", field_path)
 
 
 def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
@@ -327,10 +327,14 @@ def _add_assistant_item(
     elif last["content"] is None:
         last["content"] = template_content(item.content)
     else:
-        both = (last["content"], template_content(item.content))
-        last["content"] = _PARAGRAPH.join(map(_text, both))
+        contents = (last["content"], template_content(item.content))
+        last["content"] = _PARAGRAPH.join(map(_text, contents))
 
 
 def _text(content: str | list[dict[str, str]]) -> str:
-    texts = [content] if isinstance(content, str) else [one["text"] for one in content]
+    texts = (
+        [content]
+        if isinstance(content, str)
+        else [segment["text"] for segment in content]
+    )
     return "".join(texts)

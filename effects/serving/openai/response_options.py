@@ -38,22 +38,22 @@ class TextOptions(StrictObject):
 
     def constraint(self) -> Constraint | None:
         """The constraint of the format, if any. Raises ApiError."""
-        where = "text.format"
+        field_path = "text.format"
         content = dict(self.format or {})
         match content.pop("type", "text"):
             case "text" if not content:
                 return None
             case "json_object" if not content:
-                return Constraint({"json_object": True}, where)
+                return Constraint({"json_object": True}, field_path)
             case "json_schema":
-                return schema_constraint(content, where)
+                return schema_constraint(content, field_path)
             case str(kind) if kind in _KINDS:
-                field = f"{where}.{min(content)[:_MAX_NAME_CHARS]}"
+                field = f"{field_path}.{min(content)[:_MAX_NAME_CHARS]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
                 supported = " or ".join(map(shown, _KINDS))
                 message = f"{shown(kind)} is not supported; there is {supported}"
-                raise ApiError(f"{where}.type: {message}", f"{where}.type")
+                raise ApiError(f"{field_path}.type: {message}", f"{field_path}.type")
 
 
 class ReasoningOptions(StrictObject):
@@ -98,6 +98,6 @@ class SampledBody(StrictObject):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that were given, by their names in SamplingParams."""
-        others = {"cache_salt", "priority", "request_id"}
-        names = SampledBody.model_fields.keys() - others
+        other_fields = {"cache_salt", "priority", "request_id"}
+        names = SampledBody.model_fields.keys() - other_fields
         return self.model_dump(include=names, exclude_none=True)

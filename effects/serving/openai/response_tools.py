@@ -99,10 +99,10 @@ class InputFormat(TypedObject):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for name in ("syntax", "definition"):
-            given = getattr(self, name)
-            if self.type == "grammar" and given is None:
+            value = getattr(self, name)
+            if self.type == "grammar" and value is None:
                 raise wrong("is missing", name)
-            if self.type == "text" and given is not None:
+            if self.type == "text" and value is not None:
                 raise wrong("is for a grammar; leave it out", name)
         if self.syntax == "regex":
             self._check_brackets(self.definition or "")
@@ -163,8 +163,8 @@ class HostedTool(StrictObject):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
-        return {"type": given["type"]}
+    def _check_fields(cls, value: Any) -> Any:
+        return {"type": value["type"]}
 
     def to_json(self) -> dict[str, Any]:
         """The tool's type alone."""
@@ -243,29 +243,31 @@ class FlatTool:
 
     @name.default
     def _flat(self) -> str:
-        space = None if self.namespace is None else self.namespace.name
-        return flat_name(self.tool.name, space)
+        namespace = None if self.namespace is None else self.namespace.name
+        return flat_name(self.tool.name, namespace)
 
     @property
     def target(self) -> CallTarget:
         """What calls of it become."""
         custom = isinstance(self.tool, CustomTool)
-        space = self.namespace.name if self.namespace else ""
-        return CallTarget(name=self.tool.name, namespace=space, custom=custom)
+        namespace = self.namespace.name if self.namespace else ""
+        return CallTarget(name=self.tool.name, namespace=namespace, custom=custom)
 
     def to_json(self) -> dict[str, Any]:
         """The function for chat templates. The first one has its namespace's description,
         too.
         """
-        about = [self.tool.description]
+        descriptions = [self.tool.description]
         if self.first and self.namespace is not None:
-            about.insert(0, self.namespace.description)
-        given = {
-            "description": "\n\n".join(filter(None, about)) or None,
+            descriptions.insert(0, self.namespace.description)
+        function_fields = {
+            "description": "\n\n".join(filter(None, descriptions)) or None,
             "parameters": self.tool.parameters,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, **given}}
+        function_fields = {
+            name: value for name, value in function_fields.items() if value is not None
+        }
+        return {"type": "function", "function": {"name": self.name, **function_fields}}
 
     def offered(self) -> OfferedTool:
         """The function in the form in which it is enforced."""
@@ -281,25 +283,25 @@ class FlatTool:
         )
 
 
-def flatten(tools: Sequence[ResponseTool], where: str) -> Iterator[FlatTool]:
-    """The tools that the model sees, of the list at `where`."""
+def flatten(tools: Sequence[ResponseTool], field_path: str) -> Iterator[FlatTool]:
+    """The tools that the model sees, of the list at `field_path`."""
     for index, tool in enumerate(tools):
         if isinstance(tool, NamespaceTool):
             for number, member in enumerate(tool.tools):
                 yield FlatTool(
                     tool=member,
-                    where=f"{where}[{index}].tools[{number}]",
+                    where=f"{field_path}[{index}].tools[{number}]",
                     namespace=tool,
                     first=number == 0,
                 )
         elif not isinstance(tool, HostedTool):
-            yield FlatTool(tool=tool, where=f"{where}[{index}]")
+            yield FlatTool(tool=tool, where=f"{field_path}[{index}]")
 
 
-def hosted_tools(tools: Sequence[ResponseTool], where: str) -> dict[str, str]:
+def hosted_tools(tools: Sequence[ResponseTool], field_path: str) -> dict[str, str]:
     """The types of the tools that are left out, by their place in the body."""
     return {
-        f"{where}[{index}]": tool.type
+        f"{field_path}[{index}]": tool.type
         for index, tool in enumerate(tools)
         if isinstance(tool, HostedTool)
     }
@@ -326,8 +328,8 @@ class NamedFunction(TypedObject):
         """
         name = flat_name(self.name, self.namespace)
         if self.namespace is None and name not in {tool.name for tool in tools}:
-            alike = [tool.name for tool in tools if tool.tool.name == name]
-            name = alike[0] if len(alike) == 1 else name
+            same_name = [tool.name for tool in tools if tool.tool.name == name]
+            name = same_name[0] if len(same_name) == 1 else name
         return NamedTool(type="function", function=FunctionName(name=name))
 
 
@@ -372,7 +374,7 @@ class AllowedFunctions(TypedObject):
 FunctionChoice = Annotated[
     ChoiceWord | NamedFunction | AllowedFunctions,
     BeforeValidator(
-        partial(read_choice, one=NamedFunction, some=AllowedFunctions),
+        partial(read_choice, named_class=NamedFunction, allowed_class=AllowedFunctions),
         json_schema_input_type=ChoiceWord | NamedFunction | AllowedFunctions,
     ),
 ]

@@ -72,14 +72,16 @@ class _ResponseBuilder:
     def response(
         self, status: str, output: Sequence[JsonObject], usage: JsonObject | None = None
     ) -> JsonObject:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        cost = {} if usage is None else {"usage": usage}
+        incomplete_details = (
+            {"reason": "max_output_tokens"} if status == "incomplete" else None
+        )
+        usage_field = {} if usage is None else {"usage": usage}
         return {
             **self._head,
-            **cost,
+            **usage_field,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "incomplete_details": cut,
+            "incomplete_details": incomplete_details,
             "output": output,
         }
 
@@ -121,8 +123,8 @@ class ResponseEvents:
         """The events that end the response and what is open in it."""
         events = [self._make_event(event) for event in self._items.close(self._status)]
         usage = usage_of(served[0], self._parser.reasoning_tokens)
-        whole = self._format.response(self._status, self._items.to_json(), usage)
-        last = ItemEvent(f"response.{self._status}", {"response": whole})
+        response = self._format.response(self._status, self._items.to_json(), usage)
+        last = ItemEvent(f"response.{self._status}", {"response": response})
         return [*events, self._make_event(last)]
 
     def _start_events(self) -> list[Event]:
@@ -162,8 +164,8 @@ class ResponseObject:
         """The response."""
         self._items.close(self._status)
         usage = usage_of(served[0], self._parser.reasoning_tokens)
-        whole = self._format.response(self._status, self._items.to_json(), usage)
-        return [Event(json.dumps(whole))]
+        response = self._format.response(self._status, self._items.to_json(), usage)
+        return [Event(json.dumps(response))]
 
 
 def writer(

@@ -79,7 +79,7 @@ from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.wire.error_form import stream_failure
 
 _SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
-_ENCRYPTED: Final = "reasoning.encrypted_content"  # the one that adds something
+_ENCRYPTED: Final = "reasoning.encrypted_content"  # the value that adds something
 _LARGEST: Final = 2**31  # output tokens
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -96,9 +96,9 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def _items(given: object) -> object:
+def _items(value: object) -> object:
     """Input as a list of items: a string is a user's message."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _check_include(include: list[str]) -> list[str]:
@@ -143,9 +143,9 @@ class ResponsesBody(SampledBody):
     @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_outputs(self.input)
-        for tools, where in self._tool_lists:
-            names = [tool.name for tool in flatten(tools, where)]
-            check_names(names, where)
+        for tools, field_path in self._tool_lists:
+            names = [tool.name for tool in flatten(tools, field_path)]
+            check_names(names, field_path)
         offered = self._flat_tools
         choice = chat_choice(self.tool_choice, offered)
         check_tools([tool.name for tool in offered], choice)
@@ -168,8 +168,8 @@ class ResponsesBody(SampledBody):
         name.
         """
         by_name: dict[str, FlatTool] = {}
-        for tools, where in self._tool_lists:
-            by_name |= {tool.name: tool for tool in flatten(tools, where)}
+        for tools, field_path in self._tool_lists:
+            by_name |= {tool.name: tool for tool in flatten(tools, field_path)}
         return list(by_name.values())
 
     @property
@@ -184,17 +184,17 @@ class ResponsesBody(SampledBody):
         offered = self.offered
         self._note_ignored(llm)
         ids = self._ids(llm, offered)
-        given = self.sampling()
+        sampling_args = self.sampling()
         constraint = None if self.text is None else self.text.constraint()
         if constraint is not None:
-            given["structured_outputs"] = constraint.build()
+            sampling_args["structured_outputs"] = constraint.build()
         params = llm.setup.default_sampling_params(
-            **given, max_tokens=self.max_output_tokens
+            **sampling_args, max_tokens=self.max_output_tokens
         )
-        several = self.parallel_tool_calls
+        parallel = self.parallel_tool_calls
         offers = [tool.offered() for tool in offered]
-        tools = {one.name: one.parameters for one in offers}
-        parsing = parsing_of(llm, ids, tools, parallel=several)
+        tools = {offer.name: offer.parameters for offer in offers}
+        parsing = parsing_of(llm, ids, tools, parallel=parallel)
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids, self.cache_salt.encode()),),
             params=params,
@@ -211,17 +211,19 @@ class ResponsesBody(SampledBody):
             else "max_output_tokens",
         )
         choice = chat_choice(self.tool_choice, offered)
-        requirements = call_requirements(choice, several=several)
-        added = constrain_calls(llm, offers, requirements, parsing, constraint)
-        added = added or constrain_after_reasoning(llm, ids, parsing, constraint)
-        return with_constraint(request, added)
+        requirements = call_requirements(choice, parallel=parallel)
+        added_constraint = constrain_calls(llm, offers, requirements, parsing, constraint)
+        added_constraint = added_constraint or constrain_after_reasoning(
+            llm, ids, parsing, constraint
+        )
+        return with_constraint(request, added_constraint)
 
     def _note_ignored(self, llm: ModelInfo) -> None:
         """Note hints without effect. Raises ApiError for tools that run elsewhere, if the
         server refuses them.
         """
-        for tools, where in self._tool_lists:
-            for place, kind in hosted_tools(tools, where).items():
+        for tools, field_path in self._tool_lists:
+            for place, kind in hosted_tools(tools, field_path).items():
                 if llm.refuses_hosted_tools:
                     message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
                     raise ApiError(f"{place}.type: {message}", f"{place}.type")

@@ -49,9 +49,9 @@ class Function(StrictObject):
 
     def to_json(self) -> dict[str, Any]:
         """The function for chat templates."""
-        given = {"description": self.description, "parameters": self.parameters}
-        given = {name: value for name, value in given.items() if value is not None}
-        return {"name": self.name, **given}
+        fields = {"description": self.description, "parameters": self.parameters}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        return {"name": self.name, **fields}
 
 
 class ChatTool(TypedObject):
@@ -93,23 +93,23 @@ class AllowedTools(TypedObject):
 
 
 def read_choice(
-    given: object, *, one: type[TypedObject], some: type[TypedObject]
+    value: object, *, named_class: type[TypedObject], allowed_class: type[TypedObject]
 ) -> object:
-    """The tool choice: a word, or an object for `one` function or `some`. Raises its
-    error, if it has one.
+    """The tool choice: a word, or an object for one function (of `named_class`) or for
+    some (of `allowed_class`). Raises its error, if it has one.
     """
-    if isinstance(given, dict):
-        kind = some if given.get("type") in some.kinds else one
-        return kind.model_validate(given)
-    if given in ("none", "auto", "required"):
-        return given
-    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
+    if isinstance(value, dict):
+        kind = allowed_class if value.get("type") in allowed_class.kinds else named_class
+        return kind.model_validate(value)
+    if value in ("none", "auto", "required"):
+        return value
+    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(value)}')
 
 
 ToolChoice = Annotated[
     ChoiceWord | NamedTool | AllowedTools,
     BeforeValidator(
-        partial(read_choice, one=NamedTool, some=AllowedTools),
+        partial(read_choice, named_class=NamedTool, allowed_class=AllowedTools),
         json_schema_input_type=ChoiceWord | NamedTool | AllowedTools,
     ),
 ]
@@ -122,24 +122,24 @@ def check_tools(names: Sequence[str], choice: ToolChoice | None) -> None:
         return
     if not names:
         raise wrong("needs tools", CHOICE)
-    only = call_requirements(choice, several=True).only or frozenset()
+    only = call_requirements(choice, parallel=True).only or frozenset()
     for name in sorted(only.difference(names)):
         raise wrong(f"there is no tool {shown(name)}; name one of tools", CHOICE)
 
 
-def call_requirements(choice: ToolChoice | None, *, several: bool) -> CallRequirements:
-    """Which calls are required; `several`, whether there may be more than one."""
+def call_requirements(choice: ToolChoice | None, *, parallel: bool) -> CallRequirements:
+    """Which calls are required; `parallel`, whether there may be more than one."""
     match choice:
         case NamedTool():
             name = frozenset([choice.function.name])
             return CallRequirements(must=True, only=name, several=False)
         case AllowedTools():
             allowed = choice.allowed_tools
-            only = frozenset(one.function.name for one in allowed.tools)
+            only = frozenset(tool.function.name for tool in allowed.tools)
             return CallRequirements(
-                must=allowed.mode == "required", only=only, several=several
+                must=allowed.mode == "required", only=only, several=parallel
             )
-    return CallRequirements(must=choice == "required", several=several)
+    return CallRequirements(must=choice == "required", several=parallel)
 
 
 def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
@@ -148,10 +148,10 @@ def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
         OfferedTool(
             name=tool.function.name,
             parameters=tool.function.parameters,
-            where=f"tools[{at}].function",
+            where=f"tools[{index}].function",
             strict=tool.function.strict,
         )
-        for at, tool in enumerate(tools)
+        for index, tool in enumerate(tools)
     ]
 
 

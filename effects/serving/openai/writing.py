@@ -57,14 +57,14 @@ class ChunkWriter:
 
     def end(self, served: Sequence[PromptUsage]) -> list[Event]:
         """The usage and the like, if requested, then the mark of the end."""
-        about: JsonObject = {}
+        extra_fields: JsonObject = {}
         if self._include.usage:
-            about["usage"] = usage_of(served, self.reasoning_tokens())
+            extra_fields["usage"] = usage_of(served, self.reasoning_tokens())
         if self._include.timing:
-            about["timing"] = [timing_of(one) for one in served]
-        if not about:
+            extra_fields["timing"] = [timing_of(prompt_usage) for prompt_usage in served]
+        if not extra_fields:
             return [DONE]
-        return [Event(json.dumps({**self._head, "choices": [], **about})), DONE]
+        return [Event(json.dumps({**self._head, "choices": [], **extra_fields})), DONE]
 
 
 class ObjectWriter:
@@ -90,5 +90,5 @@ class ObjectWriter:
         usage = usage_of(served, self.reasoning_tokens())
         answer = {**self._head, "choices": choices, "usage": usage}
         if self._include.timing:
-            answer["timing"] = [timing_of(one) for one in served]
+            answer["timing"] = [timing_of(prompt_usage) for prompt_usage in served]
         return [Event(json.dumps(answer))]

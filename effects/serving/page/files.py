@@ -56,20 +56,20 @@ class File:
             "X-Content-Type-Options": "nosniff",
         }
         # A proxy that compresses the body weakens the tag.
-        known = request.headers.get("if-none-match", "").replace("W/", "").split(",")
-        if self.tag in map(str.strip, known):
+        known_tags = request.headers.get("if-none-match", "").replace("W/", "").split(",")
+        if self.tag in map(str.strip, known_tags):
             return Response(status_code=_NOT_MODIFIED, headers=headers)
         return Response(self.data, headers=headers, media_type=self.kind)
 
 
 def _read() -> tuple[File, ...]:
-    parts = [
+    files = [
         File.read(f"/page/{folder}/{file.name}", file)
         for folder in _FOLDERS
         for file in sorted((HERE / folder).iterdir())
         if file.suffix in _KINDS
     ]
-    return (File.read("/", HERE / INDEX), *parts)
+    return (File.read("/", HERE / INDEX), *files)
 
 
 FILES: Final = _read()

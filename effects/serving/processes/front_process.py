@@ -99,8 +99,8 @@ class FrontServer(HttpServer):
         """Handle the parent's signals from now on."""
         signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
         signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
 
 
 def run_front(
@@ -137,24 +137,24 @@ async def _serve(
         elsewhere=len(plan.deployment.prefill_at),
         last_end=plan.last_end,
     )
-    for one in remote.here:
-        one.listens = plan.deployment.listens(one.number)
+    for link in remote.here:
+        link.listens = plan.deployment.listens(link.number)
         if not plan.deployment.distributed:
-            one.machine = socket.gethostname()
+            link.machine = socket.gethostname()
     gate = Gate(lambda: remote.unready)
     tasks: list[asyncio.Task[None]] = [
         asyncio.create_task(keep_linked(remote, _own_engine(plan, remote, replica)))
         for replica in range(len(plan.paths))
     ]
     tasks.append(asyncio.create_task(_send_heartbeats(beat)))
-    known: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
+    terms_future: asyncio.Future[Terms] = asyncio.get_running_loop().create_future()
     tasks += [
-        asyncio.create_task(_link_elsewhere(plan, remote, address, number, known))
+        asyncio.create_task(_link_elsewhere(plan, remote, address, number, terms_future))
         for number, address in enumerate(plan.deployment.prefill_at, len(plan.paths))
     ]
     tasks.append(
         asyncio.create_task(
-            _open_application(plan, shared, remote, router, gate, known, ready)
+            _open_application(plan, shared, remote, router, gate, terms_future, ready)
         )
     )
     try:
@@ -215,11 +215,11 @@ def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
     link = remote.replicas[replica]
 
     def find() -> Port | None:
-        if (found := noted_address(path)) is None:
+        if (address := noted_address(path)) is None:
             link.machine = ""
             return None
-        link.listens, link.machine = found.kv, found.machine  # it may have moved
-        return found.port
+        link.listens, link.machine = address.kv, address.machine  # it may have moved
+        return address.port
 
     terms = own_terms(plan.deployment.secret)
     return LinkedEngine(replica=replica, find=find, terms=terms, name=name)
@@ -230,11 +230,11 @@ async def _link_elsewhere(
     remote: Remote,
     address: Port,
     replica: int,
-    known: "asyncio.Future[Terms]",
+    terms_future: "asyncio.Future[Terms]",
 ) -> Never:
     """Link an engine of another server, once the model here is known."""
     remote.replicas[replica].machine = port_text(address)
-    terms = await asyncio.shield(known)
+    terms = await asyncio.shield(terms_future)
     engine = LinkedEngine(
         replica=replica, find=lambda: address, terms=terms, name=_name(plan)
     )
@@ -269,7 +269,7 @@ async def _open_application(
     remote: Remote,
     router: FrontRouter | None,
     gate: Gate,
-    known: "asyncio.Future[Terms]",
+    terms_future: "asyncio.Future[Terms]",
     ready: Callable[[], None],
 ) -> None:
     """Wait for the engine, and serve it."""
@@ -285,7 +285,7 @@ async def _open_application(
     _check_same(setup.fingerprint, remote)
     secret = plan.deployment.secret
     size = setup.config.block_size
-    known.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
+    terms_future.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     await asyncio.to_thread(llm.warm_grammars)
@@ -316,8 +316,8 @@ async def _open_application(
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:
     """Raise ConfigError if the engine has loaded another model than this front."""
-    each = [one.ready for one in remote.here if one.ready is not None]
-    if any(one.fingerprint != fingerprint for one in each):
+    engines = [link.ready for link in remote.here if link.ready is not None]
+    if any(engine.fingerprint != fingerprint for engine in engines):
         raise ConfigError(
             "front and engine have read different models: were files changed meanwhile?"
         )

@@ -35,10 +35,10 @@ class Gate:
 
     def _not_ready(self, scope: Scope) -> Response:
         path = scope["path"]
-        why = self._unready() or "starting"
+        reason = self._unready() or "starting"
         if path in LIVE:  # the process lives, and works as it should
-            return JSONResponse({"status": f"loading: {why}"})
+            return JSONResponse({"status": f"loading: {reason}"})
         if path == "/ready":
-            return JSONResponse({"status": why}, 503)
-        early = f"the server is not ready: {why}"
+            return JSONResponse({"status": reason}, 503)
+        early = f"the server is not ready: {reason}"
         return refusal(ApiError(early, code="overloaded", status=503), scope)

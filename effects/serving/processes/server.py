@@ -51,7 +51,7 @@ DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
 _STOP: Final = 2  # signals after which the server stops at once
 _LINE: Final = 2048  # connections that wait to be accepted
 _LOOK: Final = 0.05  # seconds between two looks at running requests, at the end
-# One front is enough for so many cores, of which the engine needs some itself.
+# One front is enough for this number of cores, of which the engine needs some itself.
 _CORES: Final = 4
 _MOST_FRONTS: Final = 4
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
@@ -131,10 +131,10 @@ class HttpServer(DrainingServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        for one in sockets or ():
-            if isinstance(one, Listener):
-                one.tls = self._options.tls.enabled
-                one.limit_connections(self._options.bounds.patience.connections)
+        for listener in sockets or ():
+            if isinstance(listener, Listener):
+                listener.tls = self._options.tls.enabled
+                listener.limit_connections(self._options.bounds.patience.connections)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -153,9 +153,9 @@ class HttpServer(DrainingServer):
         client.drain(0)
         count = application.records.live
         if count and not self.stopping:
-            what = f"{count} request{'s' * (count > 1)} may take"
-            most = f"{self.shutdown_timeout:g} s to end"
-            note = f"minfer: {what} {most}; another signal stops them"
+            running = f"{count} request{'s' * (count > 1)} may take"
+            limit = f"{self.shutdown_timeout:g} s to end"
+            note = f"minfer: {running} {limit}; another signal stops them"
             print(note, file=sys.stderr, flush=True)
         await self.wait_while(lambda: application.records.live)
 
@@ -173,8 +173,8 @@ def with_middleware(
     """
 
     def find_record(name: str, owner: str) -> JsonObject | None:
-        found = application()
-        return None if found is None else found.records.find(name, owner)
+        current = application()
+        return None if current is None else current.records.find(name, owner)
 
     with contextlib.ExitStack() as stack:
         if options.hosts is not None:
@@ -209,7 +209,7 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
 
 
 def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
-    """So many sockets that listen at one address; the system divides connections among
+    """`count` sockets that listen at one address; the system divides connections among
     them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
     """
@@ -218,35 +218,37 @@ def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
         if not 0 <= port < 2**16:
             # In the form of the system's errors.
             raise OSError("the port must be from 0 to 65535")  # noqa: TRY301
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = addresses[0]
         if count > 1:
             # With SO_REUSEPORT, the address could be shared with another server, too.
             with socket.create_server((address[0], port), family=family) as free:
                 port = free.getsockname()[1]
         for _ in range(count):
-            one = socket.create_server(
+            listening = socket.create_server(
                 (address[0], port), family=family, backlog=_LINE, reuse_port=count > 1
             )
             # Connections inherit it. Without it, data after a first packet waits 40 ms
             # for its acknowledgement.
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listeners.append(Listener.of(one))
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listeners.append(Listener.of(listening))
     except (OSError, UnicodeError) as error:
-        for one in listeners:
-            one.close()
-        why = f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
-        raise ConfigError(why) from None
+        for listener in listeners:
+            listener.close()
+        message = (
+            f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
+        )
+        raise ConfigError(message) from None
     return listeners
 
 
 def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     """The lines that announce the model and its address; programs read the first."""
     host, port = listener.getsockname()[:2]
-    where = port_text((host, port))
+    address = port_text((host, port))
     scheme = "https" if options.tls.enabled else "http"
-    served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
-    nearby = f"localhost:{port}" if host in _EVERYWHERE else where
+    served = f"minfer: {options.names[0]} is served at {scheme}://{address}/v1"
+    nearby = f"localhost:{port}" if host in _EVERYWHERE else address
     page = f"minfer: a page to try it is at {scheme}://{nearby}/"
     return f"{served}\n{page}\nminfer: {options.bounds.tenants.describe()}"
 

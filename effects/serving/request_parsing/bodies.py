@@ -47,14 +47,14 @@ class StrictObject(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, given: Any) -> Any:
+    def _check_fields(cls, data: Any) -> Any:
         """Refuse the first field that is unknown or unsupported: there may be a million
         of them.
         """
-        if not isinstance(given, dict):
+        if not isinstance(data, dict):
             raise wrong("must be an object")
         fields = cls.model_fields  # a property, which takes a while
-        for name, value in given.items():
+        for name, value in data.items():
             if name in fields:
                 continue
             if name not in cls.neutral:
@@ -67,15 +67,17 @@ class StrictObject(BaseModel):
             if HINT not in cls.neutral[name]:
                 raise wrong("is not supported; leave it out", name)
             note_ignored(name)
-        return {k: v for k, v in given.items() if v is not None and k in fields}
+        return {k: v for k, v in data.items() if v is not None and k in fields}
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     if ANYTHING in neutral:
         return True
     # False equals 0 in Python, but not in JSON.
-    alike = [(one, isinstance(one, bool)) for one in (None, *neutral)]
-    return (value, isinstance(value, bool)) in alike
+    candidates = [
+        (candidate, isinstance(candidate, bool)) for candidate in (None, *neutral)
+    ]
+    return (value, isinstance(value, bool)) in candidates
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -84,20 +86,20 @@ Body = TypeVar("Body", bound=BaseModel)
 def read_body(kind: type[Body], data: bytes) -> Body:
     """The object in a body. Raises ApiError, which names the field."""
     try:
-        given = from_json(data, allow_inf_nan=False, cache_strings="none")
-        return kind.model_validate(given)
+        parsed = from_json(data, allow_inf_nan=False, cache_strings="none")
+        return kind.model_validate(parsed)
     except ValidationError as error:
         raise _field_error(error.errors(include_url=False)[0]) from None
     except ValueError as error:
         raise ApiError(no_json("the body", error)) from None
 
 
-def no_json(what: str, error: ValueError) -> str:
+def no_json(subject: str, error: ValueError) -> str:
     """The error of a text that is no JSON."""
-    if not any(one in str(error) for one in _SURROGATE):
-        return f"{what} is not valid JSON: {error}"
-    why = f"{what} has a lone surrogate, which is half of a character: {error}"
-    return f"{why}; remove it, or send both halves"
+    if not any(marker in str(error) for marker in _SURROGATE):
+        return f"{subject} is not valid JSON: {error}"
+    reason = f"{subject} has a lone surrogate, which is half of a character: {error}"
+    return f"{reason}; remove it, or send both halves"
 
 
 def _field_error(first: ErrorDetails) -> ApiError:
@@ -105,6 +107,6 @@ def _field_error(first: ErrorDetails) -> ApiError:
     field = first.get("ctx", {}).get("field")
     place = [*first["loc"], *([] if field is None else [field])]
     dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
-    where = dotted.removeprefix(".")
+    field_path = dotted.removeprefix(".")
     message = describe_error(first)
-    return ApiError(f"{where or 'the body'}: {message}", where or None)
+    return ApiError(f"{field_path or 'the body'}: {message}", field_path or None)

@@ -38,12 +38,12 @@ class BodyCounter:
     containers: int = field(default=0, init=False)
     quotes: int = field(default=0, init=False)
 
-    def add(self, part: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Count a part. Raises TooLongError or ApiError if no valid body begins like
         this.
         """
-        counted = part.translate(None, _OTHERS)
-        self.size += len(part)
+        counted = chunk.translate(None, _OTHERS)
+        self.size += len(chunk)
         self.commas += counted.count(b",")
         self.containers += counted.count(b"[") + counted.count(b"{")
         self.quotes += counted.count(b'"')
@@ -51,12 +51,12 @@ class BodyCounter:
 
     def _check(self) -> None:
         strings = self.quotes // 2 + 1
-        most = self.containers * max(self.context, ITEMS) + strings * self.text
-        if self.commas > most:
+        max_commas = self.containers * max(self.context, ITEMS) + strings * self.text
+        if self.commas > max_commas:
             raise far_too_long(self.context)
         if self.containers > CONTAINERS:
-            why = f"the body has more than {CONTAINERS} lists and objects"
-            raise ApiError(f"{why}; leave some out")
+            reason = f"the body has more than {CONTAINERS} lists and objects"
+            raise ApiError(f"{reason}; leave some out")
         values = (self.commas + self.containers) * LONGEST_VALUE
         if self.size > strings * self.text * ESCAPED + values + SLACK:
             raise far_too_long(self.context)

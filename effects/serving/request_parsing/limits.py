@@ -20,9 +20,9 @@ from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
 LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-FREE_SHARE: Final = 8  # of the rows, one in so many is left free by any one request
+FREE_SHARE: Final = 8  # a request leaves one in 8 rows free
 BODY_MEMORY: Final = 2**28  # bytes of bodies that are being received or prepared
-CLIENT_SHARE: Final = 2  # a client's share of these: one in so many
+CLIENT_SHARE: Final = 2  # a client may use one half of these
 UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
 
 
@@ -62,13 +62,17 @@ class Limits:
         n, prompts = request.width, len(request.prompts)
         field = "best_of" if n > request.params.n else "n"
         if queue_is_full(0, n, self.max_waiting):
-            why = f"{field}: {n} samples do not fit into the waiting queue, which"
+            reason = f"{field}: {n} samples do not fit into the waiting queue, which"
             remedy = f"holds {self.max_waiting} (max_waiting); ask for fewer at once"
-            raise ApiError(f"{why} {remedy}", field)
-        most = self.max_running + self.max_waiting
-        if n * prompts > most:
-            why = f"{prompts} prompts of {n} samples each are more than the {most} that"
-            raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
+            raise ApiError(f"{reason} {remedy}", field)
+        capacity = self.max_running + self.max_waiting
+        if n * prompts > capacity:
+            reason = (
+                f"{prompts} prompts of {n} samples each are more than the {capacity} that"
+            )
+            raise ApiError(
+                f"{reason} can run and wait here; ask for fewer at once", field
+            )
 
     def check_length(self, request: GenerationRequest, prompt_field: str) -> None:
         """Refuse a `max_tokens` that does not fit, if a client gives one; without one,
@@ -83,10 +87,12 @@ class Limits:
             length = len(prompt.ids)
             fits = length <= longest_prompt(self.context, output=True)
             if fits and length + requested > self.context:
-                several = len(request.prompts) > 1
-                place = f"{prompt_field}[{i}]" if several else prompt_field
-                by = request.max_tokens_field
-                raise ContextLengthError(length, requested, self.context, place, by)
+                has_several = len(request.prompts) > 1
+                place = f"{prompt_field}[{i}]" if has_several else prompt_field
+                max_tokens_field = request.max_tokens_field
+                raise ContextLengthError(
+                    length, requested, self.context, place, max_tokens_field
+                )
 
     def window(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
@@ -111,17 +117,17 @@ class BodyMemory:
 
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
-        """Count so many bytes for a client meanwhile. Raises OverloadedError."""
+        """Count `size` bytes for a client meanwhile. Raises OverloadedError."""
         if size <= UNCOUNTED:
             yield
             return
-        own = self._reserved.get(client, 0) + size
+        client_bytes = self._reserved.get(client, 0) + size
         if (
-            own > self.most // CLIENT_SHARE
+            client_bytes > self.most // CLIENT_SHARE
             or sum(self._reserved.values()) + size > self.most
         ):
             raise OverloadedError("too many large bodies are being read; try again later")
-        self._reserved[client] = own
+        self._reserved[client] = client_bytes
         try:
             yield
         finally:

@@ -41,6 +41,6 @@ class Models:
         """A name that the model has. Raises ApiError for another."""
         if name not in self.names:
             names = ", ".join(self.names)
-            why = f"there is no model {name[:200]!r} here; there is {names}"
-            raise ApiError(why, "model", "model_not_found", 404)
+            message = f"there is no model {name[:200]!r} here; there is {names}"
+            raise ApiError(message, "model", "model_not_found", 404)
         return name

@@ -37,7 +37,9 @@ class _BetweenMarkers:
         self._opens = tokenizer.added(REASONING[parsing.reasoning].opens)
         self._closes = closes
         tools = TOOLS.get(parsing.tools)
-        self._calls = {tokenizer.added(one) for one in (tools.opens if tools else ())}
+        self._calls = {
+            tokenizer.added(marker) for marker in (tools.opens if tools else ())
+        }
         self._inside = parsing.thinking is not None
         self._done = bool(parsing.begun) and not self._inside
         self._tokens = 0

@@ -80,8 +80,8 @@ def check_names(names: Sequence[str], field: str = "tools") -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            why = f"must differ in their names; there are two {shown(name)}"
-            raise wrong(why, field)
+            message = f"must differ in their names; there are two {shown(name)}"
+            raise wrong(message, field)
         seen.add(name)
 
 
@@ -117,39 +117,40 @@ def constrain_calls(
     `answer`. Raises ApiError, which names the field that cannot be fulfilled.
     """
     offers = [
-        one
-        for one in offers
-        if requirements.only is None or one.name in requirements.only
+        offer
+        for offer in offers
+        if requirements.only is None or offer.name in requirements.only
     ]
     bounds_text = requirements.must or _leaves_calls_apart(parsing, answer)
     offers = [
-        _with_text(one, enforced=bounds_text, must=requirements.must) for one in offers
+        _with_text(offer, enforced=bounds_text, must=requirements.must)
+        for offer in offers
     ]
     requiring = _requiring_field(offers, requirements)
     if not offers or not (requiring or answer):
         return None
     if requiring and llm.parsers.tools == NONE:
-        why = "cannot be enforced where calls stay text (--tool-call-parser none)"
-        raise ApiError(f"{requiring}: {why}; leave it out", requiring)
+        reason = "cannot be enforced where calls stay text (--tool-call-parser none)"
+        raise ApiError(f"{requiring}: {reason}; leave it out", requiring)
     if parsing is None:
         return None
     if requiring and parsing.form not in FORMS:
-        why = f"cannot be had of a model whose calls have the format {parsing.form!r}"
-        raise ApiError(f"{requiring}: {why}", requiring)
+        reason = f"cannot be had of a model whose calls have the format {parsing.form!r}"
+        raise ApiError(f"{requiring}: {reason}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
     ignored = requirements.must and (answer is None or answer.build().kind in _JSON)
     plain_answer = None if ignored else _plain_answer(answer, parsing.form, requiring)
     if not requiring and plain_answer is None:
         return None
-    parts = [_arguments_constraint(one, requirements) for one in offers]
+    part_constraints = [_arguments_constraint(offer, requirements) for offer in offers]
     callees = [
         Callee(
-            one.name,
-            part.constraint.json or OBJECT,
-            lenient=not (one.strict or (one.text and requirements.must)),
-            text=one.text,
+            offer.name,
+            part_constraint.constraint.json or OBJECT,
+            lenient=not (offer.strict or (offer.text and requirements.must)),
+            text=offer.text,
         )
-        for one, part in zip(offers, parts, strict=True)
+        for offer, part_constraint in zip(offers, part_constraints, strict=True)
     ]
     calling = Calling(
         format=parsing.form,
@@ -162,34 +163,38 @@ def constrain_calls(
         token=_marker_ids(llm),
     )
     strict = [
-        part for callee, part in zip(callees, parts, strict=True) if not callee.lenient
+        part_constraint
+        for callee, part_constraint in zip(callees, part_constraints, strict=True)
+        if not callee.lenient
     ]
     field = requiring or (plain_answer.field if plain_answer is not None else "")
     explaining = (*strict, *([plain_answer] if plain_answer else []))
-    hinting = next((one for one in offers if one.text), offers[0])
-    return _with_fallback(calling, field, explaining, hinting.hint)
+    hinted_offer = next((offer for offer in offers if offer.text), offers[0])
+    return _with_fallback(calling, field, explaining, hinted_offer.hint)
 
 
 def _with_fallback(
-    calling: Calling, field: str, parts: tuple[PartConstraint, ...], hint: str
+    calling: Calling, field: str, part_constraints: tuple[PartConstraint, ...], hint: str
 ) -> AnswerConstraint:
     """The constraint of an answer, and a fallback that ignores the schemas and grammars
     of tools that are not strict, if there are any. Raises ApiError if neither is small
     enough.
     """
     free = [
-        attrs.evolve(one, schema=OBJECT, text=None) if one.lenient else one
-        for one in calling.callees
+        attrs.evolve(callee, schema=OBJECT, text=None) if callee.lenient else callee
+        for callee in calling.callees
     ]
     if free == [*calling.callees]:
-        return AnswerConstraint(_grammar(calling), field, parts)
+        return AnswerConstraint(_grammar(calling), field, part_constraints)
     fallback = _grammar(attrs.evolve(calling, callees=tuple(free)))
     try:
-        whole = _grammar(calling)
+        full_grammar = _grammar(calling)
     except ApiError:  # all schemas together are too large
         note_ignored(hint)
-        return AnswerConstraint(fallback, field, parts)
-    return AnswerConstraint(whole, field, parts, PartConstraint(hint, fallback))
+        return AnswerConstraint(fallback, field, part_constraints)
+    return AnswerConstraint(
+        full_grammar, field, part_constraints, PartConstraint(hint, fallback)
+    )
 
 
 def constrain_after_reasoning(
@@ -206,8 +211,8 @@ def constrain_after_reasoning(
     if answer is None:
         return None
     if parsing is None or parsing.reasoning == NONE:
-        if found := _OPENED.search(end_of(llm, prompt)):
-            _warn(found[1])
+        if match := _OPENED.search(end_of(llm, prompt)):
+            _warn(match[1])
         return None
     constraint = answer.build()
     thinking = parsing.thinking
@@ -217,8 +222,8 @@ def constrain_after_reasoning(
     try:
         rule_text = rule(constraint)
     except GrammarError as error:
-        why = str(error).removeprefix(f"{constraint.param}: ")
-        raise ApiError(f"{param}: {why}", param) from None
+        reason = str(error).removeprefix(f"{constraint.param}: ")
+        raise ApiError(f"{param}: {reason}", param) from None
     text = with_reasoning(
         Calling(
             thinking=thinking,
@@ -227,8 +232,10 @@ def constrain_after_reasoning(
             token=_marker_ids(llm),
         )
     )
-    whole = Constraint({"grammar": text}, answer.field).build()
-    return AnswerConstraint(whole, answer.field, (PartConstraint(param, constraint),))
+    full_constraint = Constraint({"grammar": text}, answer.field).build()
+    return AnswerConstraint(
+        full_constraint, answer.field, (PartConstraint(param, constraint),)
+    )
 
 
 def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
@@ -254,8 +261,8 @@ def with_constraint(
     if constraint is None:
         return request
     if request.beams is not None:
-        why = "does not go with use_beam_search; leave one of them out"
-        raise ApiError(f"{constraint.field}: {why}", constraint.field)
+        reason = "does not go with use_beam_search; leave one of them out"
+        raise ApiError(f"{constraint.field}: {reason}", constraint.field)
     params = attrs.evolve(request.params, structured_outputs=constraint.constraint)
     return attrs.evolve(
         request,
@@ -273,9 +280,9 @@ def _requiring_field(
     if requirements.must or requirements.only is not None:
         return CHOICE
     fields = (
-        one.param if one.text else f"{one.where}.strict"
-        for one in offers
-        if one.strict or one.text
+        offer.param if offer.text else f"{offer.where}.strict"
+        for offer in offers
+        if offer.strict or offer.text
     )
     return next(fields, "")
 
@@ -308,10 +315,10 @@ def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool
 
 def _grammar(calling: Calling) -> StructuredOutputs:
     try:
-        given = {"grammar": grammar(calling)}
+        values = {"grammar": grammar(calling)}
     except GrammarError as error:
         raise ApiError(f"tools: {error}", "tools") from None
-    return Constraint(given, "tools").build()
+    return Constraint(values, "tools").build()
 
 
 def _arguments_constraint(
@@ -362,8 +369,8 @@ def _plain_answer(
     param = client_field(constraint.param, answer.field)
     if form not in MARKED or constraint.kind not in _JSON:
         if requiring:
-            why = f"cannot be combined with {requiring}; leave one of them out"
-            raise ApiError(f"{param}: {why}", param)
+            reason = f"cannot be combined with {requiring}; leave one of them out"
+            raise ApiError(f"{param}: {reason}", param)
         return None
     try:
         check_schema(constraint.json or OBJECT, param)

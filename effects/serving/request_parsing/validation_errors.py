@@ -57,8 +57,8 @@ def describe_error(error: ErrorDetails) -> str:
 
 def _json_form(bound: object) -> str:
     """A bound in the form of JSON."""
-    whole = isinstance(bound, float) and bound.is_integer()
-    text = str(int(bound)) if whole else str(bound)  # type: ignore[call-overload]
+    is_whole = isinstance(bound, float) and bound.is_integer()
+    text = str(int(bound)) if is_whole else str(bound)  # type: ignore[call-overload]
     return _LITERALS.get(text, text)
 
 

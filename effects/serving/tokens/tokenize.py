@@ -35,8 +35,8 @@ class TokenizeBody(StrictObject):
         if (self.prompt is None) == (self.messages is None):
             raise wrong("send either prompt or messages", "prompt")
         if self.messages is not None and self.add_special_tokens:
-            why = "is not supported with messages: the chat template writes its own"
-            raise wrong(why, "add_special_tokens")
+            message = "is not supported with messages: the chat template writes its own"
+            raise wrong(message, "add_special_tokens")
         return self
 
     def answer(self, llm: ModelInfo) -> dict[str, object]:

@@ -24,22 +24,21 @@ class Decoder:
     def __init__(self, coding: str) -> None:
         self._coding = coding.strip().lower()
         if self._coding not in (*_PLAIN, *_CODINGS):
-            there = ", ".join(_CODINGS)
-            why = (
-                f"Content-Encoding: {self._coding[:64]!r} is not known; there is {there}"
-            )
-            raise ApiError(f"{why}, or send the body as it is", status=_NOT_TAKEN)
+            supported = ", ".join(_CODINGS)
+            reason = f"Content-Encoding: {self._coding[:64]!r} is not known"
+            remedy = f"there is {supported}, or send the body as it is"
+            raise ApiError(f"{reason}; {remedy}", status=_NOT_TAKEN)
         self.plain = self._coding in _PLAIN
         self._inner: zlib._Decompress | None = None  # once the body has begun
         self._head = b""  # the first bytes, until they show the coding
 
-    def decode(self, part: bytes) -> Iterator[bytes]:
+    def decode(self, chunk: bytes) -> Iterator[bytes]:
         """A part of the body, decoded. Raises ApiError if its coding is another."""
         if self.plain:
-            yield part
+            yield chunk
             return
-        for begin in range(0, len(part), _GIVEN):
-            yield from self._decode_piece(part[begin : begin + _GIVEN])
+        for begin in range(0, len(chunk), _GIVEN):
+            yield from self._decode_piece(chunk[begin : begin + _GIVEN])
 
     def _decode_piece(self, chunk: bytes) -> Iterator[bytes]:
         chunk = self._head + chunk
@@ -64,13 +63,16 @@ class Decoder:
         if self._head or (self._inner is not None and not self._inner.eof):
             raise self._wrong_coding()
 
-    def _begin(self, part: bytes) -> "zlib._Decompress":
+    def _begin(self, first_bytes: bytes) -> "zlib._Decompress":
         """The decompressor of a body that begins so."""
         if self._coding != "deflate":
             return zlib.decompressobj(_GZIP)
-        named = part[0] & 0x0F == _DEFLATED and int.from_bytes(part[:_HEAD]) % 31 == 0
-        return zlib.decompressobj(_ZLIB if named else -_ZLIB)
+        has_header = (
+            first_bytes[0] & 0x0F == _DEFLATED
+            and int.from_bytes(first_bytes[:_HEAD]) % 31 == 0
+        )
+        return zlib.decompressobj(_ZLIB if has_header else -_ZLIB)
 
     def _wrong_coding(self) -> ApiError:
-        why = f"the body is not {self._coding}, as its Content-Encoding says"
-        return ApiError(f"{why}, or it breaks off")
+        reason = f"the body is not {self._coding}, as its Content-Encoding says"
+        return ApiError(f"{reason}, or it breaks off")

@@ -145,8 +145,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes that were read."""
-        part, self._part = self._part, memoryview(b"")
-        self.data_received(bytes(part[:nbytes]))
+        buffer, self._part = self._part, memoryview(b"")
+        self.data_received(bytes(buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Parse data; a head's time runs from its first byte until it is complete."""
@@ -264,5 +264,5 @@ def bounded(patience: Patience) -> type[BoundedProtocol]:
 
 
 def _descriptor(transport: asyncio.Transport) -> int:
-    found = transport.get_extra_info("socket")
-    return -1 if found is None else int(found.fileno())
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())

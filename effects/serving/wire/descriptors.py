@@ -1,4 +1,4 @@
-"""File descriptors: each connection takes one, and a process may have only so many.
+"""File descriptors: each connection takes one, and their number is limited.
 
 Theory. The system gives a new descriptor the lowest free number, so the number of a
 connection shows how many are left: all below it are taken. Numbers from the top down:
@@ -55,8 +55,8 @@ def is_high(descriptor: int, last: int) -> bool:
     high = limit != resource.RLIM_INFINITY and descriptor >= limit - last
     if high and limit not in _logged_limits:
         _logged_limits.add(limit)
-        why = f"file descriptors run short (ulimit -n is {limit}), and connections are"
-        _log.warning("%s refused; raise it, or lower --max-connections", why)
+        reason = f"file descriptors run short (ulimit -n is {limit}), and connections are"
+        _log.warning("%s refused; raise it, or lower --max-connections", reason)
     return high
 
 
@@ -81,9 +81,9 @@ class Listener(socket.socket):
     @classmethod
     def of(cls, listening: socket.socket) -> "Listener":
         """A listener in place of a listening socket."""
-        made = cls(fileno=listening.detach())
-        made._spare = os.open(os.devnull, os.O_RDONLY)
-        return made
+        listener = cls(fileno=listening.detach())
+        listener._spare = os.open(os.devnull, os.O_RDONLY)
+        return listener
 
     def limit_connections(self, count: int) -> None:
         """From now on, accept connections beyond `count` one in each round."""
@@ -99,20 +99,20 @@ class Listener(socket.socket):
             self._pausing = False
             raise BlockingIOError
         try:
-            made, address = super().accept()
+            connection, address = super().accept()
         except OSError as error:
             if error.errno not in (EMFILE, ENFILE):
                 raise
             self._refuse_with_the_spare()
             raise ConnectionAbortedError from None
-        if is_high(made.fileno(), KEPT):
-            self._refuse(made)
+        if is_high(connection.fileno(), KEPT):
+            self._refuse(connection)
             raise ConnectionAbortedError
-        beyond = made.fileno() >= self._beyond
-        self._pausing = is_high(made.fileno(), KEPT + SPARE) or beyond
+        beyond = connection.fileno() >= self._beyond
+        self._pausing = is_high(connection.fileno(), KEPT + SPARE) or beyond
         if self._pausing and self.tls:
-            _await_handshake(made)
-        return made, address
+            _await_handshake(connection)
+        return connection, address
 
     def close(self) -> None:
         """Close the socket and the spare descriptor."""
@@ -124,23 +124,23 @@ class Listener(socket.socket):
     def _refuse_with_the_spare(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._spare)
-            made, _ = super().accept()
-            is_high(made.fileno(), sys.maxsize)  # which is logged
-            self._refuse(made)
+            connection, _ = super().accept()
+            is_high(connection.fileno(), sys.maxsize)  # which is logged
+            self._refuse(connection)
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
-    def _refuse(self, made: socket.socket) -> None:
-        with made, contextlib.suppress(OSError):
-            made.setblocking(False)
+    def _refuse(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
             if not self.tls:
-                made.send(FULL)
+                connection.send(FULL)
 
 
-def _await_handshake(made: socket.socket) -> None:
+def _await_handshake(connection: socket.socket) -> None:
     """Register a handshake with a spare descriptor; the oldest of too many is refused."""
-    _handshakes.pop(made.fileno(), None)  # that connection is closed
-    _handshakes[made.fileno()] = made
+    _handshakes.pop(connection.fileno(), None)  # that connection is closed
+    _handshakes[connection.fileno()] = connection
     if len(_handshakes) > FEW:
         _, oldest = _handshakes.popitem(last=False)
         with contextlib.suppress(OSError):

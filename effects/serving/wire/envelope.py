@@ -71,18 +71,18 @@ class OpenedMessage:
         """The parsed message. Raises ApiError, which names the field."""
         fields = self._fields
         if fields is None:
-            why = (
+            message = (
                 f"{self._unknown_field}: is not a field here; there is id, endpoint, body"
             )
-            raise ApiError(why, self._unknown_field)
+            raise ApiError(message, self._unknown_field)
         if bytes(fields.cancel):
             name = _decode_string(fields.cancel)
             if name is None or any(map(bytes, (fields.id, fields.endpoint, fields.body))):
                 raise ApiError("cancel: must be an id, and the only field", "cancel")
             return CancelMessage(name)
         if not self.name:
-            why = f"id: must be a string of 1 to {LONGEST_ID} characters"
-            raise ApiError(why, "id")
+            message = f"id: must be a string of 1 to {LONGEST_ID} characters"
+            raise ApiError(message, "id")
         endpoint = _decode_string(fields.endpoint)
         if endpoint is None:
             raise ApiError("endpoint: must be a string", "endpoint")
@@ -120,7 +120,7 @@ def _decode_string(raw: msgspec.Raw) -> str | None:
     if len(data) > _ESCAPED * LONGEST_ID + len('""'):
         return ""
     try:
-        found = msgspec.json.decode(data, type=str)
+        text = msgspec.json.decode(data, type=str)
     except msgspec.DecodeError:
         return None
-    return found if len(found) <= LONGEST_ID else ""
+    return text if len(text) <= LONGEST_ID else ""

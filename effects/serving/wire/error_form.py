@@ -11,13 +11,13 @@ from minfer.effects.serving.wire.transport import Event, Failure
 def failure(error: ApiError) -> Failure:
     """An error in the format of OpenAI's API."""
     kind = "invalid_request_error" if error.status < INTERNAL else "server_error"
-    about = {
+    fields = {
         "message": str(error),
         "type": kind,
         "param": error.param,
         "code": error.code,
     }
-    data = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps({"error": fields}, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(data), error.retry_after)
 
 

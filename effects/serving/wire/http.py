@@ -63,7 +63,7 @@ class HttpTransport:
 
     async def write(self, events: Iterable[Event], *, last: bool) -> None:
         """Send events as one part of the body."""
-        part = self.frame(events).encode()
+        body = self.frame(events).encode()
         if not self._begun:
             head = [(b"content-type", self.content_type), *self.headers]
             if self._name:
@@ -74,7 +74,7 @@ class HttpTransport:
             await self._send(start)
             self._begun = True
         await self._send(
-            {"type": "http.response.body", "body": part, "more_body": not last}
+            {"type": "http.response.body", "body": body, "more_body": not last}
         )
 
     async def fail(self, failure: Failure) -> None:

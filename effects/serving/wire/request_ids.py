@@ -45,9 +45,9 @@ class RequestIds:
 
 def _chosen_id(headers: Headers) -> bytes:
     """The id that a client chose; empty if it chose none, or an invalid one."""
-    given = dict(headers).get(HEADER, b"").strip()
-    sane = len(given) <= LONGEST and all(byte in _PRINTABLE for byte in given)
-    return given if sane else b""
+    chosen = dict(headers).get(HEADER, b"").strip()
+    is_valid = len(chosen) <= LONGEST and all(byte in _PRINTABLE for byte in chosen)
+    return chosen if is_valid else b""
 
 
 def _with_id(headers: Headers, chosen: bytes) -> list[tuple[bytes, bytes]]:

@@ -40,7 +40,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._part = memoryview(b"")  # the one that is being read
+        self._part = memoryview(b"")  # the bytes that are being read
         self._unsent = 0  # bytes, when the timer began
         self._stalled: asyncio.TimerHandle | None = None  # while bytes are not sent
         self._late: asyncio.TimerHandle | None = None  # while a message is incomplete
@@ -65,8 +65,8 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
-        begun = len(self.conn.reader.buffer)  # of an incomplete frame
-        self._part = memoryview(bytearray(max(PART, min(begun, LARGE))))
+        num_buffered = len(self.conn.reader.buffer)  # of an incomplete frame
+        self._part = memoryview(bytearray(max(PART, min(num_buffered, LARGE))))
         return self._part
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -61,14 +61,14 @@ class Connection(Protocol):
     def chosen_id(self) -> str:
         """The x-request-id that the client chose, or an empty string."""
 
-    def announced_size(self, most: int) -> int:
-        """Bytes of the request's body, as far as known before it is read; `most`, if
+    def announced_size(self, max_bytes: int) -> int:
+        """Bytes of the request's body, as far as known before it is read; `max_bytes`, if
         unknown.
         """
 
-    async def read(self, most: int, watch: Watcher) -> bytes:
-        """The request's body, of `most` bytes; `watch` gets each part as it comes. Raises
-        ApiError, the errors of `watch`, and ClientDisconnect.
+    async def read(self, max_bytes: int, watch: Watcher) -> bytes:
+        """The request's body, of at most `max_bytes` bytes; `watch` gets each part as it
+        comes. Raises ApiError, the errors of `watch`, and ClientDisconnect.
         """
 
     async def wait_for_disconnect(self) -> NoReturn:

@@ -72,17 +72,17 @@ class Channel:
         self._id = json.dumps(message.id)
         self._ignored: Sequence[str] = ()  # fields of the body without effect
 
-    def announced_size(self, most: int) -> int:  # noqa: ARG002  # the message is here
+    def announced_size(self, max_bytes: int) -> int:  # noqa: ARG002  # the message is here
         """Bytes of the body."""
         return len(self._body)
 
-    async def read(self, most: int, watch: Watcher) -> bytes:
-        """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
-        and the errors of `watch`.
+    async def read(self, max_bytes: int, watch: Watcher) -> bytes:
+        """The body, which is not kept. Raises ApiError if it has more than `max_bytes`
+        bytes, and the errors of `watch`.
         """
         body, self._body = self._body, b""
-        if len(body) > most:
-            raise ApiError(f"the body has more than {most} bytes", status=413)
+        if len(body) > max_bytes:
+            raise ApiError(f"the body has more than {max_bytes} bytes", status=413)
         for begin in range(0, len(body), PART):
             watch(body[begin : begin + PART])
             if len(body) > PART:
@@ -191,8 +191,8 @@ class Socket:
         if self._is_open(message.id):
             raise ApiError(f"id: {message.id!r} is being answered; ids must differ", "id")
         if len(self._open) >= MAX_OPEN:
-            why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
-            raise ApiError(why, None, "too_many_requests", 429)
+            reason = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
+            raise ApiError(reason, None, "too_many_requests", 429)
         if message.endpoint not in self._handlers:
             names = ", ".join(self._handlers)
             raise ApiError(

@@ -102,7 +102,7 @@ def test_tools_as_templates_take_them() -> None:
 )
 def test_call_requirements(choice: Any, several: bool, wish: CallRequirements) -> None:
     body = chat(tools=[ADD, NOW], tool_choice=choice)
-    assert call_requirements(body.tool_choice, several=several) == wish
+    assert call_requirements(body.tool_choice, parallel=several) == wish
 
 
 def test_tools_as_they_are_offered() -> None:
