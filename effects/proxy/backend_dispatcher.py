@@ -115,7 +115,7 @@ class BackendDispatcher:
 
     `cache_blocks`: how many blocks each backend is assumed to cache. Those in `reporting`
     say themselves what they cache: all of it when called, and changes by `report`. At
-    most `most_waiting` requests are deferred at a time.
+    most `max_waiting` requests are deferred at a time.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class BackendDispatcher:
         config: RouterConfig,
         *,
         cache_blocks: int,
-        most_waiting: int,
+        max_waiting: int,
         journal: RoutingRecorder | None = None,
         reporting: Mapping[str, Callable[[], Keys]] | None = None,
     ) -> None:
         self._router = BackendRouter(config, journal, cache_blocks, reporting or {})
         self._queues = Dispatcher[asyncio.Future[str]](self._router, _deliver, _refuse)
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
 
     @property
     def state(self) -> RouterState:
@@ -150,24 +150,24 @@ class BackendDispatcher:
 
     def available(self) -> list[Replica]:
         """The backends that take requests, by name."""
-        found = (self.state.replicas[name] for name in self.state.names)
-        return [one for one in found if not one.draining]
+        replicas = (self.state.replicas[name] for name in self.state.names)
+        return [replica for replica in replicas if not replica.draining]
 
     def join(self, name: str) -> None:
         """A backend takes requests."""
-        one = self.state.replicas.get(name)
-        if one is None:
+        replica = self.state.replicas.get(name)
+        if replica is None:
             self._queues.join(name, *self._router.reported(name))
-        elif one.draining:
+        elif replica.draining:
             self._queues.join(name)
 
     def drain(self, name: str) -> None:
         """A backend is well, and takes no more requests."""
-        one = self.state.replicas.get(name)
-        if one is None:
-            new = (ReplicaJoined(name), *self._router.reported(name))
-            self._queues.drain(name, *new)
-        elif not one.draining:
+        replica = self.state.replicas.get(name)
+        if replica is None:
+            events = (ReplicaJoined(name), *self._router.reported(name))
+            self._queues.drain(name, *events)
+        elif not replica.draining:
             self._queues.drain(name)
 
     def leave(self, name: str) -> None:
@@ -198,10 +198,10 @@ class BackendDispatcher:
         if placed.done():
             return placed.result()
         try:
-            if self.waiting > self._most_waiting:
-                others = self.waiting - 1
-                why = f"{others} requests wait, more than --max-waiting allows"
-                raise TooManyWaitingError(why)
+            if self.waiting > self._max_waiting:
+                num_waiting = self.waiting - 1
+                message = f"{num_waiting} requests wait, more than --max-waiting allows"
+                raise TooManyWaitingError(message)
             self.counts.deferred += 1
             return await placed
         finally:
@@ -221,15 +221,17 @@ class BackendDispatcher:
                 raise NotPlacedError(NO_BACKEND)
             if isinstance(decision, Placed) and decision.replica not in tried:
                 return decision.replica
-        others = [
+        candidates = [
             replica
             for replica in self.available()
             if replica.name not in tried
             and (request.allowed is None or replica.name in request.allowed)
         ]
-        if not others:
+        if not candidates:
             return None
-        name = min(others, key=lambda one: (one.requests, one.backlog)).name
+        name = min(
+            candidates, key=lambda replica: (replica.requests, replica.backlog)
+        ).name
         self._router.dispatch(request, name, _MOVED)
         return name
 
@@ -243,9 +245,9 @@ class BackendDispatcher:
 
 
 def _deliver(assigned: Sequence[Assignment[asyncio.Future[str]]]) -> None:
-    for one in assigned:
-        if not one.item.done():  # else its task was cancelled, and ends it
-            one.item.set_result(one.placed.replica)
+    for assignment in assigned:
+        if not assignment.item.done():  # else its task was cancelled, and ends it
+            assignment.item.set_result(assignment.placed.replica)
 
 
 def _refuse(placed: asyncio.Future[str]) -> None:

@@ -69,10 +69,9 @@ class BackendModels:
             backend for backend, models in names.items() if not models or model in models
         ]
         if not having:
-            known = ", ".join(sorted(frozenset[str]().union(*names.values())))
-            message = (
-                f"there is no model {model[:_MAX_NAME_CHARS]!r} here; there is {known}"
-            )
+            names_text = ", ".join(sorted(frozenset[str]().union(*names.values())))
+            unknown = repr(model[:_MAX_NAME_CHARS])
+            message = f"there is no model {unknown} here; there is {names_text}"
             raise ApiError(message, "model", "model_not_found", _NOT_FOUND)
         return tuple(sorted(having))
 
@@ -125,14 +124,14 @@ async def list_models(
 async def _list_of(
     http: aiohttp.ClientSession, backend: str, headers: Mapping[str, str]
 ) -> dict[str, Any]:
-    get = http.get(
+    request = http.get(
         backend + MODELS_PATH,
         headers={**headers, "Accept-Encoding": "identity"},
         timeout=aiohttp.ClientTimeout(total=LIST_SECONDS),
         allow_redirects=False,
     )
     try:
-        async with get as response:
+        async with request as response:
             body = await read_at_most(response.content, MAX_LIST_BYTES)
     except (aiohttp.ClientError, OSError):
         return {}

@@ -134,11 +134,13 @@ class Exchange:
             return self._failed(CONNECT_FAILED, error, refused=True)
         except TimeoutError as error:  # aiohttp's are, too
             if not self.started:
-                why = "the server behind the router did not answer in time"
-                late = ApiError(why, None, "backend_timeout", TIMED_OUT)
+                message = "the server behind the router did not answer in time"
+                timeout_error = ApiError(message, None, "backend_timeout", TIMED_OUT)
                 if self._given_up:
-                    return Failed(SILENT, late)
-                return Failed("timeout", late, again=isinstance(error, _CONNECTING))
+                    return Failed(SILENT, timeout_error)
+                return Failed(
+                    "timeout", timeout_error, again=isinstance(error, _CONNECTING)
+                )
             return await self._break_off(error)
         except (aiohttp.ClientError, OSError) as error:
             if not self.started:
@@ -157,10 +159,12 @@ class Exchange:
 
     async def _run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
         scope, send = self.request.scope, self.request.send
-        raw = self.name + scope["raw_path"].decode("ascii", "replace")
+        path_url = self.name + scope["raw_path"].decode("ascii", "replace")
         query: bytes = scope["query_string"]
-        url = URL(f"{raw}?{query.decode('latin-1')}" if query else raw, encoded=True)
-        sent = self.http.request(
+        url = URL(
+            f"{path_url}?{query.decode('latin-1')}" if query else path_url, encoded=True
+        )
+        pending_response = self.http.request(
             scope["method"],
             url,
             data=self.request.body or None,
@@ -170,7 +174,7 @@ class Exchange:
         )
         loop = asyncio.get_running_loop()
         self._end_at(loop.time() + self.patience)
-        async with sent as response:
+        async with pending_response as response:
             headers = response_headers(response.raw_headers)
             _check_head(response.status, headers)
             if may_refuse and _is_refusal(response.status, headers):
@@ -247,16 +251,18 @@ class Exchange:
 
     def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
         _log.warning("%s failed: %s", self.name, _said(error))
-        why = "the server behind the router cannot be reached, or closed the connection"
-        failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
+        message = (
+            "the server behind the router cannot be reached, or closed the connection"
+        )
+        failure = ApiError(message, None, "backend_failed", BAD_GATEWAY)
         return Failed(cause, failure, refused)
 
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
         _log.warning("%s broke off: %s", self.name, _said(error))
         if self._events:
-            why = "the server behind the router broke off"
-            failure = ApiError(why, None, "backend_failed", BAD_GATEWAY)
+            message = "the server behind the router broke off"
+            failure = ApiError(message, None, "backend_failed", BAD_GATEWAY)
             event = error_format(self.request.scope)(failure).event
             end = b"" if self._last == b"\n\n" else b"\n\n"
             body = end + EventStream.frame([event]).encode()

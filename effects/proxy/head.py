@@ -38,16 +38,16 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
     """
     headers: RawHeaders = scope["headers"]
     dropped = _NOT_SENT | _named_by_connection(headers) | {_FOR, _HOST, _SCHEME}
-    kept = [(name, value) for name, value in headers if name not in dropped]
+    forwarded = [(name, value) for name, value in headers if name not in dropped]
     chain = [value for name, value in headers if name == _FOR]
     client = scope.get("client")
     if client:
         chain.append(client[0].encode())
     if chain:
-        kept.append((_FOR, b", ".join(chain)))
-    kept += [(_HOST, value) for name, value in headers if name == b"host"]
-    kept.append((_SCHEME, scope.get("scheme", "http").encode()))
-    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in kept]
+        forwarded.append((_FOR, b", ".join(chain)))
+    forwarded += [(_HOST, value) for name, value in headers if name == b"host"]
+    forwarded.append((_SCHEME, scope.get("scheme", "http").encode()))
+    return [(name.decode("ascii"), value.decode("utf-8")) for name, value in forwarded]
 
 
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:

@@ -81,12 +81,12 @@ class HealthWatch:
 
     async def ask(self) -> None:
         """Ask now, and act on it."""
-        found = await self._question()
-        self.silent = self.silent + 1 if found is Health.SILENT else 0
-        if found is Health.SILENT and self.silent < MAX_SILENT:
+        health = await self._question()
+        self.silent = self.silent + 1 if health is Health.SILENT else 0
+        if health is Health.SILENT and self.silent < MAX_SILENT:
             return
-        self._note(found)
-        if found is Health.SILENT:
+        self._note(health)
+        if health is Health.SILENT:
             self.note_silent()
 
     def failed(self, *, refused: bool) -> None:
@@ -95,18 +95,18 @@ class HealthWatch:
             self._note(Health.GONE)
         self._asked.set()
 
-    def _note(self, found: Health) -> None:
-        if found is not self.health:
-            level = logging.INFO if found is Health.READY else logging.WARNING
-            _log.log(level, "%s is %s", self.name, found.value)
-        self.health = found
-        if found is Health.READY:
+    def _note(self, health: Health) -> None:
+        if health is not self.health:
+            level = logging.INFO if health is Health.READY else logging.WARNING
+            _log.log(level, "%s is %s", self.name, health.value)
+        self.health = health
+        if health is Health.READY:
             self.dispatcher.join(self.name)
-        elif found is Health.DRAINING:
+        elif health is Health.DRAINING:
             self.dispatcher.drain(self.name)
         else:
             self.dispatcher.leave(self.name)
-        if found is Health.GONE:
+        if health is Health.GONE:
             self.note_gone()
 
     async def _question(self) -> Health:
@@ -131,13 +131,13 @@ class HealthWatch:
         self.note_models(evolve(listed, names=names))
 
     async def _get(self, path: str) -> "_Answer":
-        get = self.http.get(
+        request = self.http.get(
             self.name + path,
             headers={"Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=PATIENCE),
             allow_redirects=False,
         )
-        async with get as response:
+        async with request as response:
             body = await read_at_most(response.content, MAX_LIST_BYTES)
             return _Answer(response.status, body or b"")
 

@@ -25,12 +25,12 @@ class Homes:
     _names: OrderedDict[str, str] = field(factory=OrderedDict, init=False)
 
     def note(
-        self, name: str, headers: Iterable[tuple[bytes, bytes]], first: bytes
+        self, name: str, headers: Iterable[tuple[bytes, bytes]], first_chunk: bytes
     ) -> None:
         """Note an answer of a backend by its head and the first part of its body."""
-        found = [value for key, value in headers if key == _HEADER]
-        match = _ID.search(first, 0, _SEARCHED)
-        for key in (*found, *(() if match is None else (match[1],))):
+        ids = [value for key, value in headers if key == _HEADER]
+        match = _ID.search(first_chunk, 0, _SEARCHED)
+        for key in (*ids, *(() if match is None else (match[1],))):
             if len(key) <= _LONGEST:
                 self._names[key.decode("latin-1")] = name
                 self._names.move_to_end(key.decode("latin-1"))

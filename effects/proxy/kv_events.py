@@ -81,14 +81,18 @@ class ReportedCache:
 
     def cached(self) -> Keys:
         """The keys of all blocks that are cached."""
-        return tuple([self._blocks[one].key for one in self._there])
+        return tuple([self._blocks[block_hash].key for block_hash in self._there])
 
     def read(self, payload: bytes) -> list[RouterEvent]:
         """Fold a batch; returns what it means to a router. Raises KvEventError."""
         try:
             batch = msgspec.msgpack.decode(payload)
             events = batch["events"] if isinstance(batch, dict) else batch[1]
-            return [made for event in events for made in self._fold(*_named(event))]
+            return [
+                router_event
+                for event in events
+                for router_event in self._fold(*_named(event))
+            ]
         except _UNREADABLE as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
 
@@ -138,32 +142,38 @@ class ReportedCache:
             raise ValueError(f"{len(hashes)} blocks have {len(ids)} token ids")
         if parent is not None and parent not in self._blocks:
             return ()  # its beginning was missed
-        found = [*reversed([*self._found_again(parent)])]
+        keys = [*reversed([*self._found_again(parent)])]
         key = tokens_root() if parent is None else self._blocks[parent].key
-        for at, name in enumerate(hashes):
-            key = block_key(key, ids[at * size : (at + 1) * size])
-            self._blocks[name] = _Block(key, parent)
-            self._there.add(name)
-            found.append(key)
-            parent = name
+        for index, block_hash in enumerate(hashes):
+            key = block_key(key, ids[index * size : (index + 1) * size])
+            self._blocks[block_hash] = _Block(key, parent)
+            self._there.add(block_hash)
+            keys.append(key)
+            parent = block_hash
         if len(self._blocks) > len(self._there) + REMEMBERED:
-            self._blocks = {name: self._blocks[name] for name in self._there}
-        return tuple(found)
+            self._blocks = {
+                block_hash: self._blocks[block_hash] for block_hash in self._there
+            }
+        return tuple(keys)
 
-    def _found_again(self, name: BlockHash | None) -> Iterator[Key]:
+    def _found_again(self, block_hash: BlockHash | None) -> Iterator[Key]:
         """The blocks from this one to the first that were not known to be there."""
-        while name is not None and name not in self._there and name in self._blocks:
-            self._there.add(name)
-            block = self._blocks[name]
+        while (
+            block_hash is not None
+            and block_hash not in self._there
+            and block_hash in self._blocks
+        ):
+            self._there.add(block_hash)
+            block = self._blocks[block_hash]
             yield block.key
-            name = block.parent
+            block_hash = block.parent
 
     def _removed(self, hashes: list[BlockHash]) -> Keys:
-        gone = [name for name in hashes if name in self._there]
-        self._there.difference_update(gone)
-        keys = tuple([self._blocks[name].key for name in gone])
-        for name in hashes:
-            self._blocks.pop(name, None)
+        cached_hashes = [block_hash for block_hash in hashes if block_hash in self._there]
+        self._there.difference_update(cached_hashes)
+        keys = tuple([self._blocks[block_hash].key for block_hash in cached_hashes])
+        for block_hash in hashes:
+            self._blocks.pop(block_hash, None)
         return keys
 
 

@@ -60,10 +60,10 @@ class KvSubscriber:
         socket.connect(self.source.events)
         await self._catch_up(context)
         while True:
-            parts = await socket.recv_multipart()
-            number = _number_of(parts[1:])
+            frames = await socket.recv_multipart()
+            number = _number_of(frames[1:])
             if number is not None:
-                await self._take(number, parts[2], context)
+                await self._take(number, frames[2], context)
 
     async def _take(
         self, number: int, batch: bytes, context: "zmq.asyncio.Context"
@@ -100,11 +100,11 @@ class KvSubscriber:
             await socket.send_multipart([b"", self._next.to_bytes(_NUMBER, "big")])
             while True:
                 async with asyncio.timeout(_PATIENCE):
-                    parts = await socket.recv_multipart()
-                number = _number_of(parts[1:])
+                    frames = await socket.recv_multipart()
+                number = _number_of(frames[1:])
                 if number is None or number == _END:
                     return
-                yield number, parts[2]
+                yield number, frames[2]
         except TimeoutError:
             _log.warning("%s does not answer", self.source.replay)
         finally:
@@ -121,7 +121,7 @@ class KvSubscriber:
             self.apply(*events)
 
 
-def _number_of(parts: list[Any]) -> int | None:
+def _number_of(frames: list[Any]) -> int | None:
     """The number at the head of a message; None if it is not one of this protocol."""
-    whole = len(parts) == 2 and len(parts[0]) == _NUMBER
-    return int.from_bytes(parts[0], "big", signed=True) if whole else None
+    is_valid = len(frames) == 2 and len(frames[0]) == _NUMBER
+    return int.from_bytes(frames[0], "big", signed=True) if is_valid else None

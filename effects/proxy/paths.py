@@ -75,17 +75,17 @@ def target_of(method: str, path: str, raw_path: bytes) -> Target:
     # The raw path is put behind a backend's address: it must not be able to change that.
     if b"#" in raw_path:  # what follows it is not sent to the backend
         raise ApiError("the path must have no #; write it as %23")
-    parts = path.split("/")
-    if not raw_path.startswith(b"/") or ".." in parts:
+    segments = path.split("/")
+    if not raw_path.startswith(b"/") or ".." in segments:
         raise ApiError("the path must begin with / and have no part ..")
-    if "." in parts or "" in parts[1:-1]:
+    if "." in segments or "" in segments[1:-1]:
         raise _not_passed_on(path)
     if path in ROUTED:
         return Target(Way.POLICY if method == "POST" else Way.ANY)
-    made = _MADE.fullmatch(path)
-    if made is not None:
-        return Target(Way.HOME, made[1])
-    if any(f"{path}/".startswith(f"{one}/") for one in _STATEFUL):
+    match = _MADE.fullmatch(path)
+    if match is not None:
+        return Target(Way.HOME, match[1])
+    if any(f"{path}/".startswith(f"{prefix}/") for prefix in _STATEFUL):
         raise _not_passed_on(path)
     if path.startswith("/v1/") or path in _OTHERS:
         return Target(Way.ANY)

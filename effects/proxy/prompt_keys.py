@@ -75,13 +75,13 @@ class RequestFields(msgspec.Struct):
     @property
     def output(self) -> int | None:
         """Output tokens, if few are allowed; None: not known."""
-        for given in (
+        for limit in (
             self.max_completion_tokens,
             self.max_tokens,
             self.max_output_tokens,
         ):
-            if type(given) is int:
-                return max(0, given) if given < USUAL else None
+            if type(limit) is int:
+                return max(0, limit) if limit < USUAL else None
         return None
 
 
@@ -118,25 +118,27 @@ def _read_keys(fields: RequestFields, size: int, *, marked: bool) -> PromptKeys:
     root = root_key(b"text", salt.encode("utf-8", "surrogatepass"))
     prompts = _prompts(fields.prompt if fields.prompt is not None else fields.input)
     if _is_ids(prompts[0]):
-        lengths = [len(one) for one in prompts if isinstance(one, list)]
+        lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
         return PromptKeys(_id_keys(root, prompts[0]), sum(lengths))
     text = bytearray()
-    for part in _parts(fields, prompts[0], marked=marked):
-        text += part
+    for section in _parts(fields, prompts[0], marked=marked):
+        text += section
         if len(text) >= KEYED_BYTES:
             break
     else:
-        size = len(text) + sum(len(one) for one in prompts[1:] if isinstance(one, str))
+        size = len(text) + sum(
+            len(prompt) for prompt in prompts[1:] if isinstance(prompt, str)
+        )
     keys = _chained(root, bytes(text[:KEYED_BYTES]))
     return PromptKeys(keys, -(-size // TOKEN_BYTES))
 
 
-def _prompts(given: Any) -> list[Any]:
+def _prompts(value: Any) -> list[Any]:
     """The prompts of a field that takes one or several: at least one. Items of a
     conversation are one.
     """
-    several = isinstance(given, list) and given and type(given[0]) in (str, list)
-    return given if several else [given]
+    is_list = isinstance(value, list) and value and type(value[0]) in (str, list)
+    return value if is_list else [value]
 
 
 def _is_ids(prompt: Any) -> bool:
@@ -157,11 +159,11 @@ def _parts(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[byte
     messages = fields.messages if isinstance(fields.messages, list) else []
     system, tools = _system(fields.system), _tools(fields.tools)
     turns = map(_with_text, [*messages, *items])
-    for part in (system, fields.instructions, tools, *turns):
-        if isinstance(part, str):
-            yield part.encode("utf-8", "surrogatepass")
-        elif part is not None:
-            yield _canonical.encode(_without_marks(part) if marked else part)
+    for section in (system, fields.instructions, tools, *turns):
+        if isinstance(section, str):
+            yield section.encode("utf-8", "surrogatepass")
+        elif section is not None:
+            yield _canonical.encode(_without_marks(section) if marked else section)
 
 
 def _system(system: Any) -> Any:
@@ -183,11 +185,15 @@ def _is_deferred(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("defer_loading") is True
 
 
-def _without_marks(part: Any) -> Any:
+def _without_marks(value: Any) -> Any:
     """A part of a body without marks of caching."""
-    if isinstance(part, dict):
-        return {k: _without_marks(v) for k, v in part.items() if k != _MARK}
-    return [_without_marks(one) for one in part] if isinstance(part, list) else part
+    if isinstance(value, dict):
+        return {k: _without_marks(v) for k, v in value.items() if k != _MARK}
+    return (
+        [_without_marks(element) for element in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _with_text(message: Any) -> Any:

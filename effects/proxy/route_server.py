@@ -71,22 +71,22 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
     tls.check()
     file = options.api_keys_file
     keys = read_keys(options.api_key, None if file is None else Path(file))
-    patience = Patience(
+    connection_limits = Patience(
         connections=check_whole("max-connections", options.max_connections, 1),
         header=check_seconds("header-timeout", options.header_timeout),
     )
     backends = read_backends(options.backend)
     sources = read_sources(options.kv_events, backends)
     if bool(sources) != (options.model is not None):
-        why = "a server's blocks are compared by token ids"
-        raise ConfigError(f"--kv-events and --model need each other: {why}")
+        reason = "a server's blocks are compared by token ids"
+        raise ConfigError(f"--kv-events and --model need each other: {reason}")
     rendering = EngineArgs(
         chat_template=options.chat_template,
         default_chat_template_kwargs=options.default_chat_template_kwargs,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
     )
-    router = RouterOptions(
+    router_options = RouterOptions(
         backends=backends,
         kv_sources=sources,
         kv_block_size=check_whole("kv-block-size", options.kv_block_size, 1),
@@ -108,26 +108,26 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
     )
     http = HttpOptions(
         names=[],
-        bounds=ServerBounds(keys=keys, patience=patience),
-        max_body=router.max_body,
+        bounds=ServerBounds(keys=keys, patience=connection_limits),
+        max_body=router_options.max_body,
         hosts=read_hosts(options, has_keys=bool(keys.known)),
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,
         tls=tls,
         shutdown_timeout=check_seconds("shutdown-timeout", options.shutdown_timeout),
     )
-    return router, http
+    return router_options, http
 
 
 def serve_router(options: argparse.Namespace) -> int:
     """Route until a signal comes; returns the exit code. Raises ConfigError."""
-    chosen, http = read_router_options(options)
+    router_options, http = read_router_options(options)
     configure_logs("router")
     raise_limit()
     (listener,) = listen_at(options.host, options.port)
     with listener:
-        router = Router(chosen)
-        print(_announcement(listener, chosen, http), flush=True)
+        router = Router(router_options)
+        print(_announcement(listener, router_options, http), flush=True)
         with with_middleware(router, http, "router", lambda: None) as outer:
             config = http_config(outer, http)
             server = RouterServer(config, router, http.shutdown_timeout)
@@ -137,12 +137,12 @@ def serve_router(options: argparse.Namespace) -> int:
 
 
 def _announcement(
-    listener: socket.socket, chosen: RouterOptions, http: HttpOptions
+    listener: socket.socket, router_options: RouterOptions, http: HttpOptions
 ) -> str:
     """The line that announces the address; programs read it."""
     host, port = listener.getsockname()[:2]
-    where = port_text((host, port))
+    address = port_text((host, port))
     scheme = "https" if http.tls.enabled else "http"
-    count = len(chosen.backends)
+    count = len(router_options.backends)
     servers = f"{count} server{'s' * (count > 1)}"
-    return f"minfer: {servers} by {chosen.policy} at {scheme}://{where}/v1"
+    return f"minfer: {servers} by {router_options.policy} at {scheme}://{address}/v1"

@@ -85,21 +85,21 @@ class Router:
         self.closing = False
         self.live = 0  # requests that wait or are answered
         sources = options.kv_sources
-        block = options.kv_block_size if sources else BLOCK_TOKENS
-        config = RouterConfig(routing_policy_named(options.policy), block)
+        block_size = options.kv_block_size if sources else BLOCK_TOKENS
+        config = RouterConfig(routing_policy_named(options.policy), block_size)
         tokens = None
         if options.model is not None:
             rendering = options.templates, options.parsers
-            tokens = TokenKeys(options.model, block, *rendering)
-        self._caches = {name: ReportedCache(name, block) for name in sources}
+            tokens = TokenKeys(options.model, block_size, *rendering)
+        self._caches = {name: ReportedCache(name, block_size) for name in sources}
         self._journal: RoutingJournalFile | None = None
         if options.journal is not None:
             size = options.journal_size
             self._journal = RoutingJournalFile(options.journal, config, size)
         self.dispatcher = BackendDispatcher(
             config,
-            cache_blocks=max(1, options.cache_tokens // block),
-            most_waiting=options.max_waiting,
+            cache_blocks=max(1, options.cache_tokens // block_size),
+            max_waiting=options.max_waiting,
             journal=self._journal,
             reporting={name: cache.cached for name, cache in self._caches.items()},
         )
@@ -139,10 +139,10 @@ class Router:
             self._options.policy, self.dispatcher, watches, self._journal
         )
         await asyncio.gather(*(watch.ask() for watch in watches))
-        running = [one.run() for one in watches]
-        running += [one.run() for one in subscribers.values()]
-        for one in running:
-            task = asyncio.create_task(one)
+        coroutines = [watch.run() for watch in watches]
+        coroutines += [subscriber.run() for subscriber in subscribers.values()]
+        for coroutine in coroutines:
+            task = asyncio.create_task(coroutine)
             task.add_done_callback(_log_failure)
             self._tasks.append(task)
 
@@ -227,14 +227,14 @@ class Router:
         self.live += 1
         try:
             if self.closing:
-                why = "the router is shutting down"
-                raise ApiError(why, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
+                message = "the router is shutting down"
+                raise ApiError(message, None, "shutting_down", _UNAVAILABLE)  # noqa: TRY301 - answered as others are
             if name := broken_header(scope["headers"]):
-                why = f"the header {name} has a control character"
-                raise ApiError(why)  # noqa: TRY301 - answered as others are
+                message = f"the header {name} has a control character"
+                raise ApiError(message)  # noqa: TRY301 - answered as others are
             if name := unreadable_header(scope["headers"]):
-                why = f"the header {name} is not in UTF-8"
-                raise ApiError(why)  # noqa: TRY301 - answered as others are
+                message = f"the header {name} is not in UTF-8"
+                raise ApiError(message)  # noqa: TRY301 - answered as others are
             target = target_of(scope["method"], scope["path"], scope["raw_path"])
             body = await self._bodies.read(scope, receive)
             try:
@@ -271,11 +271,11 @@ class Router:
     def _home(self, key: str) -> str:
         """The backend that has a response or request. Raises ApiError."""
         backends = self._options.backends
-        found = backends[0] if len(backends) == 1 else self._homes.find(key)
-        if found is None:
-            why = f"the router knows no server that made {key[:128]!r}"
-            raise ApiError(why, "id", "not_found", _NOT_FOUND)
-        return found
+        backend = backends[0] if len(backends) == 1 else self._homes.find(key)
+        if backend is None:
+            message = f"the router knows no server that made {key[:128]!r}"
+            raise ApiError(message, "id", "not_found", _NOT_FOUND)
+        return backend
 
     async def _answer_anywhere(self, request: ClientRequest) -> None:
         """Pass a request on to a backend with few requests that has its model; if it
@@ -287,8 +287,8 @@ class Router:
                 await listed(request.scope, _no_message, request.send)
                 return
         attempts = Attempts(await self._allowed(request))
-        while others := self._others(attempts):
-            name = min(others, key=lambda backend: backend.requests).name
+        while candidates := self._others(attempts):
+            name = min(candidates, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
             outcome = await self._attempt(request, name, attempts=attempts)
             if not isinstance(outcome, Failed):
@@ -353,9 +353,9 @@ class Router:
                 outcome = await self._attempt(request, name, routed.id, movable)
                 if isinstance(outcome, Answered):
                     return
-                again = attempts.note(outcome) and home is None
+                may_retry = attempts.note(outcome) and home is None
                 tried = attempts.tried
-                name = self.dispatcher.elsewhere(routed, tried) if again else None
+                name = self.dispatcher.elsewhere(routed, tried) if may_retry else None
                 if name is not None:
                     self.metrics.note_retry(outcome.cause)
             refused = attempts.refused
@@ -374,8 +374,8 @@ class Router:
         """
         home = self._homes.find(previous) if previous else None
         if home is not None and home not in self.dispatcher.state.replicas:
-            why = f"the server that has {previous!r} cannot be reached now"
-            raise ApiError(why, "previous_response_id", "no_backend", _UNAVAILABLE)
+            message = f"the server that has {previous!r} cannot be reached now"
+            raise ApiError(message, "previous_response_id", "no_backend", _UNAVAILABLE)
         return home
 
     async def _attempt(
@@ -408,12 +408,17 @@ class Router:
         return outcome
 
     def _note_first(
-        self, name: str, routed: str | None, status: int, headers: RawHeaders, part: bytes
+        self,
+        name: str,
+        routed: str | None,
+        status: int,
+        headers: RawHeaders,
+        chunk: bytes,
     ) -> None:
         self.metrics.note_answer(name, status)
         if routed is not None:
             self.dispatcher.start(routed)
-            self._homes.note(name, headers, part)
+            self._homes.note(name, headers, chunk)
 
 
 async def _no_message() -> Message:

@@ -59,10 +59,10 @@ def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
         return caller.name
     hops = ",".join(Headers(scope=scope).getlist(_FORWARDED)).split(",")
     while proxies.include(client) and hops:
-        before = _read_address(hops.pop())
-        if before is None:
+        previous_hop = _read_address(hops.pop())
+        if previous_hop is None:
             break
-        client = before
+        client = previous_hop
     return str(client)
 
 

@@ -71,7 +71,7 @@ class TokenKeys:
             call_form=parsers.written,
         )
         self._model = WorkerModel(facts, tokenizer=tokenizer)
-        self._endpoints = {one.path: one for one in ENDPOINTS}
+        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS}
         self.block_size = block_size
 
     def read(self, path: str, body: bytes) -> PromptKeys:

@@ -62,8 +62,8 @@ def serve_in_processes(
     deployment: Deployment,
     keep: Keep | None = None,
 ) -> int:
-    """Serve until a signal comes, with the engines of a deployment and `fronts` fronts, or
-    no fronts if the engines are for those of other machines; returns the exit code.
+    """Serve until a signal comes, with the engines of a deployment and this number of
+    fronts, or none if the engines are for those of other machines; returns the exit code.
     `keep` is the work of a process that has all engines elsewhere, on a cluster.
 
     Raises ConfigError if it cannot listen, or has fewer GPUs than engines, and

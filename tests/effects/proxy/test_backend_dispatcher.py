@@ -33,7 +33,7 @@ def request(name: str, tenant: str = "x", *blocks: int, tokens: int = 1000) -> A
 def dispatcher(
     *names: str, config: RouterConfig = SHARE, **more: Any
 ) -> BackendDispatcher:
-    settings = {"cache_blocks": 100, "most_waiting": 2, **more}
+    settings = {"cache_blocks": 100, "max_waiting": 2, **more}
     made = BackendDispatcher(config, **settings)
     for name in names:
         made.join(name)
@@ -120,7 +120,7 @@ def test_those_that_wait_are_bounded_and_may_leave() -> None:
 
 def test_users_of_a_tenant_take_turns() -> None:
     async def case() -> None:
-        made = dispatcher("a", most_waiting=9)
+        made = dispatcher("a", max_waiting=9)
         assert await made.place(request("other", "y", tokens=1000)) == "a"
         assert await made.place(request("first"), "p") == "a"
         placed = list[str]()
