@@ -13,8 +13,8 @@ from minfer.effects.proxy.backend_dispatcher import (
 from minfer.effects.proxy.forwarding import (
     DISCONNECTED,
     SILENT,
-    Failed,
-    Refused,
+    BackendFailure,
+    BackendRefusal,
 )
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 
@@ -40,12 +40,12 @@ class Attempts:
     allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
     tried: list[str] = field(factory=list)  # backends
     ended: int = 0  # of these, which closed the connection or fell silent
-    refused: Refused | None = None  # the last refusal
+    refused: BackendRefusal | None = None  # the last refusal
     error: ApiError = field(factory=no_backend)  # of the last that failed
 
-    def note(self, outcome: Failed | Refused) -> bool:
+    def note(self, outcome: BackendFailure | BackendRefusal) -> bool:
         """Note an attempt; returns whether another backend may be tried after it."""
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, BackendRefusal):
             is_first, self.refused = self.refused is None, outcome
             return is_first
         self.error = outcome.error

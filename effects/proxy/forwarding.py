@@ -1,12 +1,12 @@
 """Sends a request to a backend, and passes its response on as it comes.
 
-request --> head .... none came: Failed, another backend may be tried
+request --> head .... none came: BackendFailure, another backend may be tried
              |
-           429 or 503 with Retry-After: Refused, likewise
+           429 or 503 with Retry-After: BackendRefusal, likewise
              |
-           (until here, `give_up` ends the attempt: Failed, likewise)
+           (until here, `give_up` ends the attempt: BackendFailure, likewise)
              |
-           first part of the body ... none came, as the connection broke: Failed
+           first part of the body ... none came, as the connection broke: BackendFailure
              |
            the client gets head and parts; a break from here on ends its stream with
            an error in its API's form, or, of a whole body, its connection
@@ -74,7 +74,7 @@ class ClientRequest:
 
 
 @frozen
-class Refused:
+class BackendRefusal:
     """A backend refused a request (429 or 503 with Retry-After): its response."""
 
     cause: ClassVar[str] = "refused"  # for metrics
@@ -85,7 +85,7 @@ class Refused:
 
 
 @frozen
-class Failed:
+class BackendFailure:
     """A backend failed before the first part of a body came."""
 
     cause: str  # a word, for metrics
@@ -101,7 +101,7 @@ class Answered:
     broken: bool = False
 
 
-Outcome = Answered | Refused | Failed
+Outcome = Answered | BackendRefusal | BackendFailure
 # Takes status and head of a response, and the first part of its body.
 NoteFirst = Callable[[int, RawHeaders, bytes], None]
 
@@ -113,7 +113,7 @@ class Exchange:
     http: aiohttp.ClientSession
     request: ClientRequest
     name: str  # the backend's base URL
-    patience: float  # seconds for the head of a response, and for each next part
+    timeout: float  # seconds for the head of a response, and for each next part
     # Returns whether another backend may be tried if this one does not answer.
     may_move: Callable[[], bool] = field(default=lambda: False)
     started: bool = field(default=False, init=False)  # the client got a part
@@ -137,8 +137,8 @@ class Exchange:
                 message = "the server behind the router did not answer in time"
                 timeout_error = ApiError(message, None, "backend_timeout", TIMED_OUT)
                 if self._given_up:
-                    return Failed(SILENT, timeout_error)
-                return Failed(
+                    return BackendFailure(SILENT, timeout_error)
+                return BackendFailure(
                     "timeout", timeout_error, again=isinstance(error, _CONNECTING)
                 )
             return await self._break_off(error)
@@ -173,7 +173,7 @@ class Exchange:
             allow_redirects=False,
         )
         loop = asyncio.get_running_loop()
-        self._end_at(loop.time() + self.patience)
+        self._end_at(loop.time() + self.timeout)
         async with pending_response as response:
             headers = response_headers(response.raw_headers)
             _check_head(response.status, headers)
@@ -222,7 +222,7 @@ class Exchange:
         run after interim responses, and bytes that complete no part restart it.
         """
         now = asyncio.get_running_loop().time()
-        self._end_at(min(now + self.patience, self._due))
+        self._end_at(min(now + self.timeout, self._due))
         chunk = await content.readany()
         self._end_at(self._due)
         return chunk
@@ -234,28 +234,30 @@ class Exchange:
 
     async def _read_refusal(
         self, response: aiohttp.ClientResponse, headers: RawHeaders
-    ) -> Refused:
+    ) -> BackendRefusal:
         """A refusal with its body, or the router's own, if that is late or too large."""
         body = None
         with contextlib.suppress(aiohttp.ClientError, OSError):  # also TimeoutError
             async with asyncio.timeout(REFUSAL_SECONDS):
                 body = await read_at_most(response.content, REFUSAL_BYTES)
         if body is not None:
-            return Refused(self.name, response.status, headers, body)
+            return BackendRefusal(self.name, response.status, headers, body)
         message = "the server behind the router takes no requests now"
         error = ApiError(message, None, OVERLOADED, response.status)
         body = error_format(self.request.scope)(error).event.data.encode()
         wait = [header for header in headers if header[0] == _RETRY_AFTER]
         json = (b"content-type", b"application/json")
-        return Refused(self.name, response.status, [json, *wait], body)
+        return BackendRefusal(self.name, response.status, [json, *wait], body)
 
-    def _failed(self, cause: str, error: Exception, *, refused: bool = False) -> Failed:
+    def _failed(
+        self, cause: str, error: Exception, *, refused: bool = False
+    ) -> BackendFailure:
         _log.warning("%s failed: %s", self.name, _said(error))
         message = (
             "the server behind the router cannot be reached, or closed the connection"
         )
         failure = ApiError(message, None, "backend_failed", BAD_GATEWAY)
-        return Failed(cause, failure, refused)
+        return BackendFailure(cause, failure, refused)
 
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
@@ -307,7 +309,7 @@ def _is_refusal(status: int, headers: RawHeaders) -> bool:
     return status in TRIED_AGAIN and any(name == _RETRY_AFTER for name, _ in headers)
 
 
-async def pass_on(refused: Refused, send: Send) -> None:
+async def pass_on(refused: BackendRefusal, send: Send) -> None:
     """Pass a refusal on to the client."""
     head = [(name, value) for name, value in refused.headers if name != b"content-length"]
     length = (b"content-length", str(len(refused.body)).encode())

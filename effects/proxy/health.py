@@ -38,7 +38,7 @@ _UNREADY: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
-class Health(Enum):
+class ServerHealth(Enum):
     """What was found out about a backend."""
 
     READY = "ready"
@@ -48,7 +48,7 @@ class Health(Enum):
     SILENT = "silent"
 
 
-_WELL: Final = (Health.READY, Health.DRAINING)
+_WELL: Final = (ServerHealth.READY, ServerHealth.DRAINING)
 
 
 @define(eq=False)
@@ -64,7 +64,7 @@ class HealthWatch:
     note_silent: Callable[[], None] = field(default=lambda: None)
     # Called with its models, whenever it has answered.
     note_models: Callable[[ModelList], None] = field(default=lambda _: None)
-    health: Health = field(default=Health.DOWN, init=False)
+    health: ServerHealth = field(default=ServerHealth.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
     _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
 
@@ -82,44 +82,44 @@ class HealthWatch:
     async def ask(self) -> None:
         """Ask now, and act on it."""
         health = await self._question()
-        self.silent = self.silent + 1 if health is Health.SILENT else 0
-        if health is Health.SILENT and self.silent < MAX_SILENT:
+        self.silent = self.silent + 1 if health is ServerHealth.SILENT else 0
+        if health is ServerHealth.SILENT and self.silent < MAX_SILENT:
             return
         self._note(health)
-        if health is Health.SILENT:
+        if health is ServerHealth.SILENT:
             self.note_silent()
 
     def failed(self, *, refused: bool) -> None:
         """A request failed there."""
         if refused:
-            self._note(Health.GONE)
+            self._note(ServerHealth.GONE)
         self._asked.set()
 
-    def _note(self, health: Health) -> None:
+    def _note(self, health: ServerHealth) -> None:
         if health is not self.health:
-            level = logging.INFO if health is Health.READY else logging.WARNING
+            level = logging.INFO if health is ServerHealth.READY else logging.WARNING
             _log.log(level, "%s is %s", self.name, health.value)
         self.health = health
-        if health is Health.READY:
+        if health is ServerHealth.READY:
             self.dispatcher.join(self.name)
-        elif health is Health.DRAINING:
+        elif health is ServerHealth.DRAINING:
             self.dispatcher.drain(self.name)
         else:
             self.dispatcher.leave(self.name)
-        if health is Health.GONE:
+        if health is ServerHealth.GONE:
             self.note_gone()
 
-    async def _question(self) -> Health:
+    async def _question(self) -> ServerHealth:
         try:
             if (await self._get("/health")).status >= _FAILED:
-                return Health.DOWN
+                return ServerHealth.DOWN
             ready = await self._get("/ready")
         except aiohttp.ClientConnectorError:
-            return Health.GONE
+            return ServerHealth.GONE
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
-            return Health.SILENT
+            return ServerHealth.SILENT
         await self._ask_models(ready.body)
-        return Health.DRAINING if ready.status == _UNREADY else Health.READY
+        return ServerHealth.DRAINING if ready.status == _UNREADY else ServerHealth.READY
 
     async def _ask_models(self, ready: bytes) -> None:
         """Note its models; `ready`, its answer to /ready, may name them without a key."""

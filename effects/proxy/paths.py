@@ -63,14 +63,14 @@ class Way(Enum):
 
 
 @frozen
-class Target:
+class ForwardTarget:
     """What a request is for; `id` is what it names, if anything."""
 
     way: Way
     id: str = ""
 
 
-def target_of(method: str, path: str, raw_path: bytes) -> Target:
+def target_of(method: str, path: str, raw_path: bytes) -> ForwardTarget:
     """How to find the backend of a request. Raises ApiError for what is not passed on."""
     # The raw path is put behind a backend's address: it must not be able to change that.
     if b"#" in raw_path:  # what follows it is not sent to the backend
@@ -81,14 +81,14 @@ def target_of(method: str, path: str, raw_path: bytes) -> Target:
     if "." in segments or "" in segments[1:-1]:
         raise _not_passed_on(path)
     if path in ROUTED:
-        return Target(Way.POLICY if method == "POST" else Way.ANY)
+        return ForwardTarget(Way.POLICY if method == "POST" else Way.ANY)
     match = _MADE.fullmatch(path)
     if match is not None:
-        return Target(Way.HOME, match[1])
+        return ForwardTarget(Way.HOME, match[1])
     if any(f"{path}/".startswith(f"{prefix}/") for prefix in _STATEFUL):
         raise _not_passed_on(path)
     if path.startswith("/v1/") or path in _OTHERS:
-        return Target(Way.ANY)
+        return ForwardTarget(Way.ANY)
     raise _not_passed_on(path)
 
 

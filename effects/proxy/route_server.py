@@ -14,7 +14,7 @@ from minfer.effects.live.input_processing.template_settings import (
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import port_text
 from minfer.effects.proxy.backends import read_backends, read_sources
-from minfer.effects.proxy.router_application import Router
+from minfer.effects.proxy.router_application import RouterApplication
 from minfer.effects.proxy.router_options import RouterOptions
 from minfer.effects.proxy.tenants import read_proxies
 from minfer.effects.serving.access.api_keys import read_keys
@@ -31,7 +31,7 @@ from minfer.effects.serving.processes.server import (
     listen_at,
     with_middleware,
 )
-from minfer.effects.serving.wire.connections import Patience
+from minfer.effects.serving.wire.connections import ConnectionLimits
 from minfer.effects.serving.wire.descriptors import raise_limit
 from minfer.effects.serving.wire.tls import Tls
 from minfer.effects.setup.engine_args import EngineArgs
@@ -42,7 +42,7 @@ class RouterServer(DrainingServer):
     """The server of a router."""
 
     def __init__(
-        self, config: uvicorn.Config, router: Router, shutdown_timeout: float
+        self, config: uvicorn.Config, router: RouterApplication, shutdown_timeout: float
     ) -> None:
         super().__init__(config, shutdown_timeout)
         self._router = router
@@ -71,7 +71,7 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
     tls.check()
     file = options.api_keys_file
     keys = read_keys(options.api_key, None if file is None else Path(file))
-    connection_limits = Patience(
+    connection_limits = ConnectionLimits(
         connections=check_whole("max-connections", options.max_connections, 1),
         header=check_seconds("header-timeout", options.header_timeout),
     )
@@ -102,13 +102,13 @@ def read_router_options(options: argparse.Namespace) -> tuple[RouterOptions, Htt
         else check_whole("max-body-size", options.max_body_size, 1),
         workers=check_whole("preparers", options.preparers, 0),
         max_waiting=check_whole("max-waiting", options.max_waiting, 0),
-        patience=check_seconds("backend-timeout", options.backend_timeout),
+        backend_timeout=check_seconds("backend-timeout", options.backend_timeout),
         journal=None if options.journal is None else Path(options.journal),
         journal_size=check_whole("journal-size", options.journal_size, 1),
     )
     http = HttpOptions(
         names=[],
-        bounds=ServerBounds(keys=keys, patience=connection_limits),
+        bounds=ServerBounds(keys=keys, connection_limits=connection_limits),
         max_body=router_options.max_body,
         hosts=read_hosts(options, has_keys=bool(keys.known)),
         access_log=options.access_log,
@@ -126,7 +126,7 @@ def serve_router(options: argparse.Namespace) -> int:
     raise_limit()
     (listener,) = listen_at(options.host, options.port)
     with listener:
-        router = Router(router_options)
+        router = RouterApplication(router_options)
         print(_announcement(listener, router_options, http), flush=True)
         with with_middleware(router, http, "router", lambda: None) as outer:
             config = http_config(outer, http)

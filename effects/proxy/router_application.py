@@ -34,9 +34,9 @@ from minfer.effects.proxy.denied_bodies import DeniedBodies
 from minfer.effects.proxy.disconnects import until_disconnect
 from minfer.effects.proxy.forwarding import (
     Answered,
+    BackendFailure,
     ClientRequest,
     Exchange,
-    Failed,
     Outcome,
     open_session,
     pass_on,
@@ -49,7 +49,7 @@ from minfer.effects.proxy.head import (
 from minfer.effects.proxy.health import HealthWatch
 from minfer.effects.proxy.homes import Homes
 from minfer.effects.proxy.kv_events import ReportedCache
-from minfer.effects.proxy.paths import METHODS, Target, Way, target_of
+from minfer.effects.proxy.paths import METHODS, ForwardTarget, Way, target_of
 from minfer.effects.proxy.prompt_keys import BLOCK_TOKENS
 from minfer.effects.proxy.prompt_reader import PromptReader
 from minfer.effects.proxy.request_reader import RequestReader
@@ -76,7 +76,7 @@ _UNAVAILABLE: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
-class Router:
+class RouterApplication:
     """Requests for several servers over HTTP. `open` and `close` are called in the event
     loop that serves it. Raises ConfigError.
     """
@@ -257,13 +257,13 @@ class Router:
         finally:
             self.live -= 1
 
-    async def _answer(self, target: Target, request: ClientRequest) -> None:
+    async def _answer(self, target: ForwardTarget, request: ClientRequest) -> None:
         """Have a request answered. Raises ApiError."""
         if target.way is Way.POLICY:
             await self._answer_routed(request)
         elif target.way is Way.HOME:
             outcome = await self._attempt(request, self._home(target.id))
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, BackendFailure):
                 raise outcome.error
         else:
             await self._answer_anywhere(request)
@@ -291,7 +291,7 @@ class Router:
             name = min(candidates, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
             outcome = await self._attempt(request, name, attempts=attempts)
-            if not isinstance(outcome, Failed):
+            if not isinstance(outcome, BackendFailure):
                 return
             if not attempts.note(outcome):
                 break
@@ -391,7 +391,7 @@ class Router:
         """
         if self._http is None:
             raise no_backend()
-        exchange = Exchange(self._http, request, name, self._options.patience)
+        exchange = Exchange(self._http, request, name, self._options.backend_timeout)
         if attempts is not None:
             exchange.may_move = partial(self._may_move, attempts)
         first = partial(self._note_first, name, routed)
@@ -400,7 +400,7 @@ class Router:
             outcome = await exchange.run(first, may_refuse=routed is not None)
         finally:
             self._exchanges[name].discard(exchange)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, BackendFailure):
             self.watches[name].failed(refused=outcome.refused)
         elif isinstance(outcome, Answered) and outcome.broken:
             self.metrics.broken += 1

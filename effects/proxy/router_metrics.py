@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
 from minfer.effects.proxy.backend_dispatcher import BackendDispatcher
-from minfer.effects.proxy.health import Health, HealthWatch
+from minfer.effects.proxy.health import HealthWatch, ServerHealth
 
 _PREFIX: Final = "minfer_router_"
 
@@ -117,5 +117,7 @@ class RouterMetrics(Collector):
             f"{_PREFIX}backend_ready", "Whether it takes requests", labels=["backend"]
         )
         for backend in backends:
-            family.add_metric([backend["url"]], backend["health"] == Health.READY.value)
+            family.add_metric(
+                [backend["url"]], backend["health"] == ServerHealth.READY.value
+            )
         yield family

@@ -15,7 +15,7 @@ from minfer.effects.text.tools.formats import Parsers
 CACHE_TOKENS: Final = 2**20
 KV_BLOCK: Final = 16  # tokens; vLLM's default
 MAX_WAITING: Final = 1024
-PATIENCE: Final = 600.0  # seconds
+BACKEND_TIMEOUT_SECONDS: Final = 600.0
 JOURNAL_SIZE: Final = 2**30  # bytes
 
 
@@ -38,6 +38,8 @@ class RouterOptions:
     max_body: int | None = None  # bytes; None: by the contexts of the backends
     workers: int = 0  # processes that read large bodies; 0: threads
     max_waiting: int = MAX_WAITING  # requests
-    patience: float = PATIENCE  # seconds between two parts of a response
+    backend_timeout: float = (
+        BACKEND_TIMEOUT_SECONDS  # seconds between two parts of a response
+    )
     journal: Path | None = None  # a folder
     journal_size: int = JOURNAL_SIZE

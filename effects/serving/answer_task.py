@@ -37,7 +37,7 @@ from minfer.effects.serving.protocol import (
 )
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Connection, Event
+from minfer.effects.serving.wire.transport import Connection, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
 _GONE: Final = 499  # a status after which no client retries by itself
@@ -169,10 +169,10 @@ class AnswerTask:
 
     def _make_events(
         self, prompt: int, output: RequestOutput
-    ) -> tuple[list[Event], bool]:
+    ) -> tuple[list[StreamEvent], bool]:
         """The events of an output, and whether they are the last."""
         first_choice = prompt * self.samples  # of its choices
-        events: list[Event] = []
+        events: list[StreamEvent] = []
         for delta in self._check_outputs(output):
             events += self.writer.write(first_choice + delta.index, delta)
         if output.finished:
@@ -219,7 +219,7 @@ class AnswerTask:
         message = f"the answer was not there after {seconds:g} s: that is its time limit"
         raise ApiError(message, None, "timeout", 504)
 
-    async def _write(self, events: list[Event], *, last: bool) -> None:
+    async def _write(self, events: list[StreamEvent], *, last: bool) -> None:
         """Write a part, after the parts of other prompts that wait for a slow client: the
         order is kept.
         """

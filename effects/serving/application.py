@@ -35,7 +35,6 @@ from minfer.effects.serving.anthropic.models import speaks_anthropic
 from minfer.effects.serving.client_errors import ApiError, to_api_error
 from minfer.effects.serving.description import description
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS, ROUTES
-from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView
 from minfer.effects.serving.observability.metrics import Metrics
@@ -47,6 +46,7 @@ from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
 from minfer.effects.serving.request_parsing.limits import Limits
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.request_receiver import RequestReceiver
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
@@ -56,7 +56,7 @@ from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.stamp import new_stamp
-from minfer.effects.serving.wire.transport import Connection, Event, Failure
+from minfer.effects.serving.wire.transport import Connection, Failure, StreamEvent
 from minfer.effects.serving.wire.websocket import socket_route
 from minfer.effects.setup.folders import bundled_folder
 
@@ -84,7 +84,7 @@ class Application:
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
         bundled = llm.setup.folder == bundled_folder()
         self.models = Models(names, int(time.time()), limits.context, chat, bundled)
-        self.intake = Intake(self.state, self.models, limits, bounds)
+        self.receiver = RequestReceiver(self.state, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = AnswerRecords(llm)
         self.lookup = RequestLookup(self.records)
@@ -108,7 +108,7 @@ class Application:
 
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""
-        self.intake.close()
+        self.receiver.close()
         self.state.close()
 
     def _with_routes(self, keys: Keys) -> Starlette:
@@ -160,7 +160,7 @@ class Application:
         """Read a body, and answer it."""
         span = begin(connection.scope)
         try:
-            prepared = await self.intake.take(endpoint, connection)
+            prepared = await self.receiver.receive(endpoint, connection)
         except ClientDisconnect:
             return  # the client has disconnected
         except Exception as error:
@@ -186,7 +186,7 @@ class Application:
     async def _answer_query(self, query: QueryEndpoint, connection: Connection) -> None:
         """Read a question, and answer it."""
         try:
-            answer = await self.intake.answer_query(query, connection)
+            answer = await self.receiver.answer_query(query, connection)
         except ClientDisconnect:
             return
         except Exception as error:
@@ -194,7 +194,7 @@ class Application:
             await connection.refuse(query.failure(failure))
             return
         transport = connection.transport(stream=False, name="", ignored=answer.ignored)
-        await transport.write([Event(answer.json)], last=True)
+        await transport.write([StreamEvent(answer.json)], last=True)
 
     async def _models(self, request: Request) -> Response:
         if speaks_anthropic(request.scope):

@@ -13,7 +13,7 @@ from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Keys, read_keys
 from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.access.tenants import Tenants
-from minfer.effects.serving.wire.connections import Patience
+from minfer.effects.serving.wire.connections import ConnectionLimits
 from minfer.values.checks import ConfigError
 
 BODY_TIMEOUT: Final = 60.0  # seconds
@@ -36,7 +36,7 @@ class ServerBounds:
     refuse_hosted_tools: bool = False  # else they are left out
     trust_request_chat_template: bool = False  # whether requests may bring templates
     tokenizer_info: bool = False  # whether GET /tokenizer_info is served
-    patience: Patience = field(factory=Patience)
+    connection_limits: ConnectionLimits = field(factory=ConnectionLimits)
 
 
 def read_bounds(options: argparse.Namespace) -> ServerBounds:
@@ -58,7 +58,7 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         refuse_hosted_tools=options.refuse_hosted_tools,
         trust_request_chat_template=options.trust_request_chat_template,
         tokenizer_info=options.enable_tokenizer_info_endpoint,
-        patience=Patience(
+        connection_limits=ConnectionLimits(
             connections=check_whole("max-connections", options.max_connections, 1),
             header=check_seconds("header-timeout", options.header_timeout),
         ),

@@ -173,7 +173,7 @@ class ToolResultBlock(TypedObject):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": turn_content}
 
 
-Block = (
+ContentBlock = (
     TextBlock
     | DocumentBlock
     | ThinkingBlock
@@ -184,7 +184,7 @@ Block = (
     | SearchResultBlock
     | ToolChangeBlock
 )
-_KINDS: Final[Mapping[str, type[Block]]] = {
+_KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "text": TextBlock,
     "document": DocumentBlock,
     "thinking": ThinkingBlock,
@@ -210,18 +210,20 @@ _KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 AnyBlock = Annotated[
-    Block,
-    BeforeValidator(lambda value: _of_kind(value, _KINDS), json_schema_input_type=Block),
+    ContentBlock,
+    BeforeValidator(
+        lambda value: _of_kind(value, _KINDS), json_schema_input_type=ContentBlock
+    ),
 ]
 Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
 
 
-def blocks_of(content: str | Sequence[Block]) -> Sequence[Block]:
+def blocks_of(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:
     """Content as blocks: a text is one."""
     return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 
-def check_role(role: str, blocks: str | Sequence[Block]) -> None:
+def check_role(role: str, blocks: str | Sequence[ContentBlock]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
     for index, block in enumerate(() if isinstance(blocks, str) else blocks):
         if block.type not in _KINDS_BY_ROLE[role]:
@@ -229,7 +231,7 @@ def check_role(role: str, blocks: str | Sequence[Block]) -> None:
             raise wrong(message, f"content[{index}].type")
 
 
-def turns_of(role: str, contents: Sequence[str | Sequence[Block]]) -> list[Turn]:
+def turns_of(role: str, contents: Sequence[str | Sequence[ContentBlock]]) -> list[Turn]:
     """The contents of turns of one role as messages: tool results come before the user's
     other texts.
     """

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.serving.anthropic.blocks import (
-    Block,
+    ContentBlock,
     RedactedThinkingBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -41,11 +41,11 @@ class EditedTurn:
     """A message of a conversation that is edited."""
 
     role: str
-    content: str | Sequence[Block]
+    content: str | Sequence[ContentBlock]
 
 
 @frozen
-class Applied:
+class AppliedEdit:
     """The result of one edit."""
 
     turns: Sequence[EditedTurn]
@@ -95,7 +95,7 @@ class ClearToolUses(TypedObject):
     clear_tool_inputs: bool | Annotated[list[str], Few] = False
     counted: ClassVar[str] = "cleared_tool_uses"
 
-    def apply(self, turns: Sequence[EditedTurn], tokens: int) -> Applied:
+    def apply(self, turns: Sequence[EditedTurn], tokens: int) -> AppliedEdit:
         """The edited turns of a prompt of `tokens` tokens."""
         uses = [block for block in _blocks(turns) if isinstance(block, ToolUseBlock)]
         size = len(uses) if self.trigger.type == "tool_uses" else tokens
@@ -116,9 +116,9 @@ class ClearToolUses(TypedObject):
             and block.content != CLEARED
         }
         if size <= self.trigger.value or not cleared:
-            return Applied(turns, 0)
+            return AppliedEdit(turns, 0)
 
-        def clear(block: Block) -> Block:
+        def clear(block: ContentBlock) -> ContentBlock:
             if isinstance(block, ToolResultBlock) and block.tool_use_id in cleared:
                 return block.model_copy(update={"content": CLEARED})
             if isinstance(block, ToolUseBlock) and block.id in cleared:
@@ -133,7 +133,7 @@ class ClearToolUses(TypedObject):
             else evolve(turn, content=list(map(clear, turn.content)))
             for turn in turns
         ]
-        return Applied(edited, len(cleared))
+        return AppliedEdit(edited, len(cleared))
 
     @property
     def least(self) -> int:
@@ -158,7 +158,7 @@ class ClearThinking(TypedObject):
         self,
         turns: Sequence[EditedTurn],
         tokens: int,  # noqa: ARG002  # another edit needs it
-    ) -> Applied:
+    ) -> AppliedEdit:
         """The edited turns."""
         thinking = [
             index
@@ -176,7 +176,7 @@ class ClearThinking(TypedObject):
             else turn
             for index, turn in enumerate(turns)
         ]
-        return Applied(edited, len(old_turns))
+        return AppliedEdit(edited, len(old_turns))
 
 
 Edit = ClearToolUses | ClearThinking
@@ -242,7 +242,7 @@ def edit_conversation(
     return EditedConversation(ids, num_original, applied)
 
 
-def _blocks(turns: Sequence[EditedTurn]) -> list[Block]:
+def _blocks(turns: Sequence[EditedTurn]) -> list[ContentBlock]:
     return [
         block
         for turn in turns

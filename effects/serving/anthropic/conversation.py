@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
-    Block,
     Blocks,
+    ContentBlock,
     RedactedThinkingBlock,
     ToolChangeBlock,
     ToolReferenceBlock,
@@ -95,7 +95,7 @@ class MessageTurn(StrictObject):
         return self
 
 
-class Metadata(StrictObject):
+class RequestMetadata(StrictObject):
     """The user of a request."""
 
     user_id: Annotated[str, Field(max_length=MAX_CLIENT)] = ""
@@ -276,7 +276,7 @@ class ConversationBody(StrictObject):
         )
 
 
-def referenced_tools(block: Block) -> Iterator[str]:
+def referenced_tools(block: ContentBlock) -> Iterator[str]:
     """The names of the tools that a block makes known."""
     if isinstance(block, ToolChangeBlock):
         yield block.tool.name
@@ -286,7 +286,9 @@ def referenced_tools(block: Block) -> Iterator[str]:
                 yield content_part.tool_name
 
 
-def _with_tool_texts(block: Block, tools: Mapping[str, AnthropicTool]) -> Block:
+def _with_tool_texts(
+    block: ContentBlock, tools: Mapping[str, AnthropicTool]
+) -> ContentBlock:
     """A block in which tools that it names are described."""
     if isinstance(block, RedactedThinkingBlock):
         note_ignored("redacted_thinking")

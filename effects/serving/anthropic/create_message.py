@@ -8,7 +8,10 @@ from pydantic import Field
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.anthropic.context_edits import EditedConversation
-from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
+from minfer.effects.serving.anthropic.conversation import (
+    ConversationBody,
+    RequestMetadata,
+)
 from minfer.effects.serving.anthropic.error_format import failure
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.protocol import (
@@ -36,7 +39,7 @@ class MessagesBody(ConversationBody):
     """A conversation, and the parameters of its answer."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    metadata: Metadata | None = None
+    metadata: RequestMetadata | None = None
     stop_sequences: Annotated[list[Stop], Stops] | None = None
     stream: bool = False
     temperature: float | None = None

@@ -11,7 +11,7 @@ from minfer.effects.serving.client_errors import (
     ApiError,
     ContextLengthError,
 )
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -32,7 +32,7 @@ def failure(error: ApiError) -> Failure:
         fields["code"] = error.code
     body = {"type": "error", "error": fields}
     data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Failure(error.status, Event(data, "error"), error.retry_after)
+    return Failure(error.status, StreamEvent(data, "error"), error.retry_after)
 
 
 def _message(error: ApiError) -> str:

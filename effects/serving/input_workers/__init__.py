@@ -4,7 +4,7 @@ Theory. JSON, checks, templates and tokenizers hold the interpreter's lock for a
 proportion to the body; in the event loop, a body of 4 MB would stop every stream. So
 bodies above a few KB go to worker processes, with a tokenizer and no engine.
 
-    body --> queue --> worker --> Prepared
+    body --> queue --> worker --> PreparedRequest
               |         |
          by client   one body at a time,
          small ones  bounded in time and

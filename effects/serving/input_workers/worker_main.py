@@ -11,7 +11,7 @@ from minfer.effects.live.errors import check_prompt
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
+    PreparedRequest,
     WorkerModel,
     work,
 )
@@ -47,17 +47,17 @@ class InputWorker:
         target = self._targets[request.path]
         try:
             result = work(target, request.data, self._model_info, self._models)
-            if isinstance(result, Prepared):
+            if isinstance(result, PreparedRequest):
                 supported = self._model_info.facts.max_position_embeddings
                 _check_lengths(result, self._models.max_model_len, supported)
         except Exception as error:
             return refusal_reply(error, request.path, target.prompt_field)
-        if isinstance(result, Prepared):
+        if isinstance(result, PreparedRequest):
             return WorkerReply(prepared=result)
         return WorkerReply(answer=result)
 
 
-def _check_lengths(result: Prepared, context: int, supported: int) -> None:
+def _check_lengths(result: PreparedRequest, context: int, supported: int) -> None:
     """Raise TooLongError already here: a request that cannot run is not sent."""
     request = result.request
     longest = max((len(prompt.ids) for prompt in request.prompts), default=0)

@@ -20,8 +20,8 @@ from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
-    QueryAnswer,
+    PreparedRequest,
+    QueryResult,
     work,
 )
 from minfer.effects.serving.input_workers.worker_messages import WorkResult
@@ -257,7 +257,7 @@ class WorkerPool(BodyPool):
 
     async def prepare(
         self, endpoint: Endpoint, data: bytes, client: str, tenant: str = ""
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Prepare a tenant's body, at its client's turn.
 
         Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
@@ -265,17 +265,17 @@ class WorkerPool(BodyPool):
         """
         in_thread = partial(work, endpoint, data, *self._about)
         result = await self.run(endpoint.path, data, client, in_thread, tenant=tenant)
-        if not isinstance(result, Prepared):
+        if not isinstance(result, PreparedRequest):
             raise TypeError(f"{endpoint.path} was answered like a question")
         return result
 
     async def answer(
         self, query: QueryEndpoint, data: bytes, client: str, tenant: str = ""
-    ) -> QueryAnswer:
+    ) -> QueryResult:
         """Answer a question, at its client's turn. Raises likewise."""
         in_thread = partial(work, query, data, *self._about)
         result = await self.run(query.path, data, client, in_thread, tenant=tenant)
-        if not isinstance(result, QueryAnswer):
+        if not isinstance(result, QueryResult):
             raise TypeError(f"{query.path} was prepared like a request")
         return result
 

@@ -35,7 +35,7 @@ from minfer.effects.live.totals import (
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.shared_counts import SharedCount
 from minfer.effects.serving.wire.sse import EventStream
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.records.config import EngineConfig
 
 PERIOD: Final = 0.5  # seconds between two snapshots
@@ -187,6 +187,6 @@ class LiveView:
         now = asyncio.get_running_loop().time()
         if not self._frame or now - self._made_at > PERIOD / 2 or self._closing():
             data = json.dumps(attrs.asdict(self.figures()))
-            self._frame = EventStream.frame([Event(data)])
+            self._frame = EventStream.frame([StreamEvent(data)])
             self._made_at = now
         return self._frame

@@ -17,7 +17,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     ParsedAnswer,
 )
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.deltas import (
@@ -42,7 +42,7 @@ class ChatChunks(ChunkWriter):
         self._parser = AnswerParser(request, tokenizer)
         self._started: set[int] = set()  # choices whose role was sent
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The chunks for the new output of a choice."""
         events = []
         self.count(delta)
@@ -76,13 +76,15 @@ class ChatChunks(ChunkWriter):
             extra_fields["token_ids"] = [*delta.token_ids]
         return extra_fields
 
-    def _first(self, choice: int) -> Event:
+    def _first(self, choice: int) -> StreamEvent:
         """The first chunk of a choice."""
         delta: JsonObject = {"role": "assistant", "content": ""}
         ids = {"prompt_token_ids": self._prompt} if self._include.token_ids else {}
         return self.chunk(_choice_json(choice, delta), **ids)
 
-    def _delta(self, choice: int, delta: JsonObject, extra_fields: JsonObject) -> Event:
+    def _delta(
+        self, choice: int, delta: JsonObject, extra_fields: JsonObject
+    ) -> StreamEvent:
         choice_json = _choice_json(choice, delta)
         choice_json.update(extra_fields)
         return self.chunk(choice_json)
@@ -99,7 +101,7 @@ class ChatObject(ObjectWriter):
         self._tokenizer = tokenizer
         self._parser = AnswerParser(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep a choice, which is complete."""
         if self._include.prompt_logprobs is not None:
             self._head["prompt_logprobs"] = format_prompt_logprobs(delta, self._include)

@@ -25,7 +25,7 @@ from minfer.effects.serving.protocol import (
 from minfer.effects.serving.request_parsing.bodies import read_body, wrong
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
@@ -202,7 +202,7 @@ class CompletionChunks(ChunkWriter):
         super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The chunk for the new output of a choice."""
         self.count(delta)
         return [self.chunk(self._format.to_json(choice, delta))]
@@ -217,7 +217,7 @@ class CompletionObject(ObjectWriter):
         super().__init__(stamp, "text_completion", request)
         self._format = _ChoiceFormat(request, tokenizer)
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep a choice, which is complete."""
         return self.keep(choice, self._format.to_json(choice, delta))
 

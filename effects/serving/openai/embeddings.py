@@ -31,7 +31,7 @@ from minfer.effects.serving.protocol import (
 from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, floats, normalized
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sampling.params import SamplingParams
@@ -94,7 +94,7 @@ class EmbeddingList:
         self._pooled = request.pooled or PoolingOptions()
         self._formatted: dict[int, str] = {}  # by input
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the vector of an input; nothing is sent yet."""
         if not delta.vector:
             message = "the request failed: the executor gave no vector"
@@ -107,7 +107,7 @@ class EmbeddingList:
         self._formatted[choice] = json.dumps(item)
         return []
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The answer."""
         usage = usage_of(served)
         del usage["completion_tokens"]
@@ -119,7 +119,7 @@ class EmbeddingList:
             "usage": usage,
         }
         data = ", ".join(self._formatted[i] for i in sorted(self._formatted))
-        return [Event(f'{json.dumps(fields)[:-1]}, "data": [{data}]}}')]
+        return [StreamEvent(f'{json.dumps(fields)[:-1]}, "data": [{data}]}}')]
 
 
 def _numbers(vector: bytes) -> list[float]:

@@ -234,7 +234,7 @@ class HostedCallInput(TypedObject):
         return {"type": value["type"]} if isinstance(value, dict) else value
 
 
-Item = (
+InputItem = (
     MessageInput
     | CallInput
     | CustomCallInput
@@ -243,7 +243,7 @@ Item = (
     | AdditionalToolsInput
     | HostedCallInput
 )
-_CLASSES: Final[tuple[type[Item], ...]] = (
+_CLASSES: Final[tuple[type[InputItem], ...]] = (
     MessageInput,
     CallInput,
     CustomCallInput,
@@ -252,7 +252,7 @@ _CLASSES: Final[tuple[type[Item], ...]] = (
     AdditionalToolsInput,
     HostedCallInput,
 )
-_KINDS: Final[Mapping[str, type[Item]]] = {
+_KINDS: Final[Mapping[str, type[InputItem]]] = {
     name: kind for kind in _CLASSES for name in kind.kinds
 }
 
@@ -266,7 +266,7 @@ def _item(value: object) -> object:
     return _KINDS[kind].model_validate(value)
 
 
-AnyItem = Annotated[Item, BeforeValidator(_item, json_schema_input_type=Item)]
+AnyItem = Annotated[InputItem, BeforeValidator(_item, json_schema_input_type=InputItem)]
 
 
 def check_outputs(items: Sequence[AnyItem]) -> None:

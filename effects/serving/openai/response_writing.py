@@ -17,7 +17,7 @@ from minfer.effects.serving.openai.writing import JsonObject
 from minfer.effects.serving.protocol import AnswerWriter, GenerationRequest, PromptUsage
 from minfer.effects.serving.request_parsing.answer_parsing import AnswerParser
 from minfer.effects.serving.wire.stamp import Stamp
-from minfer.effects.serving.wire.transport import Event
+from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ class ResponseEvents:
         self._number = 0  # of the next event
         self._status = _RUNNING
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """The events for the new output."""
         events = [] if self._number else self._start_events()
         for event in self._parser.read(choice, delta):
@@ -119,7 +119,7 @@ class ResponseEvents:
             self._status = _status(delta)
         return events
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The events that end the response and what is open in it."""
         events = [self._make_event(event) for event in self._items.close(self._status)]
         usage = usage_of(served[0], self._parser.reasoning_tokens)
@@ -127,7 +127,7 @@ class ResponseEvents:
         last = ItemEvent(f"response.{self._status}", {"response": response})
         return [*events, self._make_event(last)]
 
-    def _start_events(self) -> list[Event]:
+    def _start_events(self) -> list[StreamEvent]:
         running: JsonObject = {"response": self._format.response(_RUNNING, [])}
         events = [
             ItemEvent("response.created", running),
@@ -136,10 +136,10 @@ class ResponseEvents:
         ]
         return [self._make_event(event) for event in events]
 
-    def _make_event(self, event: ItemEvent) -> Event:
+    def _make_event(self, event: ItemEvent) -> StreamEvent:
         item_json = {"type": event.name, "sequence_number": self._number, **event.fields}
         self._number += 1
-        return Event(json.dumps(item_json), event.name)
+        return StreamEvent(json.dumps(item_json), event.name)
 
 
 class ResponseObject:
@@ -153,19 +153,19 @@ class ResponseObject:
         self._parser = AnswerParser(request, tokenizer)
         self._status = _RUNNING
 
-    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+    def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the output, which is complete."""
         for event in self._parser.read(choice, delta):
             self._items.take(event)
         self._status = _status(delta)
         return []
 
-    def end(self, served: Sequence[PromptUsage]) -> list[Event]:
+    def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
         """The response."""
         self._items.close(self._status)
         usage = usage_of(served[0], self._parser.reasoning_tokens)
         response = self._format.response(self._status, self._items.to_json(), usage)
-        return [Event(json.dumps(response))]
+        return [StreamEvent(json.dumps(response))]
 
 
 def writer(

@@ -39,7 +39,7 @@ from minfer.effects.serving.observability.stdout_lines import LineWriter
 from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.effects.serving.request_parsing.limits import LEAST_BODY
 from minfer.effects.serving.wire.connections import Connections, bounded
-from minfer.effects.serving.wire.descriptors import Listener
+from minfer.effects.serving.wire.descriptors import BoundedListener
 from minfer.effects.serving.wire.origins import AllowOrigins
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
@@ -132,9 +132,11 @@ class HttpServer(DrainingServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
         for listener in sockets or ():
-            if isinstance(listener, Listener):
+            if isinstance(listener, BoundedListener):
                 listener.tls = self._options.tls.enabled
-                listener.limit_connections(self._options.bounds.patience.connections)
+                listener.limit_connections(
+                    self._options.bounds.connection_limits.connections
+                )
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -199,7 +201,7 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
         access_log=False,  # `access_log` is ours
         lifespan="off",
         **SOCKETS,
-        http=bounded(options.bounds.patience),
+        http=bounded(options.bounds.connection_limits),
         ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
         **options.tls.settings(),
         proxy_headers=False,
@@ -208,12 +210,12 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
     )
 
 
-def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
+def listen_at(host: str, port: int, count: int = 1) -> list[BoundedListener]:
     """`count` sockets that listen at one address; the system divides connections among
     them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
     """
-    listeners: list[Listener] = []
+    listeners: list[BoundedListener] = []
     try:
         if not 0 <= port < 2**16:
             # In the form of the system's errors.
@@ -231,7 +233,7 @@ def listen_at(host: str, port: int, count: int = 1) -> list[Listener]:
             # Connections inherit it. Without it, data after a first packet waits 40 ms
             # for its acknowledgement.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listeners.append(Listener.of(listening))
+            listeners.append(BoundedListener.of(listening))
     except (OSError, UnicodeError) as error:
         for listener in listeners:
             listener.close()

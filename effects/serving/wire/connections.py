@@ -50,7 +50,7 @@ _LATE: Final = (
 
 
 @frozen(kw_only=True)
-class Patience:
+class ConnectionLimits:
     """The limits of the number of connections, and of the time of each."""
 
     connections: int = CONNECTIONS
@@ -111,11 +111,11 @@ class _HealthOnly:
 
 
 class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
-    """One connection. `patience`, and `extra`, the connections beyond the limit whose
+    """One connection. `limits`, and `extra`, the connections beyond the limit whose
     heads are awaited, belong to the class: uvicorn makes the instances.
     """
 
-    patience = Patience()
+    limits = ConnectionLimits()
     extra: ClassVar[list["BoundedProtocol"]] = []
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -131,7 +131,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         descriptor = _descriptor(transport)
         handshake_done(descriptor)
         high = is_high(descriptor, KEPT + SPARE)
-        if high or _total_connections(self.connections) > self.patience.connections:
+        if high or _total_connections(self.connections) > self.limits.connections:
             self._serve_as_extra()
         else:
             self._start_head_timer()
@@ -172,9 +172,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """Start the timer of a client that reads too slowly."""
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(
-                self.patience.stall, self.transport.abort
-            )
+            self._stalled = self.loop.call_later(self.limits.stall, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop that timer: the client has read."""
@@ -199,7 +197,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """Wait for the next request; not for long, if this one's body is still coming."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and self._rest is None:
-            self._rest = self.loop.call_later(self.patience.header, self._close_late_rest)
+            self._rest = self.loop.call_later(self.limits.header, self._close_late_rest)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -217,7 +215,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if len(self.extra) >= FEW:
             self.extra[0]._refuse()
         self.extra.append(self)
-        moment = min(MOMENT, self.patience.header)
+        moment = min(MOMENT, self.limits.header)
         self._head = self.loop.call_later(moment, self._refuse)
 
     def _leave_extra(self) -> None:
@@ -232,7 +230,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self._close()
 
     def _start_head_timer(self) -> None:
-        self._head = self.loop.call_later(self.patience.header, self._refuse_late_head)
+        self._head = self.loop.call_later(self.limits.header, self._refuse_late_head)
 
     def _stop_head_timer(self) -> None:
         if self._head is not None:
@@ -254,13 +252,13 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """Close; abort the connection if the client does not read the rest in time."""
         self.transport.close()
         self._stalled = self._stalled or self.loop.call_later(
-            self.patience.stall, self.transport.abort
+            self.limits.stall, self.transport.abort
         )
 
 
-def bounded(patience: Patience) -> type[BoundedProtocol]:
+def bounded(limits: ConnectionLimits) -> type[BoundedProtocol]:
     """A class of connections with these limits."""
-    return type("Bounded", (BoundedProtocol,), {"patience": patience, "extra": []})
+    return type("Bounded", (BoundedProtocol,), {"limits": limits, "extra": []})
 
 
 def _descriptor(transport: asyncio.Transport) -> int:

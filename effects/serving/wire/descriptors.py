@@ -9,11 +9,12 @@ connection shows how many are left: all below it are taken. Numbers from the top
     others    for connections, up to --max-connections
 
 asyncio accepts all connections that wait, thousands of them, before it closes any. So a
-`Listener` accepts one in each round of the event loop once --max-connections are open.
+`BoundedListener` accepts one in each round of the event loop once --max-connections are
+open.
 
 asyncio retries a failed accept again and again, with a traceback each time, and no client
-gets an answer. So a `Listener` keeps a spare descriptor: it closes that, accepts with it,
-and refuses.
+gets an answer. So a `BoundedListener` keeps a spare descriptor: it closes that, accepts
+with it, and refuses.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ def handshake_done(descriptor: int) -> None:
     _handshakes.pop(descriptor, None)
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A socket that listens, and never uses the last descriptors for connections.
 
     asyncio accepts all waiting connections before it handles any. So beyond the limit of
@@ -79,7 +80,7 @@ class Listener(socket.socket):
     _pausing = False  # until the next round
 
     @classmethod
-    def of(cls, listening: socket.socket) -> "Listener":
+    def of(cls, listening: socket.socket) -> "BoundedListener":
         """A listener in place of a listening socket."""
         listener = cls(fileno=listening.detach())
         listener._spare = os.open(os.devnull, os.O_RDONLY)

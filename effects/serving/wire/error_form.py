@@ -5,7 +5,7 @@ import json
 import attrs
 
 from minfer.effects.serving.client_errors import INTERNAL, ApiError
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 
 def failure(error: ApiError) -> Failure:
@@ -18,7 +18,7 @@ def failure(error: ApiError) -> Failure:
         "code": error.code,
     }
     data = json.dumps({"error": fields}, ensure_ascii=False, separators=(",", ":"))
-    return Failure(error.status, Event(data), error.retry_after)
+    return Failure(error.status, StreamEvent(data), error.retry_after)
 
 
 def stream_failure(error: ApiError) -> Failure:

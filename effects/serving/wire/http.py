@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.wire.transport import Event, Failure
+from minfer.effects.serving.wire.transport import Failure, StreamEvent
 
 _ID: Final = "x-request-id"
 _IGNORED: Final = "x-minfer-ignored"
@@ -57,11 +57,11 @@ class HttpTransport:
         self._begun = False  # the head was sent
 
     @staticmethod
-    def frame(events: Iterable[Event]) -> str:
+    def frame(events: Iterable[StreamEvent]) -> str:
         """Events as text of the body."""
         raise NotImplementedError
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send events as one part of the body."""
         body = self.frame(events).encode()
         if not self._begun:

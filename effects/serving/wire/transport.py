@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 
 @frozen
-class Event:
+class StreamEvent:
     """One event of a protocol."""
 
     data: str  # JSON as a rule, in one line
@@ -29,14 +29,14 @@ class Failure:
     """An error in place of an answer, or of the rest of one."""
 
     status: int  # one of HTTP's
-    event: Event
+    event: StreamEvent
     retry_after: int | None = None  # seconds
 
 
 class Transport(Protocol):
     """The channel of one answer to its client."""
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send events, in one piece; `last` ends the answer. Waits for a slow client."""
 
     async def fail(self, failure: Failure) -> None:

@@ -41,9 +41,9 @@ from minfer.effects.serving.wire.origins import foreign
 from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
 from minfer.effects.serving.wire.socket_protocol import SocketProtocol
 from minfer.effects.serving.wire.transport import (
-    Event,
     Failure,
     Handler,
+    StreamEvent,
     Watcher,
 )
 
@@ -109,7 +109,7 @@ class Channel:
         self._ignored = ignored
         return self
 
-    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+    async def write(self, events: Iterable[StreamEvent], *, last: bool) -> None:
         """Send each event as a message; `done` replaces a mark of the end."""
         for event in events:
             if not event.mark:

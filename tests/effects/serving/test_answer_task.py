@@ -14,7 +14,7 @@ from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving import answer_task as answer
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.intake import LONG
+from minfer.effects.serving.request_receiver import LONG
 from minfer.effects.text.outputs import RequestOutput
 from minfer.simulation.oracle import Oracle
 from tests.effects.crowd import compared

@@ -16,8 +16,8 @@ from minfer.effects.serving.processes.server import listen_at
 from minfer.effects.serving.wire.connections import (
     PART,
     BoundedProtocol,
+    ConnectionLimits,
     Connections,
-    Patience,
     bounded,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
@@ -50,7 +50,7 @@ def server(count: SharedCount | None = None, **patience: Any) -> Iterator[int]:
     config = uvicorn.Config(
         app,
         loop="asyncio",  # as the server's
-        http=bounded(Patience(**patience)),
+        http=bounded(ConnectionLimits(**patience)),
         log_level="critical",
         lifespan="off",
         ws="none",

@@ -18,7 +18,7 @@ import pytest
 from minfer.effects.serving.wire.descriptors import (
     FULL,
     SPARE,
-    Listener,
+    BoundedListener,
     raise_limit,
 )
 from tests.circles import claimed, long
@@ -151,9 +151,9 @@ def served(url: str) -> int:
 
 CHILD = """
 import os, resource, socket
-from minfer.effects.serving.wire.descriptors import Listener
+from minfer.effects.serving.wire.descriptors import BoundedListener
 
-listener = Listener.of(socket.create_server(("127.0.0.1", 0), backlog=100))
+listener = BoundedListener.of(socket.create_server(("127.0.0.1", 0), backlog=100))
 links = [socket.create_connection(listener.getsockname()) for _ in range(5)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 taken = []
@@ -185,7 +185,7 @@ def test_a_listener_without_descriptors_refuses_with_its_last() -> None:
 
 def test_a_listener_gives_all_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with Listener.of(socket.create_server(("127.0.0.1", 0))):
+    with BoundedListener.of(socket.create_server(("127.0.0.1", 0))):
         assert len(os.listdir("/proc/self/fd")) == before + 2
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.request_parsing.ignored_hints import (
     collect_ignored,
     log_ignored,
     note_ignored,
 )
+from minfer.effects.serving.request_receiver import LONG
 from tests.effects.served import Serving
 
 HEADER = "x-minfer-ignored"

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from minfer.effects.serving.input_workers.process import Process, WorkerGoneError
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.task import ModelFacts, PreparedRequest
 from minfer.effects.serving.input_workers.worker_limits import (
     OF_TEMPLATES,
     ORDINARY,
@@ -31,9 +31,9 @@ RECIPE = ModelFacts(
 BODY = b'{"prompt": [5]}'
 
 
-async def prepared(one: Process) -> Prepared:
+async def prepared(one: Process) -> PreparedRequest:
     result = await one.work(ENDPOINT.path, BODY)
-    assert isinstance(result, Prepared)
+    assert isinstance(result, PreparedRequest)
     return result
 
 

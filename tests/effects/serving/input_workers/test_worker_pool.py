@@ -18,7 +18,7 @@ from minfer.effects.live.errors import EngineDeadError, TooLongError
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.input_workers import process
 from minfer.effects.serving.input_workers import worker_pool as module
-from minfer.effects.serving.input_workers.task import ModelFacts, Prepared
+from minfer.effects.serving.input_workers.task import ModelFacts, PreparedRequest
 from minfer.effects.serving.input_workers.worker_messages import WorkerReply, decode_reply
 from minfer.effects.serving.input_workers.worker_pool import SMALL, WorkerPool
 from minfer.effects.serving.openai.completions import ENDPOINT
@@ -194,7 +194,7 @@ def test_without_any_worker_there_are_threads(
     monkeypatch.setattr("minfer.effects.serving.input_workers.process.MODULE", "no.such")
 
     async def none(pool: WorkerPool) -> None:
-        result: Prepared = await pool.prepare(ENDPOINT, body(), "a")
+        result: PreparedRequest = await pool.prepare(ENDPOINT, body(), "a")
         assert result.model == "m"
         assert pool.pids == []
 

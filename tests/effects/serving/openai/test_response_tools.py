@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.intake import LONG
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
+from minfer.effects.serving.request_receiver import LONG
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused

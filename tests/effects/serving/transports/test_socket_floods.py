@@ -19,7 +19,7 @@ from minfer.effects.serving.wire.socket_protocol import (
     PART,
     SocketProtocol,
 )
-from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
+from minfer.effects.serving.wire.transport import Connection, StreamEvent, ignore_part
 from minfer.effects.serving.wire.websocket import socket_route
 
 HANDSHAKE = (
@@ -178,7 +178,7 @@ async def size(connection: Connection) -> None:
     """Answers with the size of the body."""
     data = await connection.read(2**22, ignore_part)
     transport = connection.transport(stream=True, name="x")
-    await transport.write([Event(json.dumps({"size": len(data)}))], last=True)
+    await transport.write([StreamEvent(json.dumps({"size": len(data)}))], last=True)
 
 
 @contextlib.asynccontextmanager

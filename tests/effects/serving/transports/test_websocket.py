@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.serving.wire import websocket
-from minfer.effects.serving.wire.transport import Connection, Event, ignore_part
+from minfer.effects.serving.wire.transport import Connection, StreamEvent, ignore_part
 from minfer.effects.serving.wire.websocket import Socket
 from tests.effects.served import Serving, serving
 from tests.effects.serving.raw_requests import NEIGHBOUR
@@ -296,7 +296,7 @@ async def echo(connection: Connection) -> None:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")
     for number in range(3):
-        event = Event(json.dumps({"part": number}))
+        event = StreamEvent(json.dumps({"part": number}))
         await transport.write([event], last=number == 2)
 
 

@@ -1,4 +1,4 @@
-"""Intake: from a body on a connection to a request that could run at once.
+"""RequestReceiver: from a body on a connection to a request that could run at once.
 
     announced --> reserved --> received, and counted part by part --> prepared
        413        503        408                  400             400, 413
@@ -23,8 +23,8 @@ from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
-    Prepared,
-    QueryAnswer,
+    PreparedRequest,
+    QueryResult,
     answer,
     prepare,
 )
@@ -61,7 +61,7 @@ TEMPLATE_REFUSALS: Final = BodyRefusals(
 Result = TypeVar("Result")
 
 
-class Intake:
+class RequestReceiver:
     """Receives and prepares bodies."""
 
     def __init__(
@@ -91,13 +91,15 @@ class Intake:
                 refusals=TEMPLATE_REFUSALS,
             )
 
-    async def take(self, endpoint: Endpoint, connection: Connection) -> Prepared:
+    async def receive(
+        self, endpoint: Endpoint, connection: Connection
+    ) -> PreparedRequest:
         """Receive and prepare one body. Raises ClientDisconnect, ApiError, and the errors
         of `to_api_error`.
         """
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
-            data = await self._receive(connection)
+            data = await self._receive_body(connection)
             if (pool := self._template_pool(endpoint, data)) is not None:
                 work = pool.prepare(endpoint, data, caller.name, _tenant(caller))
                 prepared = await _while_connected(connection, work)
@@ -125,11 +127,11 @@ class Intake:
 
     async def answer_query(
         self, query: QueryEndpoint, connection: Connection
-    ) -> QueryAnswer:
-        """The answer to a question. Raises as `take` does."""
+    ) -> QueryResult:
+        """The answer to a question. Raises as `receive` does."""
         caller = caller_of(connection.scope)
         with self._reserve_memory(caller, connection):
-            data = await self._receive(connection)
+            data = await self._receive_body(connection)
             if (pool := self._template_pool(query, data)) is not None:
                 work = pool.answer(query, data, caller.name, _tenant(caller))
                 answered = await _while_connected(connection, work)
@@ -212,7 +214,7 @@ class Intake:
             caller.name, min(connection.announced_size(max_bytes), max_bytes)
         )
 
-    async def _receive(self, connection: Connection) -> bytes:
+    async def _receive_body(self, connection: Connection) -> bytes:
         body_counter = self._limits.body_counter()
         watch = ignore_part if body_counter is None else body_counter.add
         try:

@@ -19,8 +19,6 @@ from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving.access.api_keys import Key
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.intake import LONG, Intake
-from minfer.effects.serving.intake import SLOW as LATER
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
 from minfer.effects.serving.request_parsing.limits import (
@@ -30,6 +28,8 @@ from minfer.effects.serving.request_parsing.limits import (
     Limits,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.serving.request_receiver import LONG, RequestReceiver
+from minfer.effects.serving.request_receiver import SLOW as LATER
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
@@ -97,11 +97,11 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     async def whole() -> Any:
         made = ServerBounds(**bounds)
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         try:
-            return await intake.take(ENDPOINT, sent)
+            return await receiver.receive(ENDPOINT, sent)
         finally:
-            intake.close()
+            receiver.close()
 
     return asyncio.run(whole())
 
@@ -196,18 +196,18 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
     async def whole() -> None:
         made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         share = grammars.MOST_WAITING // grammars.SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
-        doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
+        doing = [asyncio.ensure_future(receiver.receive(ENDPOINT, one)) for one in sent]
         async with asyncio.timeout(60):
             while len(slowly.clients) < grammars.THREADS or not store.crowded("10.0.0.7"):
                 await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
-            await intake.take(ENDPOINT, constrained("one more"))
+            await receiver.receive(ENDPOINT, constrained("one more"))
         other = constrained("other")
         other.scope["client"] = ("10.0.0.8", 1)
-        doing.append(asyncio.ensure_future(intake.take(ENDPOINT, other)))
+        doing.append(asyncio.ensure_future(receiver.receive(ENDPOINT, other)))
         for one in sent:
             one.gone.set()
         await asyncio.wait(doing[:-1])
@@ -217,7 +217,7 @@ def test_a_disconnect_removes_its_constraint_from_the_queue(llm: AsyncLLM) -> No
         assert sorted(slowly.clients) == ["other", "x0", "x1"]
         for left in doing[:-1]:
             assert isinstance(left.exception(), ClientDisconnect)
-        intake.close()
+        receiver.close()
 
     with patch.object(llm, "grammars", store):
         asyncio.run(whole())
@@ -349,20 +349,20 @@ def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     async def whole() -> None:
         made = ServerBounds()
         limits = Limits.of(llm)
-        intake = Intake(ServerState(llm, limits, made), MODELS, limits, made)
+        receiver = RequestReceiver(ServerState(llm, limits, made), MODELS, limits, made)
         channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, emitted)
         try:
             with (
-                intake._body_memory.reserve(
+                receiver._body_memory.reserve(
                     "10.0.0.7", BODY_MEMORY // CLIENT_SHARE - UNCOUNTED
                 ),
                 pytest.raises(OverloadedError, match="too many large bodies"),
             ):
-                await intake.take(ENDPOINT, channel)
-            await intake.take(ENDPOINT, channel)
+                await receiver.receive(ENDPOINT, channel)
+            await receiver.receive(ENDPOINT, channel)
             assert channel.announced_size(0) == 0, "it is kept while it is answered"
         finally:
-            intake.close()
+            receiver.close()
 
     asyncio.run(whole())
 
