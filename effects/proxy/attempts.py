@@ -19,13 +19,13 @@ from minfer.effects.proxy.forwarding import (
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 
 UNAVAILABLE: Final = 503
-_SOON: Final = 1  # seconds until a client should try again
+_RETRY_AFTER_SECONDS: Final = 1  # until a client should try again
 
 
 def not_placed(error: NotPlacedError) -> ApiError:
     """Returns the answer to a request that the dispatcher has refused."""
     code = OVERLOADED if isinstance(error, TooManyWaitingError) else "no_backend"
-    return ApiError(str(error), None, code, UNAVAILABLE, _SOON)
+    return ApiError(str(error), None, code, UNAVAILABLE, _RETRY_AFTER_SECONDS)
 
 
 def no_backend() -> ApiError:

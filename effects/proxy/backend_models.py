@@ -19,10 +19,10 @@ from minfer.effects.serving.client_errors import ApiError
 
 MODELS_PATH: Final = "/v1/models"
 MAX_LIST_BYTES: Final = 2**20
-MAX_CONTEXT: Final = 2**23  # tokens; larger contexts of backends are taken for this
-LIST_SECONDS: Final = 5.0  # for the list of a backend
+MAX_CONTEXT_TOKENS: Final = 2**23  # larger contexts of backends are taken for this
+LIST_TIMEOUT_SECONDS: Final = 5.0  # for the list of a backend
 # Headers of a client on which a list of models depends.
-_PASSED_ON: Final = (b"authorization", b"x-api-key", b"anthropic-version")
+_FORWARDED_HEADERS: Final = (b"authorization", b"x-api-key", b"anthropic-version")
 _MAX_NAME_CHARS: Final = 200  # of a model's name in an error
 _NOT_FOUND: Final = 404
 _OK: Final = 200
@@ -89,7 +89,7 @@ def read_models(answer: bytes) -> ModelList:
     longest = max((tokens for tokens in contexts if isinstance(tokens, int)), default=0)
     return ModelList(
         names=frozenset(name for name in names if isinstance(name, str)),
-        context=min(max(longest, 0), MAX_CONTEXT),
+        context=min(max(longest, 0), MAX_CONTEXT_TOKENS),
     )
 
 
@@ -102,7 +102,9 @@ async def list_models(
     if there is none. The first backend that names a model describes it.
     """
     passed_on = {
-        name.decode(): value.decode() for name, value in headers if name in _PASSED_ON
+        name.decode(): value.decode()
+        for name, value in headers
+        if name in _FORWARDED_HEADERS
     }
     answers = await asyncio.gather(
         *(_list_of(http, backend, passed_on) for backend in backends)
@@ -127,7 +129,7 @@ async def _list_of(
     request = http.get(
         backend + MODELS_PATH,
         headers={**headers, "Accept-Encoding": "identity"},
-        timeout=aiohttp.ClientTimeout(total=LIST_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=LIST_TIMEOUT_SECONDS),
         allow_redirects=False,
     )
     try:

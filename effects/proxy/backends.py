@@ -11,8 +11,8 @@ from attrs import frozen
 from minfer.values.checks import ConfigError
 
 _SCHEMES: Final = ("http", "https")
-_API: Final = "/v1"  # what base URLs of OpenAI's clients end in
-_NONE: Final = "-"  # in place of an address
+_API_PATH: Final = "/v1"  # what base URLs of OpenAI's clients end in
+_NO_ADDRESS: Final = "-"  # in place of an address
 
 
 def read_backends(urls: Sequence[str]) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def _base_url(url: str) -> str:
         raise ConfigError(f"--backend {url!r} {reason}")
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(f"--backend {url!r} has characters that a URL must not have")
-    path = split_url.path.rstrip("/").removesuffix(_API)
+    path = split_url.path.rstrip("/").removesuffix(_API_PATH)
     return f"{split_url.scheme}://{split_url.netloc.lower()}{path}"
 
 
@@ -60,10 +60,10 @@ def read_sources(texts: Sequence[str], backends: Sequence[str]) -> Mapping[str, 
     for a server without. Raises ConfigError.
     """
     if len(texts) not in (0, len(backends)):
-        reason = f"as often as --backend, in the same order ({_NONE}: no events)"
+        reason = f"as often as --backend, in the same order ({_NO_ADDRESS}: no events)"
         raise ConfigError(f"--kv-events must be given {reason}, or never")
     pairs = zip(backends, texts, strict=False)
-    return {name: _source(text) for name, text in pairs if text != _NONE}
+    return {name: _source(text) for name, text in pairs if text != _NO_ADDRESS}
 
 
 def _source(text: str) -> KvSource:

@@ -8,12 +8,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
-from minfer.effects.serving.wire.post import PACE, PATIENCE
+from minfer.effects.serving.wire.post import MAX_LAG_SECONDS, MIN_BYTES_PER_SECOND
 
-HELD: Final = 2**30  # bytes of all bodies whose requests wait or are answered
+MAX_HELD_BYTES: Final = 2**30  # of all bodies whose requests wait or are answered
 _TOO_LARGE: Final = 413
 _TOO_SLOW: Final = 408
-_FULL: Final = 503
+_UNAVAILABLE: Final = 503
 
 
 @define(eq=False)
@@ -32,11 +32,11 @@ class Bodies:
             return b""
         self._check(int(headers.get(b"content-length", b"0")))
         chunks, size = list[bytes](), 0
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + MAX_LAG_SECONDS
         try:
             more_body = True
             while more_body:
-                message = await _next(receive, deadline + size / PACE)
+                message = await _next(receive, deadline + size / MIN_BYTES_PER_SECOND)
                 chunk: bytes = message.get("body", b"")
                 self._check(size + len(chunk), len(chunk))
                 size += len(chunk)
@@ -56,9 +56,9 @@ class Bodies:
         if size > self.max_bytes:  # uvicorn drops the rest
             message = f"the body has more than {self.max_bytes} bytes"
             raise ApiError(message, status=_TOO_LARGE)
-        if self.held + new_bytes > HELD:
+        if self.held + new_bytes > MAX_HELD_BYTES:
             message = "the router holds too many large requests"
-            raise ApiError(message, None, OVERLOADED, _FULL)
+            raise ApiError(message, None, OVERLOADED, _UNAVAILABLE)
 
 
 async def _next(receive: Receive, deadline: float) -> Message:
@@ -66,7 +66,7 @@ async def _next(receive: Receive, deadline: float) -> Message:
         async with asyncio.timeout_at(deadline):
             message = await receive()
     except TimeoutError:
-        reason = f"the body comes at less than {PACE} bytes a second"
+        reason = f"the body comes at less than {MIN_BYTES_PER_SECOND} bytes a second"
         raise ApiError(reason, status=_TOO_SLOW) from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect

@@ -40,27 +40,27 @@ from minfer.effects.serving.application import error_format
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.wire.sse import EventStream
 
-CONNECT: Final = 5.0  # seconds until a backend has accepted a connection
-KEPT: Final = 2.0  # seconds that an idle connection is kept; uvicorn closes it after 5
-TRIED_AGAIN: Final = frozenset({429, 503})  # another backend may take it
-_STATUSES: Final = range(200, 600)  # of answers to a request that is no upgrade
+CONNECT_SECONDS: Final = 5.0  # until a backend has accepted a connection
+KEEPALIVE_SECONDS: Final = 2.0  # of an idle connection; uvicorn closes it after 5
+RETRY_STATUSES: Final = frozenset({429, 503})  # another backend may take it
+_VALID_STATUSES: Final = range(200, 600)  # of answers to a request that is no upgrade
 BAD_GATEWAY: Final = 502
 TIMED_OUT: Final = 504
 # Causes of failures, for metrics.
 CONNECT_FAILED: Final = "connect"  # no connection was made
 DISCONNECTED: Final = "disconnect"  # the connection ended
 SILENT: Final = "silent"  # the backend does not answer, not even for its health
-_HEAD: Final = 2**16  # bytes of a header of a response
+_MAX_HEADER_BYTES: Final = 2**16  # of a response
 _RETRY_AFTER: Final = b"retry-after"
-REFUSAL_BYTES: Final = 2**16  # of a refusal's body
+MAX_REFUSAL_BYTES: Final = 2**16  # of a refusal's body
 REFUSAL_SECONDS: Final = 5.0
-ERROR_BYTES: Final = 2**20  # of the body of another error
+MAX_ERROR_BYTES: Final = 2**20  # of the body of another error
 ERROR_SECONDS: Final = 60.0
 FIRST_ERROR_STATUS: Final = 400
-_EVENTS: Final = b"text/event-stream"
+_EVENT_STREAM: Final = b"text/event-stream"
 # aiohttp writes these by itself, where a client has none.
-_AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-_CONNECTING: Final = (aiohttp.ConnectionTimeoutError,)
+_AUTOMATIC_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_CONNECT_ERRORS: Final = (aiohttp.ConnectionTimeoutError,)
 _log: Final = logging.getLogger("minfer.router")
 
 
@@ -139,7 +139,7 @@ class Exchange:
                 if self._given_up:
                     return BackendFailure(SILENT, timeout_error)
                 return BackendFailure(
-                    "timeout", timeout_error, again=isinstance(error, _CONNECTING)
+                    "timeout", timeout_error, again=isinstance(error, _CONNECT_ERRORS)
                 )
             return await self._break_off(error)
         except (aiohttp.ClientError, OSError) as error:
@@ -169,7 +169,7 @@ class Exchange:
             url,
             data=self.request.body or None,
             headers=CIMultiDict(request_headers(scope)),
-            skip_auto_headers=_AUTOMATIC,
+            skip_auto_headers=_AUTOMATIC_HEADERS,
             allow_redirects=False,
         )
         loop = asyncio.get_running_loop()
@@ -200,13 +200,13 @@ class Exchange:
     async def _pass_on_body(self, response: aiohttp.ClientResponse, chunk: bytes) -> None:
         """Send the client a body that begins with `chunk`, as it comes."""
         content, send = response.content, self.request.send
-        bytes_left = ERROR_BYTES if response.status >= FIRST_ERROR_STATUS else None
+        bytes_left = MAX_ERROR_BYTES if response.status >= FIRST_ERROR_STATUS else None
         more_body = True
         while chunk and more_body:
             if bytes_left is not None:
                 bytes_left -= len(chunk)
                 if bytes_left < 0:
-                    message = f"an error's body has more than {ERROR_BYTES} bytes"
+                    message = f"an error's body has more than {MAX_ERROR_BYTES} bytes"
                     raise aiohttp.ClientPayloadError(message)
             self._last = chunk[-2:]
             more_body = not content.at_eof()  # the last part carries the end of the body
@@ -239,7 +239,7 @@ class Exchange:
         body = None
         with contextlib.suppress(aiohttp.ClientError, OSError):  # also TimeoutError
             async with asyncio.timeout(REFUSAL_SECONDS):
-                body = await read_at_most(response.content, REFUSAL_BYTES)
+                body = await read_at_most(response.content, MAX_REFUSAL_BYTES)
         if body is not None:
             return BackendRefusal(self.name, response.status, headers, body)
         message = "the server behind the router takes no requests now"
@@ -292,21 +292,21 @@ def _takes_another_event(headers: RawHeaders) -> bool:
     if any(name in (b"content-length", b"content-encoding") for name, _ in headers):
         return False
     return any(
-        name == b"content-type" and value.lower().startswith(_EVENTS)
+        name == b"content-type" and value.lower().startswith(_EVENT_STREAM)
         for name, value in headers
     )
 
 
 def _check_head(status: int, headers: RawHeaders) -> None:
     """Raise ClientPayloadError for a head that no client can be sent."""
-    if status not in _STATUSES:
+    if status not in _VALID_STATUSES:
         raise aiohttp.ClientPayloadError(f"it answered with status {status}")
     if name := broken_header(headers):
         raise aiohttp.ClientPayloadError(f"it answered with a broken header {name}")
 
 
 def _is_refusal(status: int, headers: RawHeaders) -> bool:
-    return status in TRIED_AGAIN and any(name == _RETRY_AFTER for name, _ in headers)
+    return status in RETRY_STATUSES and any(name == _RETRY_AFTER for name, _ in headers)
 
 
 async def pass_on(refused: BackendRefusal, send: Send) -> None:
@@ -326,11 +326,11 @@ async def pass_on(refused: BackendRefusal, send: Send) -> None:
 def open_session() -> aiohttp.ClientSession:
     """The client of all backends. Its requests need time limits of their own."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        max_line_size=_HEAD,
-        max_field_size=_HEAD,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         response_class=BackendResponse,
     )

@@ -30,11 +30,11 @@ from minfer.effects.proxy.backend_models import (
 )
 from minfer.effects.proxy.bounded_read import read_at_most
 
-INTERVAL: Final = 2.0  # seconds between two questions
-PATIENCE: Final = 5.0  # seconds for an answer
-MAX_SILENT: Final = 3  # questions in a row without an answer: then it has left
-_FAILED: Final = 500
-_UNREADY: Final = 503
+PROBE_INTERVAL_SECONDS: Final = 2.0  # between two questions
+PROBE_TIMEOUT_SECONDS: Final = 5.0  # for an answer
+MAX_SILENT_PROBES: Final = 3  # questions in a row without an answer: then it has left
+_SERVER_ERROR: Final = 500
+_UNAVAILABLE: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
@@ -48,7 +48,7 @@ class ServerHealth(Enum):
     SILENT = "silent"
 
 
-_WELL: Final = (ServerHealth.READY, ServerHealth.DRAINING)
+_HEALTHY: Final = (ServerHealth.READY, ServerHealth.DRAINING)
 
 
 @define(eq=False)
@@ -72,7 +72,7 @@ class HealthWatch:
         """Ask until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(INTERVAL):
+                async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
                     await self._asked.wait()
             except TimeoutError:
                 pass
@@ -83,7 +83,7 @@ class HealthWatch:
         """Ask now, and act on it."""
         health = await self._question()
         self.silent = self.silent + 1 if health is ServerHealth.SILENT else 0
-        if health is ServerHealth.SILENT and self.silent < MAX_SILENT:
+        if health is ServerHealth.SILENT and self.silent < MAX_SILENT_PROBES:
             return
         self._note(health)
         if health is ServerHealth.SILENT:
@@ -111,7 +111,7 @@ class HealthWatch:
 
     async def _question(self) -> ServerHealth:
         try:
-            if (await self._get("/health")).status >= _FAILED:
+            if (await self._get("/health")).status >= _SERVER_ERROR:
                 return ServerHealth.DOWN
             ready = await self._get("/ready")
         except aiohttp.ClientConnectorError:
@@ -119,7 +119,9 @@ class HealthWatch:
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return ServerHealth.SILENT
         await self._ask_models(ready.body)
-        return ServerHealth.DRAINING if ready.status == _UNREADY else ServerHealth.READY
+        return (
+            ServerHealth.DRAINING if ready.status == _UNAVAILABLE else ServerHealth.READY
+        )
 
     async def _ask_models(self, ready: bytes) -> None:
         """Note its models; `ready`, its answer to /ready, may name them without a key."""
@@ -134,7 +136,7 @@ class HealthWatch:
         request = self.http.get(
             self.name + path,
             headers={"Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=PATIENCE),
+            timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS),
             allow_redirects=False,
         )
         async with request as response:

@@ -32,9 +32,9 @@ from minfer.routing.messages import (
     RouterEvent,
 )
 
-REMEMBERED: Final = 2**20  # blocks of a server that are not known to be there
-_GPU: Final = (None, "GPU", "gpu")
-_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
+MAX_UNCACHED_BLOCKS: Final = 2**20  # blocks of a server that are not known to be there
+_GPU_MEDIA: Final = (None, "GPU", "gpu")
+_FIELD_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
         "block_hashes",
         "parent_block_hash",
@@ -53,7 +53,7 @@ _ORDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 BlockHash = int | bytes  # a server's own
 # What reading an invalid batch raises; RecursionError where it is nested too deep.
-_UNREADABLE: Final = (
+_DECODE_ERRORS: Final = (
     *(LookupError, RecursionError, OverflowError, TypeError, ValueError),
     msgspec.MsgspecError,
 )
@@ -93,7 +93,7 @@ class ReportedCache:
                 for event in events
                 for router_event in self._fold(*_named(event))
             ]
-        except _UNREADABLE as error:
+        except _DECODE_ERRORS as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
 
     def missed(self) -> CacheCleared:
@@ -110,7 +110,7 @@ class ReportedCache:
     def _fold(self, kind: str, event: Mapping[str, Any]) -> Iterator[RouterEvent]:
         if kind == "AllBlocksCleared":
             yield self.missed()
-        elif event.get("medium") not in _GPU:
+        elif event.get("medium") not in _GPU_MEDIA:
             return
         elif kind == "BlockStored" and self._is_followed(event):
             stored = self._stored(event)
@@ -150,7 +150,7 @@ class ReportedCache:
             self._there.add(block_hash)
             keys.append(key)
             parent = block_hash
-        if len(self._blocks) > len(self._there) + REMEMBERED:
+        if len(self._blocks) > len(self._there) + MAX_UNCACHED_BLOCKS:
             self._blocks = {
                 block_hash: self._blocks[block_hash] for block_hash in self._there
             }
@@ -181,6 +181,6 @@ def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
     """An event's kind and its fields by name. Raises KeyError and the like."""
     if isinstance(event, dict):
         kind = event["type"]
-        return kind, event if kind in _ORDER else {}
+        return kind, event if kind in _FIELD_ORDER else {}
     kind, *values = event
-    return kind, dict(zip(_ORDER.get(kind, ()), values, strict=False))
+    return kind, dict(zip(_FIELD_ORDER.get(kind, ()), values, strict=False))

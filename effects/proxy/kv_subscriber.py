@@ -21,10 +21,10 @@ from minfer.effects.proxy.backends import KvSource
 from minfer.effects.proxy.kv_events import KvEventError, ReportedCache
 from minfer.routing.messages import RouterEvent
 
-_NUMBER: Final = 8  # bytes
-_END: Final = -1
-_LARGEST: Final = 2**26  # bytes of a message
-_PATIENCE: Final = 5.0  # seconds for the next batch that is sent again
+_NUMBER_BYTES: Final = 8
+_LAST_NUMBER: Final = -1
+_MAX_MESSAGE_BYTES: Final = 2**26  # of a message
+_REPLAY_TIMEOUT_SECONDS: Final = 5.0  # for the next batch that is sent again
 _log: Final = logging.getLogger("minfer.router")
 
 
@@ -55,7 +55,7 @@ class KvSubscriber:
 
     async def _follow(self, context: "zmq.asyncio.Context") -> None:
         socket = context.socket(zmq.SUB)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         socket.subscribe(b"")
         socket.connect(self.source.events)
         await self._catch_up(context)
@@ -94,15 +94,15 @@ class KvSubscriber:
         if not self.source.replay:
             return
         socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         try:
             socket.connect(self.source.replay)
-            await socket.send_multipart([b"", self._next.to_bytes(_NUMBER, "big")])
+            await socket.send_multipart([b"", self._next.to_bytes(_NUMBER_BYTES, "big")])
             while True:
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_REPLAY_TIMEOUT_SECONDS):
                     frames = await socket.recv_multipart()
                 number = _number_of(frames[1:])
-                if number is None or number == _END:
+                if number is None or number == _LAST_NUMBER:
                     return
                 yield number, frames[2]
         except TimeoutError:
@@ -123,5 +123,5 @@ class KvSubscriber:
 
 def _number_of(frames: list[Any]) -> int | None:
     """The number at the head of a message; None if it is not one of this protocol."""
-    is_valid = len(frames) == 2 and len(frames[0]) == _NUMBER
+    is_valid = len(frames) == 2 and len(frames[0]) == _NUMBER_BYTES
     return int.from_bytes(frames[0], "big", signed=True) if is_valid else None

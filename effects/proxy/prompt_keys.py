@@ -29,9 +29,9 @@ from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4  # of English text and code, about
 BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
-KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
-_LONGEST: Final = 128  # characters of a name
-_MARK: Final = "cache_control"
+MAX_KEYED_BYTES: Final = 2**20  # of a text; what comes later has no keys
+_MAX_NAME_CHARS: Final = 128  # of a name
+_CACHE_MARK: Final = "cache_control"
 
 
 class RequestFields(msgspec.Struct):
@@ -108,7 +108,7 @@ def read_fields(body: bytes) -> RequestFields:
 def text_keys(fields: RequestFields, body: bytes) -> PromptKeys:
     """The keys of a request's text or token ids; none of what is no prompt."""
     try:
-        return _read_keys(fields, len(body), marked=_MARK.encode() in body)
+        return _read_keys(fields, len(body), marked=_CACHE_MARK.encode() in body)
     except (OverflowError, RecursionError, ValueError):  # its backend refuses it
         return PromptKeys(tokens=len(body) // TOKEN_BYTES)
 
@@ -123,13 +123,13 @@ def _read_keys(fields: RequestFields, size: int, *, marked: bool) -> PromptKeys:
     text = bytearray()
     for section in _parts(fields, prompts[0], marked=marked):
         text += section
-        if len(text) >= KEYED_BYTES:
+        if len(text) >= MAX_KEYED_BYTES:
             break
     else:
         size = len(text) + sum(
             len(prompt) for prompt in prompts[1:] if isinstance(prompt, str)
         )
-    keys = _chained(root, bytes(text[:KEYED_BYTES]))
+    keys = _chained(root, bytes(text[:MAX_KEYED_BYTES]))
     return PromptKeys(keys, -(-size // TOKEN_BYTES))
 
 
@@ -150,7 +150,7 @@ def _id_keys(root: Key, ids: list[Any]) -> Keys:
         array("I", ids)
     except (TypeError, OverflowError):
         return ()  # its backend refuses it
-    return block_keys(root, ids[: KEYED_BYTES // TOKEN_BYTES], BLOCK_TOKENS)
+    return block_keys(root, ids[: MAX_KEYED_BYTES // TOKEN_BYTES], BLOCK_TOKENS)
 
 
 def _parts(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[bytes]:
@@ -188,7 +188,7 @@ def _is_deferred(tool: Any) -> bool:
 def _without_marks(value: Any) -> Any:
     """A part of a body without marks of caching."""
     if isinstance(value, dict):
-        return {k: _without_marks(v) for k, v in value.items() if k != _MARK}
+        return {k: _without_marks(v) for k, v in value.items() if k != _CACHE_MARK}
     return (
         [_without_marks(element) for element in value]
         if isinstance(value, list)
@@ -200,7 +200,7 @@ def _with_text(message: Any) -> Any:
     """A message whose content is a text, if it is a list of one."""
     content = message.get("content") if isinstance(message, dict) else None
     only = content[0] if isinstance(content, list) and len(content) == 1 else None
-    if not isinstance(only, dict) or only.keys() - {_MARK} != {"type", "text"}:
+    if not isinstance(only, dict) or only.keys() - {_CACHE_MARK} != {"type", "text"}:
         return message
     return {**message, "content": only["text"]}
 
@@ -216,4 +216,4 @@ def _chained(parent: Key, text: bytes) -> Keys:
 
 def _name(value: Any) -> str:
     """A short text that a client chose; of others, nothing."""
-    return value[:_LONGEST] if isinstance(value, str) else ""
+    return value[:_MAX_NAME_CHARS] if isinstance(value, str) else ""

@@ -13,10 +13,10 @@ from minfer.effects.serving.access.api_keys import Keys
 from minfer.effects.text.tools.formats import Parsers
 
 CACHE_TOKENS: Final = 2**20
-KV_BLOCK: Final = 16  # tokens; vLLM's default
+KV_BLOCK_TOKENS: Final = 16  # tokens; vLLM's default
 MAX_WAITING: Final = 1024
 BACKEND_TIMEOUT_SECONDS: Final = 600.0
-JOURNAL_SIZE: Final = 2**30  # bytes
+JOURNAL_BYTES: Final = 2**30
 
 
 @frozen(kw_only=True)
@@ -31,7 +31,7 @@ class RouterOptions:
     # Where backends report what they cache, by name; then `model` has the tokenizer,
     # blocks have as many tokens as theirs, and templates and parsers are theirs.
     kv_sources: Mapping[str, KvSource] = field(factory=dict)
-    kv_block_size: int = KV_BLOCK
+    kv_block_size: int = KV_BLOCK_TOKENS
     model: str | None = None
     templates: TemplateSettings = field(factory=TemplateSettings)
     parsers: Parsers = field(factory=Parsers)
@@ -42,4 +42,4 @@ class RouterOptions:
         BACKEND_TIMEOUT_SECONDS  # seconds between two parts of a response
     )
     journal: Path | None = None  # a folder
-    journal_size: int = JOURNAL_SIZE
+    journal_size: int = JOURNAL_BYTES

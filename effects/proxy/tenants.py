@@ -24,7 +24,7 @@ from starlette.types import Scope
 from minfer.effects.serving.access.authentication import caller_of
 from minfer.values.checks import ConfigError
 
-_FORWARDED: Final = "x-forwarded-for"
+_FORWARDED_FOR: Final = "x-forwarded-for"
 Address = IPv4Address | IPv6Address
 
 
@@ -57,7 +57,7 @@ def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
     client = _read_address(caller.name)
     if client is None:
         return caller.name
-    hops = ",".join(Headers(scope=scope).getlist(_FORWARDED)).split(",")
+    hops = ",".join(Headers(scope=scope).getlist(_FORWARDED_FOR)).split(",")
     while proxies.include(client) and hops:
         previous_hop = _read_address(hops.pop())
         if previous_hop is None:

@@ -20,8 +20,8 @@ from minfer.effects.serving.input_workers.task import ModelFacts, WorkerModel
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.text.tools.formats import NONE, Parsers
 
-_CONTEXT: Final = 2**20  # tokens of the longest prompt that is read
-_VOCABULARY: Final = 2**32  # token ids are the server's to check
+_MAX_CONTEXT_TOKENS: Final = 2**20  # of the longest prompt that is read
+_VOCAB_SIZE: Final = 2**32  # token ids are the server's to check
 
 
 class _Salt(msgspec.Struct):
@@ -51,9 +51,9 @@ class TokenKeys:
         self.parsers = parsers
         facts = ModelFacts(
             folder=self.folder,
-            vocab_size=_VOCABULARY,
+            vocab_size=_VOCAB_SIZE,
             hidden_size=0,
-            max_model_len=_CONTEXT,
+            max_model_len=_MAX_CONTEXT_TOKENS,
             default_params={},
             names=(),
             template_settings=templates,

@@ -40,12 +40,12 @@ from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Connection, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
-_GONE: Final = 499  # a status after which no client retries by itself
+_CLIENT_CLOSED: Final = 499  # no client retries after it by itself
 Outputs = AsyncGenerator[RequestOutput]
-LONG: Final = 8192  # tokens of prompts whose requests are made in a thread
-PER_PROMPT: Final = 64  # tokens that equal the cost of one more request
-AGAIN: Final = 0.25  # seconds until a later prompt is tried again after a full queue
-OVERDUE: Final = 5.0  # seconds that the engine has to end a request that is too late
+LONG_PROMPT_TOKENS: Final = 8192  # of prompts whose requests are made in a thread
+PROMPT_COST_TOKENS: Final = 64  # they cost as much as one more request
+QUEUE_RETRY_SECONDS: Final = 0.25  # a later prompt is tried again after a full queue
+CANCEL_GRACE_SECONDS: Final = 5.0  # that the engine has to end a late request
 
 
 class AnswerTask:
@@ -98,8 +98,8 @@ class AnswerTask:
 
     async def _start(self) -> list[Outputs]:
         prompts = self.request.prompts
-        work = sum(len(prompt.ids) + PER_PROMPT for prompt in prompts)
-        if work <= LONG:
+        work = sum(len(prompt.ids) + PROMPT_COST_TOKENS for prompt in prompts)
+        if work <= LONG_PROMPT_TOKENS:
             return self._start_prompts()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.state.pool, self._start_prompts)
@@ -151,7 +151,7 @@ class AnswerTask:
         except OverloadedError:
             if not self.usages:
                 raise
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(QUEUE_RETRY_SECONDS)
             return self._generate(prompt)
         return None
 
@@ -198,7 +198,7 @@ class AnswerTask:
             if self.state.closing:
                 raise EngineDeadError(SHUTTING_DOWN)
             if delta.finish_reason == "cancelled" and not self.timed_out:
-                raise ApiError(CANCELLED, None, "cancelled", _GONE)
+                raise ApiError(CANCELLED, None, "cancelled", _CLIENT_CLOSED)
         if not self.timed_out:
             return list(output.outputs)
         if not self.started and not any(delta.token_ids for delta in output.outputs):
@@ -211,7 +211,7 @@ class AnswerTask:
         self.timed_out = True
         prompts = range(len(self.request.prompts))
         self.state.llm.front.cancel(self._request_id(prompt) for prompt in prompts)
-        await asyncio.sleep(OVERDUE)
+        await asyncio.sleep(CANCEL_GRACE_SECONDS)
         self._raise_timeout()
 
     def _raise_timeout(self) -> NoReturn:

@@ -38,7 +38,7 @@ from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS, ROUTES
 from minfer.effects.serving.observability.health import Health
 from minfer.effects.serving.observability.live_view import LiveView
 from minfer.effects.serving.observability.metrics import Metrics
-from minfer.effects.serving.observability.records import KEPT, AnswerRecords
+from minfer.effects.serving.observability.records import MAX_ENDED_ANSWERS, AnswerRecords
 from minfer.effects.serving.observability.request_lookup import RequestLookup
 from minfer.effects.serving.observability.spans import begin
 from minfer.effects.serving.page.files import page_routes
@@ -52,7 +52,7 @@ from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
 from minfer.effects.serving.wire.origins import foreign
-from minfer.effects.serving.wire.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS, RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.stamp import new_stamp
@@ -215,10 +215,9 @@ class Application:
         query = RequestQuery(name, key_name(request.scope), cancel)
         failure = await self.lookup.find(query)
         if failure is None:
-            message = (
-                f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
-            )
-            raise ApiError(f"{message} remembered", "id", "request_not_found", 404)
+            message = f"nothing is known of a request {name[:MAX_ID_CHARS]!r}"
+            remembered = f"the last {MAX_ENDED_ANSWERS} are remembered"
+            raise ApiError(f"{message}; {remembered}", "id", "request_not_found", 404)
         return JSONResponse(failure)
 
     async def _reset(self, request: Request) -> Response:

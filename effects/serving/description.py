@@ -24,7 +24,7 @@ from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"
-_ABOUT: Final = (
+_SUMMARY: Final = (
     "A null is as good as no field. Fields that are not described are refused by name, "
     "with status 400. Every answer has a header x-request-id: the one that was sent, or "
     "a new one."
@@ -85,7 +85,7 @@ BODYLESS: Final = (
     ),
     BodylessEndpoint("get", "/openapi.json", "This description; needs no key."),
 )
-_TEXT: Final[JsonObject] = {"type": "string"}
+_STRING_SCHEMA: Final[JsonObject] = {"type": "string"}
 _OPENAI_ERROR: Final[JsonObject] = {
     "type": "object",
     "required": ["error"],
@@ -94,7 +94,10 @@ _OPENAI_ERROR: Final[JsonObject] = {
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {**_TEXT, "description": "what was wrong, and what to do"},
+                "message": {
+                    **_STRING_SCHEMA,
+                    "description": "what was wrong, and what to do",
+                },
                 "type": {"enum": ["invalid_request_error", "server_error"]},
                 "param": {"type": ["string", "null"], "description": "the field"},
                 "code": {"type": ["string", "null"]},
@@ -110,7 +113,7 @@ _ANTHROPIC_ERROR: Final[JsonObject] = {
         "error": {
             "type": "object",
             "required": ["type", "message"],
-            "properties": {"type": _TEXT, "message": _TEXT},
+            "properties": {"type": _STRING_SCHEMA, "message": _STRING_SCHEMA},
         },
     },
 }
@@ -192,7 +195,7 @@ def description() -> JsonObject:
         "info": {
             "title": "minfer",
             "version": minfer.__version__,
-            "description": _ABOUT,
+            "description": _SUMMARY,
         },
         "security": [{}, {"key": []}, {"x-api-key": []}],
         "paths": paths,
@@ -250,7 +253,7 @@ def _bodyless_operation(endpoint: BodylessEndpoint) -> JsonObject:
         },
     }
     if names := re.findall(r"{(\w+)}", endpoint.path):
-        common = {"in": "path", "required": True, "schema": _TEXT}
+        common = {"in": "path", "required": True, "schema": _STRING_SCHEMA}
         operation["parameters"] = [{"name": name, **common} for name in names]
     if endpoint.path == "/v1/stream":
         switch = {"101": {"description": "It is a WebSocket from here on."}}

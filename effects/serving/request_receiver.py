@@ -28,7 +28,7 @@ from minfer.effects.serving.input_workers.task import (
     answer,
     prepare,
 )
-from minfer.effects.serving.input_workers.worker_limits import OF_TEMPLATES
+from minfer.effects.serving.input_workers.worker_limits import TEMPLATE_LIMITS
 from minfer.effects.serving.input_workers.worker_pool import BodyRefusals, WorkerPool
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, QueryEndpoint
 from minfer.effects.serving.request_parsing.ignored_hints import log_ignored
@@ -41,16 +41,18 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.policies.fair_queue import FairQueue
 from minfer.sampling.structured import StructuredOutputs
 
-LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
+LONG_BODY_BYTES: Final = 4096  # of a body that is prepared away from the event loop
 # Others are, too, where their schemas may take tens of milliseconds to translate: with
 # look-aheads, patterns of names, or parts that must exclude each other, whether these are
 # written with escapes or not.
-SLOW: Final = re.compile(rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])")
+SLOW_SCHEMA: Final = re.compile(
+    rb"\(\?[=!\\]|propertyNames|oneOf|\\u00(?:2[18]|3[dDfF]|[467])"
+)
 # A body that brings a chat template: the name of the field, written with escapes or not.
-_TEMPLATE: Final = "chat_template"
+_TEMPLATE_NAME: Final = "chat_template"
 TEMPLATE_FIELD: Final = re.compile(rb'"chat_template"|\\u00[4-7]')
 TEMPLATE_WORKERS: Final = 2
-TEMPLATE_SECONDS: Final = 10.0
+TEMPLATE_TIMEOUT_SECONDS: Final = 10.0
 TEMPLATE_REFUSALS: Final = BodyRefusals(
     too_long="chat_template: this template takes too long; correct it, or send less",
     too_heavy="chat_template: this template takes too much time or memory; correct it, "
@@ -82,12 +84,14 @@ class RequestReceiver:
         if bounds.trust_request_chat_template:
             self.template_pool = WorkerPool(
                 # Without secrets: a template that escaped the sandbox would have them.
-                attrs.evolve(recipe, request_templates=OF_TEMPLATES, reasoning_key=b""),
+                attrs.evolve(
+                    recipe, request_templates=TEMPLATE_LIMITS, reasoning_key=b""
+                ),
                 llm,
                 models,
                 state.pool,
                 workers=TEMPLATE_WORKERS,
-                limit=TEMPLATE_SECONDS,
+                limit=TEMPLATE_TIMEOUT_SECONDS,
                 refusals=TEMPLATE_REFUSALS,
             )
 
@@ -103,7 +107,7 @@ class RequestReceiver:
             if (pool := self._template_pool(endpoint, data)) is not None:
                 work = pool.prepare(endpoint, data, caller.name, _tenant(caller))
                 prepared = await _while_connected(connection, work)
-            elif len(data) <= LONG and SLOW.search(data) is None:
+            elif len(data) <= LONG_BODY_BYTES and SLOW_SCHEMA.search(data) is None:
                 prepared = prepare(endpoint, data, self._state.llm, self._models)
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
@@ -135,7 +139,7 @@ class RequestReceiver:
             if (pool := self._template_pool(query, data)) is not None:
                 work = pool.answer(query, data, caller.name, _tenant(caller))
                 answered = await _while_connected(connection, work)
-            elif len(data) <= LONG:
+            elif len(data) <= LONG_BODY_BYTES:
                 answered = answer(query, data, self._state.llm, self._models)
             else:
                 work = self.pool.answer(query, data, caller.name)
@@ -202,7 +206,7 @@ class RequestReceiver:
         """
         if self.template_pool is None or target.body is None:
             return None
-        takes = _TEMPLATE in target.body.model_fields
+        takes = _TEMPLATE_NAME in target.body.model_fields
         return self.template_pool if takes and TEMPLATE_FIELD.search(data) else None
 
     def _reserve_memory(

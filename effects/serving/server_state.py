@@ -23,7 +23,7 @@ from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.limits import Limits
 
 # Retry-After of a full queue: the time in which a quarter of its places gets free.
-_FREED_SHARE: Final = 4
+_FREED_DIVISOR: Final = 4
 _engine_log: Final = logging.getLogger("minfer.engine")
 
 
@@ -72,7 +72,7 @@ class ServerState:
         # Its traceback holds the body, in a cycle that only the garbage collector frees.
         api_error.__traceback__ = api_error.__context__ = None
         if api_error.code == OVERLOADED:
-            places = math.ceil(self.limits.max_waiting / _FREED_SHARE)
+            places = math.ceil(self.limits.max_waiting / _FREED_DIVISOR)
             api_error.retry_after = self.pace.seconds(places)
         return api_error
 

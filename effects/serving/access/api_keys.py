@@ -28,9 +28,9 @@ from minfer.values.checks import MAX_PRIORITY, ConfigError
 
 _FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
 _TABLES: Final = {"keys", "cache"}  # of a file
-_SHARING: Final = ("tenant", "all")
-_COMMAND_LINE: Final = ""  # the tenant of its keys; those of files have names
-_REMOVED: Final = ("requests_per_minute", "tokens_per_minute")
+_SHARE_VALUES: Final = ("tenant", "all")
+_COMMAND_LINE_TENANT: Final = ""  # the tenant of its keys; those of files have names
+_REMOVED_FIELDS: Final = ("requests_per_minute", "tokens_per_minute")
 
 
 @frozen(eq=False)
@@ -75,7 +75,7 @@ def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
         Key(
             f"key-{i}" if is_numbered else "key",
             digest(key.encode()),
-            tenant=_COMMAND_LINE,
+            tenant=_COMMAND_LINE_TENANT,
         )
         for i, key in enumerate(plain_keys, 1)
     ]
@@ -121,7 +121,7 @@ def _shares_all(content: Any, path: Path) -> bool:
     if not isinstance(cache, dict) or cache.keys() - {"share"}:
         raise ConfigError(f"{path}: cache must be a table with the field share alone")
     share = cache.get("share", "tenant")
-    if share not in _SHARING:
+    if share not in _SHARE_VALUES:
         raise ConfigError(f'{path}: share of cache must be "tenant" or "all"')
     return bool(share == "all")
 
@@ -129,7 +129,7 @@ def _shares_all(content: Any, path: Path) -> bool:
 def _read_key(entry: Any, location: str) -> Key:
     if not isinstance(entry, dict):
         raise ConfigError(f"{location} must be a table with name and key")
-    for name in _REMOVED:
+    for name in _REMOVED_FIELDS:
         if name in entry:
             reason = "rate limits were removed; a gateway before the server can have them"
             raise ConfigError(f"{location} has a field {name}: {reason}")

@@ -13,19 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minfer.effects.serving.access.api_keys import Key, Keys
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.page import icon
-from minfer.effects.serving.page.files import PATHS
+from minfer.effects.serving.page.files import PAGE_PATHS
 
 # Paths without a key: probes and scrapers have none, and browsers send none.
-OPEN: Final = (
+PATHS_WITHOUT_KEY: Final = (
     "/health",
     "/healthz",
     "/ready",
     "/metrics",
     "/openapi.json",
     icon.PATH,
-    *PATHS,
+    *PAGE_PATHS,
 )
-_OWNER: Final = "minfer.key"  # of a scope: the key that came with the request
+_SCOPE_FIELD: Final = "minfer.key"  # of a scope: the key that came with the request
 
 
 @frozen
@@ -38,7 +38,7 @@ class Caller:
 
 def caller_of(scope: Scope) -> Caller:
     """The client of a request."""
-    key: Key | None = scope.get(_OWNER)
+    key: Key | None = scope.get(_SCOPE_FIELD)
     if key is not None:
         return Caller(key.name, key)
     address = scope.get("client")
@@ -47,7 +47,7 @@ def caller_of(scope: Scope) -> Caller:
 
 def key_name(scope: Scope) -> str:
     """The name of the key of a request, or an empty string."""
-    key: Key | None = scope.get(_OWNER)
+    key: Key | None = scope.get(_SCOPE_FIELD)
     return "" if key is None else key.name
 
 
@@ -63,14 +63,14 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
-        if scope["path"] in OPEN or not self._keys.known:
+        if scope["path"] in PATHS_WITHOUT_KEY or not self._keys.known:
             await self._app(scope, receive, send)
             return
         owner = self._owner(scope)
         if owner is None:
             await self._refuse(_wrong_key(), scope)(scope, receive, send)
             return
-        scope[_OWNER] = owner
+        scope[_SCOPE_FIELD] = owner
         await self._app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> Key | None:

@@ -16,7 +16,7 @@ from minfer.effects.serving.access.tenants import Tenants
 from minfer.effects.serving.wire.connections import ConnectionLimits
 from minfer.values.checks import ConfigError
 
-BODY_TIMEOUT: Final = 60.0  # seconds
+BODY_TIMEOUT_SECONDS: Final = 60.0
 
 
 @frozen(kw_only=True)
@@ -28,7 +28,7 @@ class ServerBounds:
         default=Factory(lambda self: Tenants(self.keys), takes_self=True), eq=False
     )
     workers: int = 0  # processes that prepare large bodies; 0: threads of this one
-    body_timeout: float = BODY_TIMEOUT  # seconds that a body may take to come
+    body_timeout: float = BODY_TIMEOUT_SECONDS  # seconds that a body may take to come
     request_timeout: float | None = None  # seconds that an answer may take; None: any
     end_late: bool = False  # requests whose own deadline has passed
     # Of reasoning that clients keep. Made before API servers are forked.

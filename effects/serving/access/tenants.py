@@ -21,7 +21,7 @@ from minfer.effects.serving.access.api_keys import Key, Keys
 from minfer.effects.serving.wire.shared_counts import mapped
 
 _EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
-_SIZES: Final = 8  # bytes of a length, or of an epoch
+_INTEGER_BYTES: Final = 8  # of a length, or of an epoch
 
 
 class Tenants:
@@ -53,8 +53,8 @@ class Tenants:
             return own_salt
         name = key.tenant.encode()
         hasher = hashlib.blake2b(key=self._secret, digest_size=32)
-        hasher.update(len(name).to_bytes(_SIZES) + name)
-        hasher.update(self._epoch(key.tenant).to_bytes(_SIZES))
+        hasher.update(len(name).to_bytes(_INTEGER_BYTES) + name)
+        hasher.update(self._epoch(key.tenant).to_bytes(_INTEGER_BYTES))
         hasher.update(own_salt)
         return hasher.digest()
 

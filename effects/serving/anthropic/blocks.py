@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from minfer.effects.serving.anthropic.documents import DocumentBlock, Few, TextBlock
+from minfer.effects.serving.anthropic.documents import DocumentBlock, ItemLimit, TextBlock
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
@@ -152,7 +152,9 @@ AnyResultPart = Annotated[
         lambda value: _of_kind(value, _RESULT_KINDS), json_schema_input_type=ResultPart
     ),
 ]
-ResultContent = Annotated[str | list[AnyResultPart], text_or_parts(AnyResultPart, Few)]
+ResultContent = Annotated[
+    str | list[AnyResultPart], text_or_parts(AnyResultPart, ItemLimit)
+]
 
 
 class ToolResultBlock(TypedObject):
@@ -215,7 +217,7 @@ AnyBlock = Annotated[
         lambda value: _of_kind(value, _KINDS), json_schema_input_type=ContentBlock
     ),
 ]
-Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, Few)]
+Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, ItemLimit)]
 
 
 def blocks_of(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:

@@ -19,7 +19,7 @@ from minfer.effects.serving.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from minfer.effects.serving.anthropic.documents import Few
+from minfer.effects.serving.anthropic.documents import ItemLimit
 from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -91,8 +91,8 @@ class ClearToolUses(TypedObject):
     trigger: Trigger = Trigger(type="input_tokens")
     keep: KeptToolUses = KeptToolUses(type="tool_uses", value=_KEPT_TOOL_USES)
     clear_at_least: LeastTokens | None = None
-    exclude_tools: Annotated[list[str], Few] = Field(default_factory=list)
-    clear_tool_inputs: bool | Annotated[list[str], Few] = False
+    exclude_tools: Annotated[list[str], ItemLimit] = Field(default_factory=list)
+    clear_tool_inputs: bool | Annotated[list[str], ItemLimit] = False
     counted: ClassVar[str] = "cleared_tool_uses"
 
     def apply(self, turns: Sequence[EditedTurn], tokens: int) -> AppliedEdit:
@@ -192,7 +192,7 @@ AnyEdit = Annotated[
 class ContextManagement(StrictObject):
     """The edits, in their order: each of its own type, as each renders the prompt."""
 
-    edits: Annotated[list[AnyEdit], Few] = Field(default_factory=list)
+    edits: Annotated[list[AnyEdit], ItemLimit] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _types_differ(self) -> Self:

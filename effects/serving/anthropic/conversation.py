@@ -31,7 +31,7 @@ from minfer.effects.serving.anthropic.context_edits import (
     EditedTurn,
     edit_conversation,
 )
-from minfer.effects.serving.anthropic.documents import Few, TextBlock, Texts
+from minfer.effects.serving.anthropic.documents import ItemLimit, TextBlock, Texts
 from minfer.effects.serving.anthropic.thinking import (
     Effort,
     OutputConfig,
@@ -107,13 +107,13 @@ class ConversationBody(StrictObject):
     neutral = _NEUTRAL
     model: str | None = None
     system: Texts | None = None
-    messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
-    tools: Annotated[list[Tool], Few] | None = None
+    messages: Annotated[list[MessageTurn], ItemLimit, Field(min_length=1)]
+    tools: Annotated[list[Tool], ItemLimit] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    betas: Annotated[list[str], Few] | None = None
+    betas: Annotated[list[str], ItemLimit] | None = None
 
     @model_validator(mode="after")
     def _choice_fits(self) -> Self:

@@ -16,7 +16,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
 )
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
 
 
 class TextBlock(TypedObject):
@@ -30,7 +30,7 @@ class TextBlock(TypedObject):
     text: str
 
 
-Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, Few)]
+Texts = Annotated[str | list[TextBlock], text_or_parts(TextBlock, ItemLimit)]
 
 
 class TextSource(StrictObject):

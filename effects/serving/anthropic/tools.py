@@ -21,7 +21,7 @@ from minfer.effects.serving.request_parsing.bodies import (
 from minfer.effects.serving.request_parsing.bodies import shown as shown_value
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    CHOICE,
+    TOOL_CHOICE,
     CallRequirements,
     OfferedTool,
     check_names,
@@ -29,7 +29,7 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-_SEARCHES: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
+_SEARCH_TOOLS: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
 
 
 class AnthropicTool(StrictObject):
@@ -66,7 +66,7 @@ class AnthropicTool(StrictObject):
 class ToolSearch(TypedObject):
     """Anthropic's server-side search for deferred tools, which is not run."""
 
-    kinds = tuple(f"{name}{date}" for name in _SEARCHES for date in ("_20251119", ""))
+    kinds = tuple(f"{name}{date}" for name in _SEARCH_TOOLS for date in ("_20251119", ""))
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "allowed_callers": (ANYTHING,),
         "cache_control": (ANYTHING,),
@@ -122,16 +122,16 @@ def check_choice(
         return
     names = [tool.name for tool in tools if isinstance(tool, AnthropicTool)]
     if not names:
-        raise wrong("needs tools", CHOICE)
+        raise wrong("needs tools", TOOL_CHOICE)
     if choice.name is not None and choice.name not in names:
         message = f"there is no tool {shown_value(choice.name)}"
-        raise wrong(f"{message}; name one of tools", f"{CHOICE}.name")
+        raise wrong(f"{message}; name one of tools", f"{TOOL_CHOICE}.name")
 
 
 def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:
     """The tools at the beginning of the prompt."""
     searches = {tool.name for tool in tools if isinstance(tool, ToolSearch)}
-    for name in _SEARCHES:
+    for name in _SEARCH_TOOLS:
         if name in searches:
             note_ignored(f"tools.{name}")
     return [

@@ -15,7 +15,7 @@ from minfer.effects.serving.input_workers.task import (
     WorkerModel,
     work,
 )
-from minfer.effects.serving.input_workers.worker_limits import ORDINARY
+from minfer.effects.serving.input_workers.worker_limits import DEFAULT_LIMITS
 from minfer.effects.serving.input_workers.worker_loop import refusal_reply, run_worker
 from minfer.effects.serving.input_workers.worker_messages import (
     WorkerReply,
@@ -33,7 +33,7 @@ class InputWorker:
         self._model_info = WorkerModel(facts)
         self._models = Models(facts.names, 0, facts.max_model_len)
         endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
-        self.limits = facts.request_templates or ORDINARY
+        self.limits = facts.request_templates or DEFAULT_LIMITS
         self._targets = {endpoint.path: endpoint for endpoint in endpoints}
 
     def reply(self, request: WorkerRequest) -> WorkerReply:

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from minfer.effects.serving.input_workers.task import PreparedRequest, QueryResult
 
-LARGEST: Final = 2**30  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 2**30  # of a message
 # What a worker makes of a body: a request, the answer to a question, or, in a
 # program of its own, a record that its reader decodes.
 WorkResult = PreparedRequest | QueryResult | bytes

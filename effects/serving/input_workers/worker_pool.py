@@ -29,11 +29,11 @@ from minfer.effects.serving.protocol import Endpoint, ModelInfo, QueryEndpoint
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.text.job_queue import JobQueue
 
-LIMIT: Final = 10.0  # seconds that a body may take
-BOOT: Final = 60.0  # seconds that a worker has to start
-GRACE: Final = 0.5  # seconds after which a body is dropped if its client has left
-SMALL: Final = 2**16  # bytes of a body for which one worker is reserved
-TRIES: Final = 3  # starts of a worker, before a thread replaces it
+WORK_TIMEOUT_SECONDS: Final = 10.0  # that a body may take
+START_TIMEOUT_SECONDS: Final = 60.0  # that a worker has to start
+GRACE_SECONDS: Final = 0.5  # after which a body is dropped if its client has left
+SMALL_BODY_BYTES: Final = 2**16  # of a body for which one worker is reserved
+MAX_STARTS: Final = 3  # starts of a worker, before a thread replaces it
 _log: Final = logging.getLogger("uvicorn.error")
 
 
@@ -82,7 +82,7 @@ class _ProcessPreparer:
 
         def kill_soon(future: asyncio.Future[WorkResult]) -> None:
             if future.cancelled():
-                timer.append(loop.call_later(GRACE, current.kill))
+                timer.append(loop.call_later(GRACE_SECONDS, current.kill))
 
         timer: list[asyncio.TimerHandle] = []
         body.done.add_done_callback(kill_soon)
@@ -102,9 +102,9 @@ class _ProcessPreparer:
 
     async def _wait_until_ready(self) -> None:
         """Wait until the worker is ready."""
-        for _ in range(TRIES):
+        for _ in range(MAX_STARTS):
             try:
-                async with asyncio.timeout(BOOT):
+                async with asyncio.timeout(START_TIMEOUT_SECONDS):
                     await self.process.ready()
             except (WorkerGoneError, TimeoutError):
                 self.process.kill()
@@ -145,7 +145,7 @@ class BodyPool:
         threads: Executor | None,
         *,
         workers: int = 0,
-        limit: float = LIMIT,
+        limit: float = WORK_TIMEOUT_SECONDS,
         refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
         """Without `threads`, those of the event loop are used."""
@@ -157,7 +157,7 @@ class BodyPool:
         ]
         self._slots = slots or [_PreparerSlot(None), _PreparerSlot(None)]
         if len(self._slots) > 1:
-            self._slots[0].most = SMALL
+            self._slots[0].most = SMALL_BODY_BYTES
         self._closed = False
 
     @property
@@ -248,7 +248,7 @@ class WorkerPool(BodyPool):
         threads: Executor,
         *,
         workers: int = 0,
-        limit: float = LIMIT,
+        limit: float = WORK_TIMEOUT_SECONDS,
         refusals: BodyRefusals = BodyRefusals(),
     ) -> None:
         start = partial(Process, facts)

@@ -20,18 +20,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minfer.effects.serving.access.authentication import key_name
 from minfer.effects.serving.observability.records import JsonObject
 from minfer.effects.serving.observability.stdout_lines import LineWriter
-from minfer.effects.serving.wire.request_ids import HEADER
+from minfer.effects.serving.wire.request_ids import ID_HEADER
 
-FORMS: Final = ("json", "text", "off")
-QUIET: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
-_GONE: Final = 499  # the client left before there was an answer
-_LONGEST: Final = 512  # characters of a path
-_SWITCHED: Final = 101  # it is a WebSocket from here on
-_PLACED: Final = ("replica", "machine", "why")  # of an answer's record
+LOG_FORMATS: Final = ("json", "text", "off")
+UNLOGGED_PATHS: Final = frozenset({"/health", "/healthz", "/ready", "/metrics"})
+_CLIENT_CLOSED: Final = 499  # the client left before there was an answer
+_MAX_PATH_CHARS: Final = 512  # of a path
+_SWITCHING_PROTOCOLS: Final = 101  # it is a WebSocket from here on
+_PLACEMENT_FIELDS: Final = ("replica", "machine", "why")  # of an answer's record
 # Messages that begin an answer, with the status if the message has none.
-_HEADS: Final[Mapping[str, int]] = {
+_FIRST_MESSAGES: Final[Mapping[str, int]] = {
     "http.response.start": 200,
-    "websocket.accept": _SWITCHED,
+    "websocket.accept": _SWITCHING_PROTOCOLS,
     "websocket.http.response.start": 403,
     "websocket.close": 403,
 }
@@ -106,13 +106,13 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and log it."""
-        if scope["type"] == "lifespan" or scope["path"] in QUIET:
+        if scope["type"] == "lifespan" or scope["path"] in UNLOGGED_PATHS:
             await self._app(scope, receive, send)
             return
         head: list[Message] = []
 
         async def send_noting_head(message: Message) -> None:
-            if not head and message["type"] in _HEADS:
+            if not head and message["type"] in _FIRST_MESSAGES:
                 head.append(message)
             await send(message)
 
@@ -120,7 +120,7 @@ class AccessLog:
         default_status = 500
         try:
             await self._app(scope, receive, send_noting_head)
-            default_status = _GONE
+            default_status = _CLIENT_CLOSED
         finally:
             ms = round(1000 * (time.perf_counter() - started), 3)
             self._log(
@@ -128,13 +128,13 @@ class AccessLog:
             )
 
     def _log(self, scope: Scope, head: Message, arrived_at: float, ms: float) -> None:
-        request_id = dict(head.get("headers") or ()).get(HEADER, b"").decode("latin-1")
+        request_id = dict(head.get("headers") or ()).get(ID_HEADER, b"").decode("latin-1")
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         entry = AccessEntry(
             when=arrived_at,
             method=scope.get("method", "WEBSOCKET"),
-            path=raw_path[:_LONGEST].decode("ascii", "backslashreplace"),
-            status=head.get("status", _HEADS.get(head.get("type", ""), 0)),
+            path=raw_path[:_MAX_PATH_CHARS].decode("ascii", "backslashreplace"),
+            status=head.get("status", _FIRST_MESSAGES.get(head.get("type", ""), 0)),
             ms=ms,
             request_id=request_id,
             key=key_name(scope),
@@ -155,7 +155,11 @@ class AccessLog:
             entry,
             prompt_tokens=sum(prompt["prompt_tokens"] for prompt in prompts),
             output_tokens=sum(prompt["output_tokens"] for prompt in prompts),
-            **({name: placements[0][name] for name in _PLACED} if placements else {}),
+            **(
+                {name: placements[0][name] for name in _PLACEMENT_FIELDS}
+                if placements
+                else {}
+            ),
         )
 
 

@@ -6,10 +6,10 @@ from typing import Final
 
 import minfer
 from minfer.effects.live.client import ReplicaState
-from minfer.effects.serving.client_errors import BROKEN, SHUTTING_DOWN
+from minfer.effects.serving.client_errors import ENGINE_STOPPED, SHUTTING_DOWN
 from minfer.effects.serving.server_state import ServerState
 
-FAILING: Final = 8  # steps that fail in a row: no request makes progress
+MIN_FAILED_STEPS: Final = 8  # steps that fail in a row: no request makes progress
 
 
 class Health:
@@ -25,10 +25,10 @@ class Health:
         if self._state.closing:
             return SHUTTING_DOWN
         if engine.dead:
-            return BROKEN  # an exception's text is not for clients
+            return ENGINE_STOPPED  # an exception's text is not for clients
         if engine.stalled > self._stall:
             return f"requests wait, and no step for {engine.stalled:.0f} s"
-        if engine.failing >= FAILING:
+        if engine.failing >= MIN_FAILED_STEPS:
             return f"the last {engine.failing} steps failed"
         return ""
 

@@ -5,8 +5,8 @@
 Theory. The engine only counts: its totals grow from its start on. A viewer keeps earlier
 totals, and computes rates and percentiles of any interval as differences; so the server
 keeps no state for viewers, and does nothing while there are none. Viewers that are
-connected at the same time share one snapshot. There may be `MOST` of them, at all fronts
-together, which bounds their cost.
+connected at the same time share one snapshot. There may be `MAX_VIEWERS` of them, at all
+fronts together, which bounds their cost.
 
 `GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
 """
@@ -38,8 +38,8 @@ from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import StreamEvent
 from minfer.records.config import EngineConfig
 
-PERIOD: Final = 0.5  # seconds between two snapshots
-MOST: Final = 32  # viewers at a time
+PERIOD_SECONDS: Final = 0.5  # between two snapshots
+MAX_VIEWERS: Final = 32  # viewers at a time
 OVERLOADED: Final = 503
 _ONCE: Final = {"": False, "0": False, "1": True}  # what ?once= may be
 _NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -163,9 +163,11 @@ class LiveView:
             return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
         frames = self._frames()
         await anext(frames)  # counts the viewer, until the generator ends
-        if self._viewers.total > MOST:
+        if self._viewers.total > MAX_VIEWERS:
             await frames.aclose()
-            message = f"{MOST} viewers look already; close one, or ask for /live?once=1"
+            message = (
+                f"{MAX_VIEWERS} viewers look already; close one, or ask for /live?once=1"
+            )
             raise ApiError(message, None, "too_many_viewers", OVERLOADED)
         kind = EventStream.content_type.decode()
         return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
@@ -177,7 +179,7 @@ class LiveView:
             yield ""
             while not self._closing():
                 yield self._current_frame()
-                await asyncio.sleep(PERIOD)
+                await asyncio.sleep(PERIOD_SECONDS)
             yield self._current_frame()  # which has the reason of the end
         finally:
             self._viewers.set(self.viewers - 1)
@@ -185,7 +187,7 @@ class LiveView:
     def _current_frame(self) -> str:
         """The present frame: viewers within half a period of each other get the same."""
         now = asyncio.get_running_loop().time()
-        if not self._frame or now - self._made_at > PERIOD / 2 or self._closing():
+        if not self._frame or now - self._made_at > PERIOD_SECONDS / 2 or self._closing():
             data = json.dumps(attrs.asdict(self.figures()))
             self._frame = EventStream.frame([StreamEvent(data)])
             self._made_at = now

@@ -28,7 +28,7 @@ from minfer.effects.serving.observability.replica_metrics import replica_metrics
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
-_TIMES: Final = (
+_TIME_HISTOGRAMS: Final = (
     "e2e_request_latency_seconds",
     "request_time_per_output_token_seconds",
     "request_queue_time_seconds",
@@ -36,20 +36,21 @@ _TIMES: Final = (
     "request_decode_time_seconds",
     "request_inference_time_seconds",
 )
-_SIZES: Final = (
+_SIZE_HISTOGRAMS: Final = (
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_params_n",
     "request_params_max_tokens",
     "request_preemptions",
 )
-_ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # else "error"
+# Of other ends: "error".
+_FINISHED_REASONS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
 # Prefixes of the names of a front's counts; the label follows.
-_ENDED: Final = "ended "
-_WAITED: Final = "waited "
-_ROUTED: Final = "routed "  # the replica follows, a space, and why
+_ENDED_PREFIX: Final = "ended "
+_WAITED_PREFIX: Final = "waited "
+_ROUTED_PREFIX: Final = "routed "  # the replica follows, a space, and why
 
 
 def _with_prefix(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -67,9 +68,9 @@ class Metrics(Collector):
         self.client = llm.client
         self.setup = llm.setup
         self.model = model
-        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIMES}
-        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZES}
-        self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
+        self.buckets = {name: HistogramBuilder(SECONDS) for name in _TIME_HISTOGRAMS}
+        self.buckets |= {name: HistogramBuilder(SIZES) for name in _SIZE_HISTOGRAMS}
+        self.ends = dict.fromkeys((*_FINISHED_REASONS.values(), "error"), 0)
         # Requests that this front sent to one of several engines: by the name of that, a
         # space, and why.
         self.routed: Mapping[str, int] = {}
@@ -89,7 +90,7 @@ class Metrics(Collector):
         for sample in job.samples:
             # As in its output: a stop string may be in the last token.
             reason = "stop" if sample.stop else sample.done.reason if sample.done else ""
-            self.ends[_ENDS.get(reason, "error")] += 1
+            self.ends[_FINISHED_REASONS.get(reason, "error")] += 1
         self._observe("request_prompt_tokens", len(job.request.prompt))
         self._observe("request_generation_tokens", sum(lengths))
         self._observe("request_params_n", job.request.n)
@@ -114,10 +115,15 @@ class Metrics(Collector):
 
     def front_totals(self) -> Totals:
         """The counts of requests that came through this front."""
-        ends = {f"{_ENDED}{reason}": float(count) for reason, count in self.ends.items()}
-        waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
+        ends = {
+            f"{_ENDED_PREFIX}{reason}": float(count)
+            for reason, count in self.ends.items()
+        }
+        waits = {f"{_WAITED_PREFIX}{cause}": s for cause, s in self.waits.items()}
         sent = dict(self.routed)  # others may count meanwhile
-        routed = {f"{_ROUTED}{target}": float(count) for target, count in sent.items()}
+        routed = {
+            f"{_ROUTED_PREFIX}{target}": float(count) for target, count in sent.items()
+        }
         filled = {name: bucket.histogram() for name, bucket in self.buckets.items()}
         return Totals(ends | waits | routed, filled)
 
@@ -135,13 +141,13 @@ class Metrics(Collector):
             gauge, "num_requests_waiting_by_reason", snapshot.waiting_for, "reason"
         )
         yield self._family(gauge, "kv_cache_usage_perc", used)
-        ends = _with_prefix(totals.counts, _ENDED)
+        ends = _with_prefix(totals.counts, _ENDED_PREFIX)
         yield self._family(counter, "request_success", ends, "finished_reason")
-        waits = _with_prefix(totals.counts, _WAITED)
+        waits = _with_prefix(totals.counts, _WAITED_PREFIX)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
         yield from self._engine_metrics(snapshot.totals.counts)
         if snapshot.replicas:
-            routed = _with_prefix(totals.counts, _ROUTED)
+            routed = _with_prefix(totals.counts, _ROUTED_PREFIX)
             yield from replica_metrics(self.model, snapshot.replicas, routed)
         for name, histogram in {
             **snapshot.totals.histograms,

@@ -7,9 +7,9 @@
 An answer is looked up by its own id, by the x-request-id that its client chose, or by the
 id of one of its parts in the engine, as journals have them; only with the key of the
 request. A record has times, counts and reasons, and never a text. Records of the last
-`KEPT` answers are kept; of each, the first `PARTS` prompts. The oldest record of the key
-that has most of them is dropped first, so that one key's requests do not remove those of
-others.
+`MAX_ENDED_ANSWERS` answers are kept; of each, the first `MAX_PROMPTS` prompts. The oldest
+record of the key that has most of them is dropped first, so that one key's requests do
+not remove those of others.
 """
 
 import threading
@@ -23,8 +23,8 @@ from minfer.effects.live.served_model import ServedModel
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.text.output_processor import OutputProcessor
 
-KEPT: Final = 1000  # answers that have ended
-PARTS: Final = 64  # prompts of an answer
+MAX_ENDED_ANSWERS: Final = 1000  # answers that have ended
+MAX_PROMPTS: Final = 64  # prompts of an answer
 
 JsonObject = dict[str, object]
 
@@ -73,7 +73,7 @@ class AnswerRecords:
             record = self._records[name] = self._records.pop(name)
             record.finished = True
             self._counts[record.owner] += 1
-            if self._counts.total() > KEPT:
+            if self._counts.total() > MAX_ENDED_ANSWERS:
                 self._drop_oldest()
 
     def find(self, name: str, owner: str = "") -> JsonObject | None:
@@ -142,9 +142,9 @@ class AnswerRecords:
     def _running_prompts(
         self, name: str, ended_prompts: dict[int, JsonObject]
     ) -> dict[int, OutputProcessor]:
-        """The prompts of an answer in the engine, of the first `PARTS`."""
+        """The prompts of an answer in the engine, of the first `MAX_PROMPTS`."""
         running = {}
-        for i in range(PARTS):
+        for i in range(MAX_PROMPTS):
             job = self._front.processor(prompt_name(name, i))
             if job is not None and i not in ended_prompts:
                 running[i] = job
@@ -155,7 +155,7 @@ class AnswerRecords:
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
             record = self._records.get(name)
-            if record is not None and int(number) < PARTS:
+            if record is not None and int(number) < MAX_PROMPTS:
                 record.ended_prompts[int(number)] = _prompt_figures(job)
 
 

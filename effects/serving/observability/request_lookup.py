@@ -3,7 +3,7 @@
     GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
                                                            (`minfer.effects.cluster.link`)
 
-Others have `PATIENCE` to answer. A key finds only its own requests.
+Others have `FRONT_REPLY_SECONDS` to answer. A key finds only its own requests.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from minfer.effects.cluster.engine_client.request_queries import RequestQueries
 from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.serving.client_errors import OVERLOADED, ApiError
 from minfer.effects.serving.observability.records import AnswerRecords, JsonObject
-from minfer.effects.serving.wire.request_ids import LONGEST
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS
 
-PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+FRONT_REPLY_SECONDS: Final = 1.0  # that other fronts have to answer
 _UNREACHABLE: Final = (
     "the server's other processes cannot be reached now; try again later"
 )
-_SILENT: Final = "the server's other processes did not answer in time; try again later"
+_NO_REPLY: Final = "the server's other processes did not answer in time; try again later"
 
 
 class RequestLookup:
@@ -40,7 +40,11 @@ class RequestLookup:
         Raises ApiError if the other fronts cannot be queried, or are silent.
         """
         record = self._find_here(query)
-        if record is None and self._inquirer is not None and len(query.name) <= LONGEST:
+        if (
+            record is None
+            and self._inquirer is not None
+            and len(query.name) <= MAX_ID_CHARS
+        ):
             data = await _query_fronts(self._inquirer, query)
             record = json.loads(data) if data else None
         return record
@@ -59,10 +63,10 @@ async def _query_fronts(queries: RequestQueries, query: RequestQuery) -> bytes:
     answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     number = queries.ask(query, answer.set_result)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(FRONT_REPLY_SECONDS):
             record_json = await answer
     except TimeoutError:
-        raise ApiError(_SILENT, None, "timeout", 504) from None
+        raise ApiError(_NO_REPLY, None, "timeout", 504) from None
     finally:
         queries.forget(number)
     if record_json is None:

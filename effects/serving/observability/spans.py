@@ -27,10 +27,10 @@ from minfer.values.checks import ConfigError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-TRACES: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are enabled
-_NEEDS: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-_LAST: Final = 3000  # milliseconds that the last spans may take
-_PARENT: Final = ("traceparent", "tracestate")
+TRACES_FIELD: Final = "minfer.traces"  # of a scope: the `Traces`, if spans are enabled
+_REQUIRED_MODULES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_FLUSH_MILLISECONDS: Final = 3000  # that the last spans may take
+_PARENT_HEADERS: Final = ("traceparent", "tracestate")
 _OPERATIONS: Final = {"/v1/completions": "text_completion"}  # default: chat
 
 
@@ -42,9 +42,9 @@ def check_endpoint(endpoint: str) -> None:
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"{option}: give a URL, as http://localhost:4318/v1/traces")
     try:
-        missing = [name for name in _NEEDS if find_spec(name) is None]
+        missing = [name for name in _REQUIRED_MODULES if find_spec(name) is None]
     except ModuleNotFoundError:  # not even what it is a part of
-        missing = [*_NEEDS]
+        missing = [*_REQUIRED_MODULES]
     if missing:
         raise ConfigError(f"{option} needs {missing[0]}: {how_to_install('otel')}")
 
@@ -115,13 +115,13 @@ class Traces:
         headers = {
             name.decode(): value.decode("latin-1") for name, value in scope["headers"]
         }
-        carrier = {name: headers[name] for name in _PARENT if name in headers}
+        carrier = {name: headers[name] for name in _PARENT_HEADERS if name in headers}
         parent = TraceContextTextMapPropagator().extract(carrier)
         return StartedSpan(self, time.time_ns(), parent)
 
     def close(self) -> None:
         """Send the remaining spans, if that does not take long."""
-        self._provider.force_flush(_LAST)
+        self._provider.force_flush(_FLUSH_MILLISECONDS)
         self._provider.shutdown()
 
 
@@ -136,7 +136,7 @@ def with_traces(app: ASGIApp, traces: Traces) -> ASGIApp:
     """An application that makes a span of each answer."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TRACES] = traces
+        scope[TRACES_FIELD] = traces
         await app(scope, receive, send)
 
     return serve
@@ -144,7 +144,7 @@ def with_traces(app: ASGIApp, traces: Traces) -> ASGIApp:
 
 def begin(scope: Scope) -> StartedSpan | None:
     """Note that an answer begins, if spans are enabled."""
-    traces: Traces | None = scope.get(TRACES)
+    traces: Traces | None = scope.get(TRACES_FIELD)
     return None if traces is None else traces.begin(scope)
 
 

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-MOST: Final = 10_000  # lines that wait
-PAUSE: Final = 0.1  # seconds in which lines are gathered, which are written together
-_WHOLE: Final = 4096  # bytes that several processes may write to a pipe without mixing
-_LAST: Final = 2.0  # seconds that the last lines may take
+MAX_WAITING_LINES: Final = 10_000  # lines that wait
+GATHER_SECONDS: Final = 0.1  # lines of this time are written together
+# Processes may write as many bytes to one pipe without mixing them.
+_ATOMIC_WRITE_BYTES: Final = 4096
+_CLOSE_SECONDS: Final = 2.0  # that the last lines may take
 
 MakeLine = Callable[[], str]
 
@@ -34,7 +35,7 @@ class LineWriter:
 
     def put(self, line: MakeLine) -> None:
         """Have a line formatted and written, soon."""
-        if len(self._waiting) < MOST:
+        if len(self._waiting) < MAX_WAITING_LINES:
             self._waiting.append(line)
         else:
             self._dropped += 1
@@ -42,13 +43,13 @@ class LineWriter:
     def close(self) -> None:
         """Write the remaining lines, if that does not take long."""
         self._closing.set()
-        self._thread.join(_LAST)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the reader has closed the pipe
             closing = False
             while not closing:
-                closing = self._closing.wait(PAUSE)
+                closing = self._closing.wait(GATHER_SECONDS)
                 if closing or self._begin():
                     self._write_all()
 
@@ -57,7 +58,7 @@ class LineWriter:
         chunk = b""
         for _ in range(len(self._waiting)):
             line = self._waiting.popleft()().encode("utf-8", "replace") + b"\n"
-            if len(chunk) + len(line) > _WHOLE:
+            if len(chunk) + len(line) > _ATOMIC_WRITE_BYTES:
                 self._write(chunk)
                 chunk = b""
             chunk += line

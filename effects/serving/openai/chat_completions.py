@@ -14,7 +14,7 @@ from minfer.effects.serving.openai.chat_messages import (
     have_tool_calls,
 )
 from minfer.effects.serving.openai.chat_writing import writer
-from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
+from minfer.effects.serving.openai.fields import GenerationBody, ItemLimit, TopLogprobs
 from minfer.effects.serving.openai.template_fields import (
     Effort,
     RequestTemplate,
@@ -43,22 +43,22 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 )
 from minfer.effects.serving.wire.error_form import failure
 
-Options: Final = Field(max_length=256)  # names for a template
+TemplateOptionLimit: Final = Field(max_length=256)  # names for a template
 
 
 class ChatBody(GenerationBody):
     """A conversation, and the parameters of its answer."""
 
-    messages: Annotated[list[ChatMessage], Few, Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], ItemLimit, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: if the last message is complete
     continue_final_message: bool = False
     chat_template: RequestTemplate | None = None  # vLLM's
-    chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], TemplateOptionLimit] | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
     logprobs: bool = False
-    top_logprobs: Top = 0
-    tools: Annotated[list[ChatTool], Few] | None = None
+    top_logprobs: TopLogprobs = 0
+    tools: Annotated[list[ChatTool], ItemLimit] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True  # vLLM's

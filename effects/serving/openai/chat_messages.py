@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.tools import ToolCall
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
@@ -58,9 +58,11 @@ class ChatMessage(StrictObject):
         ),
     ]
     # None only of an assistant.
-    content: Annotated[str | list[TextPart] | None, text_or_parts(TextPart, Few)] = None
+    content: Annotated[
+        str | list[TextPart] | None, text_or_parts(TextPart, ItemLimit)
+    ] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Few] | None = None
+    tool_calls: Annotated[list[ToolCall], ItemLimit] | None = None
     tool_call_id: str | None = None  # of the call that a tool message answers
     # The model's reasoning before this message, under either name.
     reasoning_content: str | None = None

@@ -8,7 +8,12 @@ import attrs
 from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt, read_prompt
-from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
+from minfer.effects.serving.openai.fields import (
+    MAX_ITEMS,
+    GenerationBody,
+    ItemLimit,
+    TopLogprobs,
+)
 from minfer.effects.serving.openai.logprob_formats import (
     CompletionLogprobs,
     CompletionScores,
@@ -57,11 +62,13 @@ Prompts = BeforeValidator(
 class CompletionBody(GenerationBody):
     """Texts, and the parameters of their continuation."""
 
-    prompt: Annotated[list[Any], Few, Prompts]  # strings, lists of ids
+    prompt: Annotated[list[Any], ItemLimit, Prompts]  # strings, lists of ids
     echo: bool = False
     logprobs: Annotated[
-        Top | None,
-        BeforeValidator(_false_to_none, json_schema_input_type=Top | Literal[False]),
+        TopLogprobs | None,
+        BeforeValidator(
+            _false_to_none, json_schema_input_type=TopLogprobs | Literal[False]
+        ),
     ] = None
 
     @model_validator(mode="after")

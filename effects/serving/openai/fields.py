@@ -21,7 +21,7 @@ from minfer.effects.serving.request_parsing.bodies import (
 )
 from minfer.effects.serving.request_parsing.structured_fields import ConstrainedBody
 from minfer.effects.serving.request_parsing.typed_hints import hint
-from minfer.effects.serving.wire.request_ids import LONGEST as MAX_REQUEST_ID
+from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS as MAX_REQUEST_ID
 from minfer.sampling.beam import MAX_BEAMS
 from minfer.sampling.params import (
     ADVISED,
@@ -36,7 +36,7 @@ from minfer.values.checks import LEAST, MAX_PRIORITY, MOST
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
-MAX_SCORES: Final = 2**21
+MAX_PROMPT_LOGPROBS: Final = 2**21
 # Fields that are not supported, with the values at which they change nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -72,7 +72,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "vllm_xargs": ({},),
 }
 # Fields that SamplingParams has under the same name.
-_SAMPLING: Final = {
+_SAMPLING_FIELDS: Final = {
     *ADVISED,
     "n",
     "prompt_logprobs",
@@ -124,19 +124,21 @@ def _by_id(value: object) -> object:
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
             raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
-        biases[int(key[:_LONGEST_ID])] = bias
+        biases[int(key[:_MAX_ID_DIGITS])] = bias
     if len(biases) < len(value):
         raise wrong("a token id is in it twice")
     return biases
 
 
-_LONGEST_ID: Final = 19  # digits: ids with more are out of range anyway
+_MAX_ID_DIGITS: Final = 19  # digits: ids with more are out of range anyway
 
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
 Priority = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
 Stops = Annotated[
-    list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+    list[str],
+    ItemLimit,
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 Biases = Annotated[
     dict[int, float],
@@ -144,7 +146,7 @@ Biases = Annotated[
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]
-Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 # Hints of OpenAI's API that have no effect: prefixes are cached anyway, streams are never
@@ -192,7 +194,7 @@ class GenerationBody(ConstrainedBody):
     top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Annotated[list[Whole], Few] | None = None
+    stop_token_ids: Annotated[list[Whole], ItemLimit] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -200,13 +202,13 @@ class GenerationBody(ConstrainedBody):
     allowed_token_ids: (
         Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
     ) = None
-    bad_words: Annotated[list[str], Few] | None = None
+    bad_words: Annotated[list[str], ItemLimit] | None = None
     priority: Priority = 0
     cache_salt: str = ""
     use_beam_search: bool = False  # then `best_of`, or `n`, is its width
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    prompt_logprobs: Top | None = None
+    prompt_logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=MOST)] | None = None
     return_token_ids: bool = False
@@ -283,7 +285,7 @@ class GenerationBody(ConstrainedBody):
         """The sampling parameters that were given, by their names in SamplingParams.
         Raises ApiError.
         """
-        sampling_args = self.model_dump(include=_SAMPLING, exclude_none=True)
+        sampling_args = self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True)
         if self.max_completion_tokens is not None:
             sampling_args["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
@@ -355,11 +357,11 @@ class GenerationBody(ConstrainedBody):
             return
         per_token = params.n * (1 + params.prompt_logprobs)
         count = per_token * sum(len(prompt.ids) for prompt in prompts)
-        if count > MAX_SCORES:
+        if count > MAX_PROMPT_LOGPROBS:
             field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
             reason = f"{count} log-probabilities of prompts in one answer are too many"
             raise ApiError(
-                f"{field}: {reason}: at most {MAX_SCORES}; "
+                f"{field}: {reason}: at most {MAX_PROMPT_LOGPROBS}; "
                 "name fewer tokens, or fewer prompts",
                 field,
             )

@@ -14,7 +14,7 @@ from minfer.effects.text.logprobs_by_id import text_of
 from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 
-LEAST: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
+MIN_LOGPROB: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
 Scored = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
 
 
@@ -190,7 +190,7 @@ def _id_name(token: int) -> str:
 
 
 def _value(score: Logprob) -> float:
-    return max(score.logprob, LEAST)
+    return max(score.logprob, MIN_LOGPROB)
 
 
 def _by_text(by_id: dict[int, Logprob], *, as_ids: bool) -> dict[str, float]:

@@ -16,7 +16,7 @@ from minfer.effects.serving.access.reasoning_cipher import (
     DecryptionError,
 )
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.response_tools import (
     ResponseTools,
     custom_arguments,
@@ -58,7 +58,7 @@ def _role(role: object) -> object:
     return "system" if role == "developer" else role
 
 
-ContentParts = Annotated[str | list[ContentPart], text_or_parts(ContentPart, Few)]
+ContentParts = Annotated[str | list[ContentPart], text_or_parts(ContentPart, ItemLimit)]
 Role = Annotated[
     Literal["system", "user", "assistant"],
     BeforeValidator(
@@ -151,7 +151,7 @@ OutputPart = Annotated[
         json_schema_input_type=ContentPart | OutputImage,
     ),
 ]
-OutputParts = Annotated[str | list[OutputPart], text_or_parts(OutputPart, Few)]
+OutputParts = Annotated[str | list[OutputPart], text_or_parts(OutputPart, ItemLimit)]
 
 
 class CallOutputInput(TypedObject):
@@ -186,7 +186,7 @@ class ReasoningInput(TypedObject):
         **_NEUTRAL_IN_ITEMS,
         "summary": ([], HINT),  # of reasoning by another server, which is left out
     }
-    content: Annotated[list[ReasoningText], Few] | None = None
+    content: Annotated[list[ReasoningText], ItemLimit] | None = None
     encrypted_content: Annotated[str, Field(max_length=MAX_ENCRYPTED_CHARS)] | None = None
 
     def text(self, key: bytes, field_path: str) -> str:

@@ -12,7 +12,7 @@ from attrs import define, frozen
 from pydantic_core import from_json
 
 from minfer.effects.serving.access import reasoning_cipher
-from minfer.effects.serving.openai.response_tools import INPUT
+from minfer.effects.serving.openai.response_tools import INPUT_ARGUMENT
 from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.text.tools.deltas import (
     Arguments,
@@ -206,7 +206,7 @@ def _input_of(arguments: str) -> str:
         parsed = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = parsed.get(INPUT, "") if isinstance(parsed, dict) else arguments
+    text = parsed.get(INPUT_ARGUMENT, "") if isinstance(parsed, dict) else arguments
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 
 

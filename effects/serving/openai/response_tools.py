@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.tools import (
     AllowedToolList,
     AllowedTools,
@@ -46,10 +46,10 @@ from minfer.effects.text.grammars.grammar_library import GrammarError
 from minfer.effects.text.grammars.lark_terminals import TextGrammar
 from minfer.effects.text.tools.text_arguments import TextArgument
 
-INPUT: Final = "input"  # the argument of a function that stands for a custom tool
+INPUT_ARGUMENT: Final = "input"  # of a function that stands for a custom tool
 _SEPARATOR: Final = "__"  # between a namespace and a name
 # Tools that OpenAI's servers run, or whose calls have a form of their own.
-HOSTED: Final = (
+HOSTED_TOOLS: Final = (
     "apply_patch",
     "code_interpreter",
     "computer",
@@ -150,8 +150,8 @@ class CustomTool(TypedObject):
             text["pattern"] = f"^(?:{self.format.definition})$"
         return {
             "type": "object",
-            "properties": {INPUT: text},
-            "required": [INPUT],
+            "properties": {INPUT_ARGUMENT: text},
+            "required": [INPUT_ARGUMENT],
             "additionalProperties": False,
         }
 
@@ -177,16 +177,16 @@ def _read_tool(value: object, kinds: Mapping[str, type[StrictObject]]) -> object
         raise wrong("must be an object")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        supported = " or ".join(shown(name) for name in kinds if name not in HOSTED)
+        supported = " or ".join(shown(name) for name in kinds if name not in HOSTED_TOOLS)
         raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
     return kinds[kind].model_validate(value)
 
 
-_MEMBERS: Final = {"function": FunctionTool, "custom": CustomTool}
+_MEMBER_TOOLS: Final = {"function": FunctionTool, "custom": CustomTool}
 MemberTool = Annotated[
     FunctionTool | CustomTool,
     BeforeValidator(
-        partial(_read_tool, kinds=_MEMBERS),
+        partial(_read_tool, kinds=_MEMBER_TOOLS),
         json_schema_input_type=FunctionTool | CustomTool,
     ),
 ]
@@ -198,7 +198,7 @@ class NamespaceTool(TypedObject):
     kinds = ("namespace",)
     name: ToolName
     description: str | None = None
-    tools: Annotated[list[MemberTool], Few]
+    tools: Annotated[list[MemberTool], ItemLimit]
 
     def to_json(self) -> dict[str, Any]:
         """The tool as a response repeats it."""
@@ -212,15 +212,15 @@ ResponseTool = Annotated[
         partial(
             _read_tool,
             kinds={
-                **_MEMBERS,
+                **_MEMBER_TOOLS,
                 "namespace": NamespaceTool,
-                **dict.fromkeys(HOSTED, HostedTool),
+                **dict.fromkeys(HOSTED_TOOLS, HostedTool),
             },
         ),
         json_schema_input_type=FunctionTool | CustomTool | NamespaceTool | HostedTool,
     ),
 ]
-ResponseTools = Annotated[list[ResponseTool], Few]
+ResponseTools = Annotated[list[ResponseTool], ItemLimit]
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -279,7 +279,7 @@ class FlatTool:
             where=self.where,
             schema="format" if custom else "parameters",
             strict=isinstance(self.tool, FunctionTool) and self.tool.strict,
-            text=None if grammar is None else TextArgument(INPUT, grammar),
+            text=None if grammar is None else TextArgument(INPUT_ARGUMENT, grammar),
         )
 
 
@@ -309,7 +309,7 @@ def hosted_tools(tools: Sequence[ResponseTool], field_path: str) -> dict[str, st
 
 def custom_arguments(text: str) -> str:
     """The arguments of the function that stands for a custom tool with this input."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
+    return json.dumps({INPUT_ARGUMENT: text}, ensure_ascii=False)
 
 
 # --- the tool choice --------------------------------------------------------------------
@@ -334,7 +334,7 @@ class NamedFunction(TypedObject):
 
 
 def _read_allowed(value: object) -> NamedFunction | HostedTool:
-    hosted = isinstance(value, dict) and value.get("type") in HOSTED
+    hosted = isinstance(value, dict) and value.get("type") in HOSTED_TOOLS
     return (HostedTool if hosted else NamedFunction).model_validate(value)
 
 
@@ -355,7 +355,7 @@ class AllowedFunctions(TypedObject):
     mode: Mode
     tools: Annotated[
         list[AllowedTool],
-        Few,
+        ItemLimit,
         AfterValidator(_without_hosted),
         Field(min_length=1),
     ]

@@ -14,7 +14,7 @@ from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import TokenizedPrompt
 from minfer.effects.serving.access.reasoning_cipher import IS_INSTALLED
 from minfer.effects.serving.client_errors import ApiError
-from minfer.effects.serving.openai.fields import CacheKey, Client, Few, ServiceTier
+from minfer.effects.serving.openai.fields import CacheKey, Client, ItemLimit, ServiceTier
 from minfer.effects.serving.openai.response_input import (
     AdditionalToolsInput,
     AnyItem,
@@ -78,9 +78,10 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 from minfer.effects.serving.request_parsing.typed_hints import hint
 from minfer.effects.serving.wire.error_form import stream_failure
 
-_SCORES: Final = "message.output_text.logprobs"  # the value of `include` that is refused
-_ENCRYPTED: Final = "reasoning.encrypted_content"  # the value that adds something
-_LARGEST: Final = 2**31  # output tokens
+# Values of `include`: one that is refused, and one that adds something.
+_LOGPROBS_VALUE: Final = "message.output_text.logprobs"
+_ENCRYPTED_VALUE: Final = "reasoning.encrypted_content"
+_MAX_OUTPUT_TOKENS: Final = 2**31
 # Fields that are not supported, with the values at which they change nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
@@ -103,8 +104,8 @@ def _items(value: object) -> object:
 
 def _check_include(include: list[str]) -> list[str]:
     """The values of `include`: those that only concern tools or images are accepted."""
-    if _SCORES in include:
-        raise wrong(f"{shown(_SCORES)} is not supported; leave it out")
+    if _LOGPROBS_VALUE in include:
+        raise wrong(f"{shown(_LOGPROBS_VALUE)} is not supported; leave it out")
     return include
 
 
@@ -115,16 +116,16 @@ class ResponsesBody(SampledBody):
     model: str | None = None
     input: Annotated[
         list[AnyItem],
-        Few,
+        ItemLimit,
         Field(min_length=1),
         BeforeValidator(_items, json_schema_input_type=str | list[MessageInput]),
     ]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=_MAX_OUTPUT_TOKENS)] | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: Annotated[bool | None, hint("store", False)] = None
-    include: Annotated[list[str], Few, AfterValidator(_check_include)] | None = None
+    include: Annotated[list[str], ItemLimit, AfterValidator(_check_include)] | None = None
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -231,11 +232,13 @@ class ResponsesBody(SampledBody):
             spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]
             if any(space.description and not space.tools for space in spaces):
                 note_ignored("tools.description")
-        if any(value != _ENCRYPTED or not IS_INSTALLED for value in self.include or ()):
+        if any(
+            value != _ENCRYPTED_VALUE or not IS_INSTALLED for value in self.include or ()
+        ):
             note_ignored("include")
 
     def _included(self, llm: ModelInfo, offered: Sequence[FlatTool]) -> Include:
-        encrypts = _ENCRYPTED in (self.include or ()) and IS_INSTALLED
+        encrypts = _ENCRYPTED_VALUE in (self.include or ()) and IS_INSTALLED
         targets = {tool.name: tool.target for tool in offered}
         return Include(
             repeat=self._echoed_fields(),

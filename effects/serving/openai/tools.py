@@ -14,7 +14,7 @@ from minfer.effects.serving.request_parsing.bodies import (
     wrong,
 )
 from minfer.effects.serving.request_parsing.tool_constraints import (
-    CHOICE,
+    TOOL_CHOICE,
     CallRequirements,
     OfferedTool,
     check_names,
@@ -121,10 +121,10 @@ def check_tools(names: Sequence[str], choice: ToolChoice | None) -> None:
     if choice in (None, "none", "auto"):
         return
     if not names:
-        raise wrong("needs tools", CHOICE)
+        raise wrong("needs tools", TOOL_CHOICE)
     only = call_requirements(choice, parallel=True).only or frozenset()
     for name in sorted(only.difference(names)):
-        raise wrong(f"there is no tool {shown(name)}; name one of tools", CHOICE)
+        raise wrong(f"there is no tool {shown(name)}; name one of tools", TOOL_CHOICE)
 
 
 def call_requirements(choice: ToolChoice | None, *, parallel: bool) -> CallRequirements:

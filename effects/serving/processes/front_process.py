@@ -56,12 +56,12 @@ from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
 
-REQUESTS: Final = 2**40  # of one front, which is more than there will be
-LOOK: Final = 0.02  # seconds from one look for the engine to the next
-# Seconds in which a front in place of one that ended should be linked and able to answer.
-REPLACEMENT: Final = 5.0
-BEAT: Final = 0.1  # seconds from one heartbeat to the next
-COUNT: Final = 0.1  # seconds from one report of counts to the next
+REQUEST_IDS_PER_FRONT: Final = 2**40  # more than there will be
+POLL_SECONDS: Final = 0.02  # from one look for the engine to the next
+# In which a front in place of one that ended should be linked and able to answer.
+REPLACEMENT_SECONDS: Final = 5.0
+HEARTBEAT_SECONDS: Final = 0.1  # from one heartbeat to the next
+REPORT_SECONDS: Final = 0.1  # from one report of counts to the next
 _log = logging.getLogger("minfer.front")
 
 
@@ -107,7 +107,7 @@ def run_front(
     plan: FrontPlan, beat: Callable[[], None], ready: Callable[[], None]
 ) -> int:
     """Serve until the parent ends it; returns the exit code. `beat` is called every
-    `BEAT` seconds while the event loop runs, and `ready` once the engine is ready.
+    `HEARTBEAT_SECONDS` while the event loop runs, and `ready` once the engine is ready.
     Raises ConfigError if the engine has another model.
     """
     configure_logs(front_name(plan.number))
@@ -186,11 +186,11 @@ async def _accept(server: FrontServer, plan: FrontPlan, gate: Gate) -> None:
     them wait until it can answer, as those of other fronts are answered meanwhile.
     """
     clock = asyncio.get_running_loop().time
-    end = clock() + REPLACEMENT
+    end = clock() + REPLACEMENT_SECONDS
     while plan.announced() and gate.application is None and clock() < end:
         if server.should_exit:
             break
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)
     await server.serve(sockets=[plan.listener])
 
 
@@ -198,7 +198,7 @@ async def _send_heartbeats(beat: Callable[[], None]) -> None:
     """Send heartbeats to the parent: a blocked event loop sends none."""
     while True:
         beat()
-        await asyncio.sleep(BEAT)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _own_engine(plan: FrontPlan, remote: Remote, replica: int) -> LinkedEngine:
@@ -274,7 +274,7 @@ async def _open_application(
 ) -> None:
     """Wait for the engine, and serve it."""
     while (facts := remote.ready) is None:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_SECONDS)
     setup = await asyncio.to_thread(
         prepare_elsewhere,
         plan.args,
@@ -287,7 +287,7 @@ async def _open_application(
     size = setup.config.block_size
     terms_future.set_result(link_terms(setup.fingerprint, facts.device, size, secret))
     remote.bound_lengths(setup.config.max_model_len)
-    llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    llm = AsyncLLM.over(remote, setup, plan.number * REQUEST_IDS_PER_FRONT)
     await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
@@ -311,7 +311,7 @@ async def _open_application(
         if report != last_report:
             remote.count(totals)
             last_report = report
-        await asyncio.sleep(COUNT)
+        await asyncio.sleep(REPORT_SECONDS)
 
 
 def _check_same(fingerprint: bytes, remote: Remote) -> None:

@@ -31,7 +31,7 @@ from minfer.effects.text.tools.parser import Parser
 from minfer.effects.text.tools.table import TOOLS
 
 _log: Final = logging.getLogger("minfer.parsers")
-_END: Final = 16  # tokens of a prompt in which its last marker is
+_MARKER_TOKENS: Final = 16  # of a prompt in which its last marker is
 
 
 def parsing_of(
@@ -61,7 +61,9 @@ def end_of(llm: ModelInfo, prompt: Sequence[int], num_chars: int = 0) -> str:
     """The end of a prompt: its last marker, and `num_chars` characters."""
     if llm.tokenizer is None:
         return ""
-    return llm.tokenizer.decode(prompt[-(_END + num_chars) :], skip_special_tokens=False)
+    return llm.tokenizer.decode(
+        prompt[-(_MARKER_TOKENS + num_chars) :], skip_special_tokens=False
+    )
 
 
 def check_template(parsers: Parsers, param: str) -> None:

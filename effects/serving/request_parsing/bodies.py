@@ -19,10 +19,10 @@ from minfer.effects.setup.nearest import nearest
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
 HINT: Final = object()  # likewise, but other values than the neutral ones are reported
-_LONGEST_NAME: Final = 64  # characters of a name that an error shows
+_MAX_NAME_CHARS: Final = 64  # of a name that an error shows
 # The parser's names for a lone surrogate, within a text and at its end.
-_SURROGATE: Final = ("surrogate", "unexpected end of hex escape")
-_LONGEST_VALUE: Final = 80  # of a value as JSON
+_SURROGATE_ERRORS: Final = ("surrogate", "unexpected end of hex escape")
+_MAX_VALUE_CHARS: Final = 80  # of a value as JSON
 
 
 def wrong(message: str, field: str | None = None) -> PydanticCustomError:
@@ -32,7 +32,7 @@ def wrong(message: str, field: str | None = None) -> PydanticCustomError:
 
 def shown(value: object) -> str:
     """A value as JSON, cut to what fits into an error."""
-    return json.dumps(value)[:_LONGEST_VALUE]
+    return json.dumps(value)[:_MAX_VALUE_CHARS]
 
 
 class StrictObject(BaseModel):
@@ -58,7 +58,7 @@ class StrictObject(BaseModel):
             if name in fields:
                 continue
             if name not in cls.neutral:
-                cut = name[:_LONGEST_NAME]
+                cut = name[:_MAX_NAME_CHARS]
                 similar = nearest(cut, [*fields, *cls.neutral])
                 hint = f"did you mean {similar}?" if similar else "leave it out"
                 raise wrong(f"is not a field here; {hint}", cut)
@@ -96,7 +96,7 @@ def read_body(kind: type[Body], data: bytes) -> Body:
 
 def no_json(subject: str, error: ValueError) -> str:
     """The error of a text that is no JSON."""
-    if not any(marker in str(error) for marker in _SURROGATE):
+    if not any(marker in str(error) for marker in _SURROGATE_ERRORS):
         return f"{subject} is not valid JSON: {error}"
     reason = f"{subject} has a lone surrogate, which is half of a character: {error}"
     return f"{reason}; remove it, or send both halves"

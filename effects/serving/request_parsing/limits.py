@@ -18,17 +18,17 @@ from minfer.effects.serving.protocol import GenerationRequest
 from minfer.effects.serving.request_parsing.body_counts import BodyCounter
 from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
-LEAST_BODY: Final = 2**22  # bytes that are accepted for any model
+MIN_BODY_LIMIT_BYTES: Final = 2**22  # that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-FREE_SHARE: Final = 8  # a request leaves one in 8 rows free
-BODY_MEMORY: Final = 2**28  # bytes of bodies that are being received or prepared
-CLIENT_SHARE: Final = 2  # a client may use one half of these
-UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
+FREE_ROWS_DIVISOR: Final = 8  # a request leaves one in 8 rows free
+BODY_MEMORY_BYTES: Final = 2**28  # of bodies that are being received or prepared
+CLIENT_SHARE_DIVISOR: Final = 2  # a client may use one half of these
+UNCOUNTED_BODY_BYTES: Final = 2**16  # of a body that is too small to be counted
 
 
 def largest_body(context: int) -> int:
     """The default maximum of a body in bytes: a context full of token ids fits."""
-    return max(LEAST_BODY, ID_BYTES * context)
+    return max(MIN_BODY_LIMIT_BYTES, ID_BYTES * context)
 
 
 @frozen(kw_only=True)
@@ -96,7 +96,7 @@ class Limits:
 
     def window(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
-        max_running = self.max_running - self.max_running // FREE_SHARE
+        max_running = self.max_running - self.max_running // FREE_ROWS_DIVISOR
         return max(1, min(max_running, self.max_waiting) // n)
 
 
@@ -107,7 +107,7 @@ class BodyMemory:
     They are counted as they are announced, before they are received.
     """
 
-    most: int = BODY_MEMORY
+    most: int = BODY_MEMORY_BYTES
     _reserved: dict[str, int] = field(factory=dict, init=False)
 
     @property
@@ -118,12 +118,12 @@ class BodyMemory:
     @contextmanager
     def reserve(self, client: str, size: int) -> Iterator[None]:
         """Count `size` bytes for a client meanwhile. Raises OverloadedError."""
-        if size <= UNCOUNTED:
+        if size <= UNCOUNTED_BODY_BYTES:
             yield
             return
         client_bytes = self._reserved.get(client, 0) + size
         if (
-            client_bytes > self.most // CLIENT_SHARE
+            client_bytes > self.most // CLIENT_SHARE_DIVISOR
             or sum(self._reserved.values()) + size > self.most
         ):
             raise OverloadedError("too many large bodies are being read; try again later")

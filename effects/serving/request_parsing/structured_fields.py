@@ -26,8 +26,10 @@ from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 # A schema in a client's body; a string has it as text.
 Schema = dict[str, Any] | bool | str
 Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_CONSTRAINT)]
-_NAMES: Final = frozenset(parameter.name for parameter in attrs.fields(StructuredOutputs))
-_LONGEST_NAME: Final = 64
+_CONSTRAINT_FIELDS: Final = frozenset(
+    parameter.name for parameter in attrs.fields(StructuredOutputs)
+)
+_MAX_NAME_CHARS: Final = 64
 
 
 @frozen
@@ -39,8 +41,8 @@ class Constraint:
 
     def build(self) -> StructuredOutputs:
         """The `StructuredOutputs`. Raises ApiError, which names the field."""
-        if unknown := sorted(self.values.keys() - _NAMES):
-            name = f"{self.field}.{unknown[0][:_LONGEST_NAME]}"
+        if unknown := sorted(self.values.keys() - _CONSTRAINT_FIELDS):
+            name = f"{self.field}.{unknown[0][:_MAX_NAME_CHARS]}"
             raise ApiError(f"{name}: is not a field here; leave it out", name)
         try:
             values = {
@@ -93,9 +95,9 @@ def schema_constraint(
     name, strict, description = (
         json_schema.get(key) for key in ("name", "strict", "description")
     )
-    short = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+    short = isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS
     messages = {
-        "name": "" if short else f"must be a text of 1 to {_LONGEST_NAME} characters",
+        "name": "" if short else f"must be a text of 1 to {_MAX_NAME_CHARS} characters",
         "strict": "" if isinstance(strict, bool | None) else "must be true or false",
         "description": "" if isinstance(description, str | None) else "must be a text",
         "schema": ""
@@ -107,7 +109,7 @@ def schema_constraint(
     )
     for key, message in {**messages, **dict(sorted(unknown.items()))}.items():
         if message:
-            field = f"{field_path}.{key[:_LONGEST_NAME]}"
+            field = f"{field_path}.{key[:_MAX_NAME_CHARS]}"
             raise ApiError(f"{field}: {message}", field)
     schema, field = json.dumps(json_schema["schema"]), f"{field_path}.schema"
     if not strict and _refusal(schema, field):

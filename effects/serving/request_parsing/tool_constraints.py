@@ -43,14 +43,14 @@ from minfer.effects.text.tools.text_arguments import TextArgument
 from minfer.effects.text.tools.thinking import REASONING
 from minfer.sampling.structured import FIELD, MAX_CONSTRAINT, StructuredOutputs
 
-CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
+TOOL_CHOICE: Final = "tool_choice"  # the field for the wanted calls, in every protocol
 # The end of a prompt within reasoning, in whichever format.
-_OPENED: Final = re.compile(
+_OPEN_REASONING: Final = re.compile(
     r"([<\[][^<>\[\]/]*(?:think|reason|thought)[^<>\[\]/]*[>\]])\s*\Z", re.IGNORECASE
 )
 _log: Final = logging.getLogger("minfer.constraints")
 _POSITION: Final = re.compile(r"\[[0-9]+\]")
-_JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
+_JSON_KINDS: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
 @frozen(kw_only=True)
@@ -138,7 +138,7 @@ def constrain_calls(
         reason = f"cannot be had of a model whose calls have the format {parsing.form!r}"
         raise ApiError(f"{requiring}: {reason}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
-    ignored = requirements.must and (answer is None or answer.build().kind in _JSON)
+    ignored = requirements.must and (answer is None or answer.build().kind in _JSON_KINDS)
     plain_answer = None if ignored else _plain_answer(answer, parsing.form, requiring)
     if not requiring and plain_answer is None:
         return None
@@ -211,7 +211,7 @@ def constrain_after_reasoning(
     if answer is None:
         return None
     if parsing is None or parsing.reasoning == NONE:
-        if match := _OPENED.search(end_of(llm, prompt)):
+        if match := _OPEN_REASONING.search(end_of(llm, prompt)):
             _warn(match[1])
         return None
     constraint = answer.build()
@@ -278,7 +278,7 @@ def _requiring_field(
 ) -> str:
     """The field that requires calls, or that they match."""
     if requirements.must or requirements.only is not None:
-        return CHOICE
+        return TOOL_CHOICE
     fields = (
         offer.param if offer.text else f"{offer.where}.strict"
         for offer in offers
@@ -292,7 +292,7 @@ def _leaves_calls_apart(parsing: Parsing | None, answer: Constraint | None) -> b
     any.
     """
     marked = parsing is not None and parsing.tools in MARKED
-    return marked and (answer is None or answer.build().kind in _JSON)
+    return marked and (answer is None or answer.build().kind in _JSON_KINDS)
 
 
 def _with_text(offer: OfferedTool, *, enforced: bool, must: bool) -> OfferedTool:
@@ -367,7 +367,7 @@ def _plain_answer(
         return None
     constraint = answer.build()
     param = client_field(constraint.param, answer.field)
-    if form not in MARKED or constraint.kind not in _JSON:
+    if form not in MARKED or constraint.kind not in _JSON_KINDS:
         if requiring:
             reason = f"cannot be combined with {requiring}; leave one of them out"
             raise ApiError(f"{param}: {reason}", param)

@@ -28,23 +28,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minfer.effects.serving.wire.descriptors import (
-    FEW,
-    FULL,
-    KEPT,
-    SPARE,
+    MAX_SPARE_CONNECTIONS,
+    RESERVED_DESCRIPTORS,
+    SPARE_DESCRIPTORS,
+    UNAVAILABLE_RESPONSE,
     handshake_done,
     is_high,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
 
-HEADER: Final = 10.0  # seconds
-CONNECTIONS: Final = 1024
-STALL: Final = 30.0  # seconds
-PART: Final = 2**11  # bytes read at once: of the smallest chunks, at most 341
-LARGE: Final = 2**16  # bytes read at once of a body with a Content-Length
-LIVE: Final = ("/health", "/healthz")  # paths that are answered in every state
-MOMENT: Final = 1.0  # seconds for a head of a connection beyond the limit
-_LATE: Final = (
+HEADER_SECONDS: Final = 10.0
+MAX_CONNECTIONS: Final = 1024
+STALL_SECONDS: Final = 30.0
+READ_BYTES: Final = 2**11  # bytes read at once: of the smallest chunks, at most 341
+LARGE_READ_BYTES: Final = 2**16  # bytes read at once of a body with a Content-Length
+LIVENESS_PATHS: Final = ("/health", "/healthz")  # paths that are answered in every state
+EXTRA_HEAD_SECONDS: Final = 1.0  # for a head of a connection beyond the limit
+_REQUEST_TIMEOUT: Final = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
 
@@ -53,9 +53,9 @@ _LATE: Final = (
 class ConnectionLimits:
     """The limits of the number of connections, and of the time of each."""
 
-    connections: int = CONNECTIONS
-    header: float = HEADER  # seconds for a request's head
-    stall: float = STALL  # seconds without anything being read by the client
+    connections: int = MAX_CONNECTIONS
+    header: float = HEADER_SECONDS  # seconds for a request's head
+    stall: float = STALL_SECONDS  # seconds without anything being read by the client
 
 
 class Connections(set[Any]):
@@ -100,7 +100,7 @@ class _HealthOnly:
                 message = {**message, "headers": headers}
             await send(message)
 
-        if scope["path"] in LIVE:
+        if scope["path"] in LIVENESS_PATHS:
             await self._app(scope, receive, send_closing)
             return
         headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
@@ -130,7 +130,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         descriptor = _descriptor(transport)
         handshake_done(descriptor)
-        high = is_high(descriptor, KEPT + SPARE)
+        high = is_high(descriptor, RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
         if high or _total_connections(self.connections) > self.limits.connections:
             self._serve_as_extra()
         else:
@@ -140,7 +140,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
         headers = self.headers if self.conn.their_state is h11.SEND_BODY else []
         is_sized = any(name == b"content-length" for name, _ in headers)
-        self._part = memoryview(bytearray(LARGE if is_sized else PART))
+        self._part = memoryview(bytearray(LARGE_READ_BYTES if is_sized else READ_BYTES))
         return self._part
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -212,10 +212,10 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def _serve_as_extra(self) -> None:
         """Serve only /health, if its head comes soon; refuse the oldest of too many."""
         self.app = _HealthOnly(self.app)
-        if len(self.extra) >= FEW:
+        if len(self.extra) >= MAX_SPARE_CONNECTIONS:
             self.extra[0]._refuse()
         self.extra.append(self)
-        moment = min(MOMENT, self.limits.header)
+        moment = min(EXTRA_HEAD_SECONDS, self.limits.header)
         self._head = self.loop.call_later(moment, self._refuse)
 
     def _leave_extra(self) -> None:
@@ -226,7 +226,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._stop_head_timer()
         self._leave_extra()
         if not self.transport.is_closing():
-            self.transport.write(FULL)
+            self.transport.write(UNAVAILABLE_RESPONSE)
             self._close()
 
     def _start_head_timer(self) -> None:
@@ -240,7 +240,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def _refuse_late_head(self) -> None:
         self._head = None
         if not self.transport.is_closing():
-            self.transport.write(_LATE)
+            self.transport.write(_REQUEST_TIMEOUT)
             self._close()
 
     def _close_late_rest(self) -> None:

@@ -3,10 +3,11 @@
 Theory. The system gives a new descriptor the lowest free number, so the number of a
 connection shows how many are left: all below it are taken. Numbers from the top down:
 
-    KEPT      for all else that the process opens; a connection is refused at once
-    SPARE     for connections beyond the limit: each may request /health, and is closed
-              when the next one comes (`minfer.effects.serving.wire.connections`)
-    others    for connections, up to --max-connections
+    RESERVED_DESCRIPTORS    for all else that the process opens; a connection is refused
+                            at once
+    SPARE_DESCRIPTORS       for connections beyond the limit: each may request /health,
+                            and is closed when the next one comes (`connections`)
+    others                  for connections, up to --max-connections
 
 asyncio accepts all connections that wait, thousands of them, before it closes any. So a
 `BoundedListener` accepts one in each round of the event loop once --max-connections are
@@ -27,17 +28,17 @@ from collections import OrderedDict
 from errno import EMFILE, ENFILE
 from typing import Any, Final
 
-KEPT: Final = 16
-SPARE: Final = 32
-FULL: Final = (
+RESERVED_DESCRIPTORS: Final = 16
+SPARE_DESCRIPTORS: Final = 32
+UNAVAILABLE_RESPONSE: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _log: Final = logging.getLogger("minfer.connections")
-_logged_limits: Final[set[int]] = (
-    set()
-)  # limits for which it was logged that they are reached
-FEW: Final = 8  # connections with spare descriptors that stay open at once
+# Limits for which it was logged that they are reached.
+_logged_limits: Final[set[int]] = set()
+# Connections with spare descriptors that stay open at once.
+MAX_SPARE_CONNECTIONS: Final = 8
 # With TLS: connections of this process in their handshake, by descriptor. The oldest is
 # first.
 _handshakes: Final[OrderedDict[int, socket.socket]] = OrderedDict()
@@ -106,11 +107,14 @@ class BoundedListener(socket.socket):
                 raise
             self._refuse_with_the_spare()
             raise ConnectionAbortedError from None
-        if is_high(connection.fileno(), KEPT):
+        if is_high(connection.fileno(), RESERVED_DESCRIPTORS):
             self._refuse(connection)
             raise ConnectionAbortedError
         beyond = connection.fileno() >= self._beyond
-        self._pausing = is_high(connection.fileno(), KEPT + SPARE) or beyond
+        self._pausing = (
+            is_high(connection.fileno(), RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
+            or beyond
+        )
         if self._pausing and self.tls:
             _await_handshake(connection)
         return connection, address
@@ -135,14 +139,14 @@ class BoundedListener(socket.socket):
         with connection, contextlib.suppress(OSError):
             connection.setblocking(False)
             if not self.tls:
-                connection.send(FULL)
+                connection.send(UNAVAILABLE_RESPONSE)
 
 
 def _await_handshake(connection: socket.socket) -> None:
     """Register a handshake with a spare descriptor; the oldest of too many is refused."""
     _handshakes.pop(connection.fileno(), None)  # that connection is closed
     _handshakes[connection.fileno()] = connection
-    if len(_handshakes) > FEW:
+    if len(_handshakes) > MAX_SPARE_CONNECTIONS:
         _, oldest = _handshakes.popitem(last=False)
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)

@@ -12,13 +12,13 @@ from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.wire.coding import Decoder
 from minfer.effects.serving.wire.http import HttpTransport, failure_response
 from minfer.effects.serving.wire.plain_body import PlainBody
-from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.wire.request_ids import CHOSEN_ID_FIELD as CHOSEN_ID
 from minfer.effects.serving.wire.sse import EventStream
 from minfer.effects.serving.wire.transport import Failure, Handler, Watcher
 
 MEDIA_TYPE: Final = "application/json"
-PATIENCE: Final = 10.0  # seconds that a body may lag behind its pace
-PACE: Final = 1024  # least bytes a second of a body
+MAX_LAG_SECONDS: Final = 10.0  # that a body may lag behind its pace
+MIN_BYTES_PER_SECOND: Final = 1024  # least bytes a second of a body
 
 
 class Post:
@@ -57,13 +57,15 @@ class Post:
         size = int(headers.get("content-length", "0"))  # as announced, or as received
         received = 0
         chunks = request.stream()
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + MAX_LAG_SECONDS
         while size <= max_bytes:
             try:
-                async with asyncio.timeout_at(deadline + received / PACE):
+                async with asyncio.timeout_at(deadline + received / MIN_BYTES_PER_SECOND):
                     chunk = await anext(chunks, b"")
             except TimeoutError:
-                message = f"the body comes at less than {PACE} bytes a second"
+                message = (
+                    f"the body comes at less than {MIN_BYTES_PER_SECOND} bytes a second"
+                )
                 raise ApiError(message, status=408) from None
             if not chunk:
                 decoder.end()

@@ -11,12 +11,12 @@ from typing import Final
 
 from attrs import field, frozen
 
-_BYTES: Final = 8  # of a number
+_INTEGER_BYTES: Final = 8  # of a number
 
 
 def mapped(count: int) -> memoryview:
     """Memory for `count` numbers, all 0, shared by the processes forked from here on."""
-    return memoryview(mmap.mmap(-1, max(1, count) * _BYTES))
+    return memoryview(mmap.mmap(-1, max(1, count) * _INTEGER_BYTES))
 
 
 @frozen

@@ -25,18 +25,18 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
-from minfer.effects.serving.wire.connections import STALL
+from minfer.effects.serving.wire.connections import STALL_SECONDS
 
-PART: Final = 2**10  # bytes read at once: of the smallest frames, at most 170
-LARGE: Final = 2**14  # bytes read at once in a frame of which as many are there
-_NO_TEXT: Final = 1007  # the close code of a text that is not UTF-8
-_POLICY: Final = 1008  # the close code of a message that takes too long
+READ_BYTES: Final = 2**10  # bytes read at once: of the smallest frames, at most 170
+LARGE_READ_BYTES: Final = 2**14  # likewise, in a frame of which as many are there
+_INVALID_TEXT: Final = 1007  # the close code of a text that is not UTF-8
+_POLICY_VIOLATION: Final = 1008  # the close code of a message that takes too long
 
 
 class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """One WebSocket, from its handshake on."""
 
-    stall = STALL
+    stall = STALL_SECONDS
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -66,7 +66,9 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
         num_buffered = len(self.conn.reader.buffer)  # of an incomplete frame
-        self._part = memoryview(bytearray(max(PART, min(num_buffered, LARGE))))
+        self._part = memoryview(
+            bytearray(max(READ_BYTES, min(num_buffered, LARGE_READ_BYTES)))
+        )
         return self._part
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -130,7 +132,7 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._late = _cancel(self._late)
         if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
             self.frames = []
-            self.conn.send_close(_NO_TEXT)
+            self.conn.send_close(_INVALID_TEXT)
             self.handle_parser_exception()
             return
         super().send_receive_event_to_app()
@@ -153,7 +155,9 @@ class SocketProtocol(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def _refuse_late(self) -> None:
         self._late = None
         if self.conn.state is State.OPEN:
-            self.conn.fail(_POLICY, f"a message took longer than {self.stall:g} s")
+            self.conn.fail(
+                _POLICY_VIOLATION, f"a message took longer than {self.stall:g} s"
+            )
             self.handle_parser_exception()
 
 

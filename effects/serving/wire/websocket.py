@@ -38,7 +38,7 @@ from minfer.effects.serving.wire.envelope import (
 )
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.origins import foreign
-from minfer.effects.serving.wire.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.wire.request_ids import CHOSEN_ID_FIELD as CHOSEN_ID
 from minfer.effects.serving.wire.socket_protocol import SocketProtocol
 from minfer.effects.serving.wire.transport import (
     Failure,
@@ -47,16 +47,16 @@ from minfer.effects.serving.wire.transport import (
     Watcher,
 )
 
-MAX_OPEN: Final = 128  # requests on one socket
-ENVELOPE: Final = 2**16  # bytes of a message beyond those of a body, before it is refused
+MAX_OPEN_REQUESTS: Final = 128  # requests on one socket
+ENVELOPE_BYTES: Final = 2**16  # of a message beyond its body, before it is refused
 # uvicorn's settings. Messages are not compressed: they are small, and a small compressed
 # message may be large here.
 SOCKETS: Final[Mapping[str, Any]] = {
     "ws": SocketProtocol,
     "ws_per_message_deflate": False,
 }
-PART: Final = 2**17  # bytes of a body that are counted at once
-_POLICY: Final = 1008  # the close code for a client without access
+COUNTED_BYTES: Final = 2**17  # of a body, counted at once
+_POLICY_VIOLATION: Final = 1008  # the close code for a client without access
 
 
 class Channel:
@@ -83,9 +83,9 @@ class Channel:
         body, self._body = self._body, b""
         if len(body) > max_bytes:
             raise ApiError(f"the body has more than {max_bytes} bytes", status=413)
-        for begin in range(0, len(body), PART):
-            watch(body[begin : begin + PART])
-            if len(body) > PART:
+        for begin in range(0, len(body), COUNTED_BYTES):
+            watch(body[begin : begin + COUNTED_BYTES])
+            if len(body) > COUNTED_BYTES:
                 await asyncio.sleep(0)  # let other tasks run
         return body
 
@@ -190,9 +190,10 @@ class Socket:
             return
         if self._is_open(message.id):
             raise ApiError(f"id: {message.id!r} is being answered; ids must differ", "id")
-        if len(self._open) >= MAX_OPEN:
-            reason = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
-            raise ApiError(reason, None, "too_many_requests", 429)
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            reason = f"{MAX_OPEN_REQUESTS} requests are open on this socket"
+            remedy = "wait for one to end"
+            raise ApiError(f"{reason}; {remedy}", None, "too_many_requests", 429)
         if message.endpoint not in self._handlers:
             names = ", ".join(self._handlers)
             raise ApiError(
@@ -236,7 +237,7 @@ class _SocketApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if foreign(scope):
             await receive()
-            await send({"type": "websocket.close", "code": _POLICY})
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         await Socket(self._handlers, scope, receive, send).serve()
 

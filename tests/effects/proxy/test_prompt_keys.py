@@ -11,7 +11,7 @@ from minfer.effects.proxy.assumed_cache import AssumedCache
 from minfer.effects.proxy.prompt_keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
-    KEYED_BYTES,
+    MAX_KEYED_BYTES,
     PromptKeys,
     read_fields,
     text_keys,
@@ -95,7 +95,7 @@ def test_what_is_no_request_has_no_keys_and_does_no_harm(body: bytes) -> None:
 
 def test_a_very_long_text_has_keys_for_its_beginning() -> None:
     found = keys_of(messages=[turn("user", "x" * 1000)] * 1500)
-    assert len(found.keys) == KEYED_BYTES // BLOCK_BYTES
+    assert len(found.keys) == MAX_KEYED_BYTES // BLOCK_BYTES
     assert found.tokens > 1500 * 1000 // 4
 
 

@@ -14,7 +14,7 @@ from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving import answer_task as answer
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.request_receiver import LONG
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES
 from minfer.effects.text.outputs import RequestOutput
 from minfer.simulation.oracle import Oracle
 from tests.effects.crowd import compared
@@ -73,7 +73,9 @@ def test_a_client_that_goes_away_is_cancelled(folder: str) -> None:
 @pytest.mark.long
 def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> None:
     with serving(folder, **SLOW) as served:
-        data = json.dumps({"prompt": "x" * (LONG + 1000), "max_tokens": 50_000}).encode()
+        data = json.dumps(
+            {"prompt": "x" * (LONG_BODY_BYTES + 1000), "max_tokens": 50_000}
+        ).encode()
         for sent in (None, 100, 0):
             asking(served, data, sent=sent).close()
         assert served.post("completions", prompt="x", max_tokens=2).status_code == 200
@@ -181,7 +183,7 @@ def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
 def test_an_engine_that_does_nothing_is_a_timeout(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "OVERDUE", 0.1)
+    monkeypatch.setattr(answer, "CANCEL_GRACE_SECONDS", 0.1)
     with limited(folder, request_timeout=0.2) as served:
         with served.after(steps=0):
             found = served.post("completions", **SLOWLY)
@@ -226,7 +228,7 @@ def test_one_request_of_many_prompts_leaves_seats_free(folder: str) -> None:
 def test_prompts_behind_others_are_tried_again(
     folder: str, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    monkeypatch.setattr(answer, "AGAIN", 0.01)
+    monkeypatch.setattr(answer, "QUEUE_RETRY_SECONDS", 0.01)
     with serving(folder, max_num_seqs=2, **SLOW) as served:
         generate = served.llm.generate
         refused: list[str] = []

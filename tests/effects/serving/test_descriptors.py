@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from minfer.effects.serving.wire.descriptors import (
-    FULL,
-    SPARE,
+    SPARE_DESCRIPTORS,
+    UNAVAILABLE_RESPONSE,
     BoundedListener,
     raise_limit,
 )
@@ -91,7 +91,7 @@ def test_idle_connections_leave_one_for_health(
         assert 0 < len(readable) < count * 0.9
         if not tls:
             beyond = [link for link in links if link.fileno() in readable]
-            assert {link.recv(65536) for link in beyond} == {FULL}
+            assert {link.recv(65536) for link in beyond} == {UNAVAILABLE_RESPONSE}
         stack.close()
         end = time.monotonic() + SOON
         while (code := served(url)) != 200:
@@ -137,10 +137,10 @@ def test_connections_that_are_closed_at_once_leave_descriptors() -> None:
                         link.sendall(request)
                 counts[name] = max(counts[name], len([*folder.iterdir()]) - before)
             end = time.monotonic() + 6 * SOON
-            while len([*folder.iterdir()]) > before + SPARE:
+            while len([*folder.iterdir()]) > before + SPARE_DESCRIPTORS:
                 assert time.monotonic() < end, "connections stay open"
                 time.sleep(0.05)
-        assert max(counts.values()) <= most + SPARE, counts
+        assert max(counts.values()) <= most + SPARE_DESCRIPTORS, counts
         assert served(made.url) == 200
 
 

@@ -103,8 +103,8 @@ def test_bad_questions(served: Serving) -> None:
 def test_a_stream_goes_on_and_viewers_are_counted(
     served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_view, "PERIOD", 0.02)
-    monkeypatch.setattr(live_view, "MOST", 1)
+    monkeypatch.setattr(live_view, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(live_view, "MAX_VIEWERS", 1)
     live = served.service.live
     with served.http.stream("GET", served.url + "/live") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -122,7 +122,7 @@ def test_a_stream_goes_on_and_viewers_are_counted(
 
 @pytest.mark.long
 def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "MOST", 2)
+    monkeypatch.setattr(live_view, "MAX_VIEWERS", 2)
     fronts = SharedCounts.of(2)
     other = fronts.at(1).viewers
     other.set(2)
@@ -161,7 +161,7 @@ def test_viewers_share_a_snapshot_and_without_viewers_none_is_taken(
 
 @pytest.mark.long
 def test_a_server_that_stops_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_view, "PERIOD", 0.02)
+    monkeypatch.setattr(live_view, "PERIOD_SECONDS", 0.02)
     with serving(**DRY) as served:
         with served.http.stream("GET", served.url + "/live") as answer:
             lines = answer.iter_lines()

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from minfer.effects.serving.wire.origins import ALLOWED, AllowOrigins, foreign
+from minfer.effects.serving.wire.origins import ORIGINS_FIELD, AllowOrigins, foreign
 from tests.effects.served import Serving
 
 
@@ -31,7 +31,11 @@ def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
 def test_origins_that_are_not_allowed_are_foreign(
     allowed: list[str], is_foreign: bool
 ) -> None:
-    scope = {"type": "http", "headers": [(b"origin", b"http://b")], ALLOWED: allowed}
+    scope = {
+        "type": "http",
+        "headers": [(b"origin", b"http://b")],
+        ORIGINS_FIELD: allowed,
+    }
     assert foreign(scope) is is_foreign
     scope["headers"] = [(b"origin", b"http://a")]
     assert not foreign(scope)

@@ -120,7 +120,7 @@ class FixedRecords:
 def test_other_fronts_are_queried_for_unknown_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookup, "PATIENCE", 0.05)
+    monkeypatch.setattr(lookup, "FRONT_REPLY_SECONDS", 0.05)
     emitted: list[Any] = []
     front_queries = RequestQueries()
     here: Any = FixedRecords({"a": {"id": "a"}})
@@ -185,7 +185,7 @@ def test_each_key_finds_its_own_under_an_id_that_both_have_chosen(folder: str) -
 def test_every_key_finds_its_own_though_all_choose_one_id(
     folder: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(records, "KEPT", count)
+    monkeypatch.setattr(records, "MAX_ENDED_ANSWERS", count)
     every = [f"key-{i}" for i in range(count)]
     keys = Keys(tuple(Key(one, digest(one.encode())) for one in every))
     settings = {**SLOW, "step": 0}

@@ -22,14 +22,14 @@ from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing import bodies
 from minfer.effects.serving.request_parsing.limits import (
-    BODY_MEMORY,
-    CLIENT_SHARE,
-    UNCOUNTED,
+    BODY_MEMORY_BYTES,
+    CLIENT_SHARE_DIVISOR,
+    UNCOUNTED_BODY_BYTES,
     Limits,
 )
 from minfer.effects.serving.request_parsing.model_names import Models
-from minfer.effects.serving.request_receiver import LONG, RequestReceiver
-from minfer.effects.serving.request_receiver import SLOW as LATER
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES, RequestReceiver
+from minfer.effects.serving.request_receiver import SLOW_SCHEMA as LATER
 from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.envelope import RequestMessage
 from minfer.effects.serving.wire.transport import Failure, Transport, Watcher
@@ -106,7 +106,7 @@ def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
     return asyncio.run(whole())
 
 
-@pytest.mark.parametrize("length", [1, LONG + 1])
+@pytest.mark.parametrize("length", [1, LONG_BODY_BYTES + 1])
 def test_a_client_is_known_by_its_address_or_its_own_name(
     llm: AsyncLLM, length: int
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
 
 
 def test_a_disconnect_while_the_body_is_prepared(llm: AsyncLLM) -> None:
-    sent = Sent(body(cache_salt="x" * LONG))
+    sent = Sent(body(cache_salt="x" * LONG_BODY_BYTES))
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
         taken(llm, sent, workers=1)
@@ -247,7 +247,7 @@ def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
         turns = pooled.turns[before:]
         return next(e.request for taken, _ in turns for e in taken if type(e) is Submit)
 
-    text = "a b c " * LONG
+    text = "a b c " * LONG_BODY_BYTES
     assert pooled.llm.tokenizer is not None
     ids = pooled.llm.tokenizer.encode(text)
     large = submitted(prompt=text, seed=5)
@@ -313,7 +313,7 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
         got += [event["choices"][0]["text"] for event in stream]
     assert status == 400
     assert len(parsed) == 1  # the neighbour's
-    assert parsed[0] <= LONG
+    assert parsed[0] <= LONG_BODY_BYTES
     assert "".join(got) == "".join(quiet)
 
 
@@ -338,13 +338,15 @@ def test_nor_is_a_large_message_on_a_socket(
         got += [event["choices"][0]["text"] for event in stream]
     assert (record["id"], record["status"]) == ("a", 400)
     assert len(parsed) == 1  # the neighbour's
-    assert parsed[0] <= LONG
+    assert parsed[0] <= LONG_BODY_BYTES
     assert "".join(got) == "".join(quiet)
 
 
 def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
     """As bodies are: before anything of them is read."""
-    emitted = RequestMessage("a", "completions", body(cache_salt="x" * UNCOUNTED))
+    emitted = RequestMessage(
+        "a", "completions", body(cache_salt="x" * UNCOUNTED_BODY_BYTES)
+    )
 
     async def whole() -> None:
         made = ServerBounds()
@@ -354,7 +356,8 @@ def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
         try:
             with (
                 receiver._body_memory.reserve(
-                    "10.0.0.7", BODY_MEMORY // CLIENT_SHARE - UNCOUNTED
+                    "10.0.0.7",
+                    BODY_MEMORY_BYTES // CLIENT_SHARE_DIVISOR - UNCOUNTED_BODY_BYTES,
                 ),
                 pytest.raises(OverloadedError, match="too many large bodies"),
             ):

@@ -16,7 +16,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.openai.responses import ResponsesBody
 from minfer.effects.serving.request_parsing.bodies import read_body
 from minfer.effects.serving.request_parsing.omitted_images import OMITTED_IMAGE
-from minfer.effects.serving.request_receiver import LONG
+from minfer.effects.serving.request_receiver import LONG_BODY_BYTES
 from tests.effects.scripted import TEMPLATE, hermes
 from tests.effects.served import Serving
 from tests.effects.serving.openai.helpers import refused
@@ -490,7 +490,7 @@ def test_processes_that_prepare_large_bodies_have_the_key(tmp_path: Path) -> Non
     bounds = ServerBounds(workers=1)
     with agent_server(tmp_path / "m", template, bounds=bounds) as pooled:
         item = answer(pooled, THINKS, **KEEPS)["output"][0]
-        long = {**HI, "content": "x" * LONG}
+        long = {**HI, "content": "x" * LONG_BODY_BYTES}
         with script(pooled, [THINKS]):
             fields = {"input": [HI, item, long], "tools": TOOLS, **KEEPS}
             found = pooled.post("responses", model="tiny", **fields)

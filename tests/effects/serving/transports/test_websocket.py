@@ -210,7 +210,7 @@ def test_an_id_must_be_free(slow: Serving) -> None:
 
 
 def test_so_many_may_be_open(slow: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "MAX_OPEN", 2)
+    monkeypatch.setattr(websocket, "MAX_OPEN_REQUESTS", 2)
     with socket(slow) as link:
         for name in "abc":
             ask(link, name, "completions", **{**ENDLESS, "stream": False})
