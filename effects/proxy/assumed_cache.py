@@ -23,23 +23,23 @@ class CacheUse:
 
 @define
 class AssumedCache:
-    """The `most` blocks used last, of one backend."""
+    """The `max_blocks` blocks used last, of one backend."""
 
-    most: int
+    max_blocks: int
     _blocks: OrderedDict[Key, None] = field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def use(self, keys: Keys) -> CacheUse:
-        """Use the blocks of a prompt; of more than `most`, only the first ones."""
+        """Use the blocks of a prompt; of more than `max_blocks`, only the first ones."""
         blocks = self._blocks
-        keys = keys[: self.most]
+        keys = keys[: self.max_blocks]
         published = tuple([key for key in keys if key not in blocks])
         for key in reversed(keys):
             blocks[key] = None
             blocks.move_to_end(key)
         evicted = []
-        while len(blocks) > self.most:
+        while len(blocks) > self.max_blocks:
             evicted.append(blocks.popitem(last=False)[0])
         return CacheUse(published, tuple(evicted))

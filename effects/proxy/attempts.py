@@ -50,7 +50,7 @@ class Attempts:
             return is_first
         self.error = outcome.error
         self.ended += outcome.cause in (DISCONNECTED, SILENT)
-        return outcome.again and self.ended < MAX_ENDED_BACKENDS
+        return outcome.may_retry and self.ended < MAX_ENDED_BACKENDS
 
     @property
     def may_move(self) -> bool:

@@ -211,7 +211,7 @@ class BackendDispatcher:
         """Count a request at a certain backend."""
         self._router.dispatch(request, name, _HOME)
 
-    def elsewhere(self, request: RoutingRequest, tried: Collection[str]) -> str | None:
+    def move(self, request: RoutingRequest, tried: Collection[str]) -> str | None:
         """Move a request that could not be served: by the policy, if its backend has
         left, or else to one with the fewest requests; None if all were tried.
         """

@@ -21,7 +21,7 @@ class Bodies:
     """The bodies that a router holds; each has at most `max_bytes`."""
 
     max_bytes: int
-    held: int = field(default=0, init=False)
+    held_bytes: int = field(default=0, init=False)
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """A body, which counts as held until `release`. Raises ApiError and
@@ -40,23 +40,23 @@ class Bodies:
                 chunk: bytes = message.get("body", b"")
                 self._check(size + len(chunk), len(chunk))
                 size += len(chunk)
-                self.held += len(chunk)
+                self.held_bytes += len(chunk)
                 chunks.append(chunk)
                 more_body = message.get("more_body", False)
         except BaseException:
-            self.held -= size
+            self.held_bytes -= size
             raise
         return b"".join(chunks)
 
     def release(self, body: bytes) -> None:
         """Note that a body is no longer needed."""
-        self.held -= len(body)
+        self.held_bytes -= len(body)
 
     def _check(self, size: int, new_bytes: int = 0) -> None:
         if size > self.max_bytes:  # uvicorn drops the rest
             message = f"the body has more than {self.max_bytes} bytes"
             raise ApiError(message, status=_TOO_LARGE)
-        if self.held + new_bytes > MAX_HELD_BYTES:
+        if self.held_bytes + new_bytes > MAX_HELD_BYTES:
             message = "the router holds too many large requests"
             raise ApiError(message, None, OVERLOADED, _UNAVAILABLE)
 

@@ -91,7 +91,7 @@ class BackendFailure:
     cause: str  # a word, for metrics
     error: ApiError
     refused: bool = False  # it refused the connection
-    again: bool = True  # another backend may be tried
+    may_retry: bool = True  # another backend may be tried
 
 
 @frozen
@@ -119,7 +119,7 @@ class Exchange:
     started: bool = field(default=False, init=False)  # the client got a part
     _given_up: bool = field(default=False, init=False)
     _timeout: asyncio.Timeout = field(factory=lambda: asyncio.timeout(None), init=False)
-    _due: float = field(default=math.inf, init=False)  # when the response must be whole
+    _deadline: float = field(default=math.inf, init=False)  # of the whole response
     _events: bool = field(default=False, init=False)  # the response can end with an event
     _last: bytes = field(default=b"", init=False)  # the last two bytes that were sent
 
@@ -139,7 +139,7 @@ class Exchange:
                 if self._given_up:
                     return BackendFailure(SILENT, timeout_error)
                 return BackendFailure(
-                    "timeout", timeout_error, again=isinstance(error, _CONNECT_ERRORS)
+                    "timeout", timeout_error, may_retry=isinstance(error, _CONNECT_ERRORS)
                 )
             return await self._break_off(error)
         except (aiohttp.ClientError, OSError) as error:
@@ -181,12 +181,12 @@ class Exchange:
                 self._end_at(math.inf)
                 return await self._read_refusal(response, headers)
             if response.status >= FIRST_ERROR_STATUS:
-                self._due = loop.time() + ERROR_SECONDS
-            first_chunk = await self._next_part(response.content)
+                self._deadline = loop.time() + ERROR_SECONDS
+            first_chunk = await self._next_chunk(response.content)
             self._events = _takes_another_event(headers)
             note_first(response.status, headers, first_chunk)
             self.started = True
-            self._end_at(self._due)  # it is too late to give up
+            self._end_at(self._deadline)  # it is too late to give up
             await send(
                 {
                     "type": "http.response.start",
@@ -213,18 +213,18 @@ class Exchange:
             await send(
                 {"type": "http.response.body", "body": chunk, "more_body": more_body}
             )
-            chunk = await self._next_part(content) if more_body else b""
+            chunk = await self._next_chunk(content) if more_body else b""
         if more_body:
             await send({"type": "http.response.body"})
 
-    async def _next_part(self, content: aiohttp.StreamReader) -> bytes:
+    async def _next_chunk(self, content: aiohttp.StreamReader) -> bytes:
         """The next part of a body. aiohttp's own read timeout is not used: it does not
         run after interim responses, and bytes that complete no part restart it.
         """
         now = asyncio.get_running_loop().time()
-        self._end_at(min(now + self.timeout, self._due))
+        self._end_at(min(now + self.timeout, self._deadline))
         chunk = await content.readany()
-        self._end_at(self._due)
+        self._end_at(self._deadline)
         return chunk
 
     def _end_at(self, time: float) -> None:
@@ -252,7 +252,7 @@ class Exchange:
     def _failed(
         self, cause: str, error: Exception, *, refused: bool = False
     ) -> BackendFailure:
-        _log.warning("%s failed: %s", self.name, _said(error))
+        _log.warning("%s failed: %s", self.name, _describe_error(error))
         message = (
             "the server behind the router cannot be reached, or closed the connection"
         )
@@ -261,7 +261,7 @@ class Exchange:
 
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
-        _log.warning("%s broke off: %s", self.name, _said(error))
+        _log.warning("%s broke off: %s", self.name, _describe_error(error))
         if self._events:
             message = "the server behind the router broke off"
             failure = ApiError(message, None, "backend_failed", BAD_GATEWAY)
@@ -273,7 +273,7 @@ class Exchange:
         return Answered(broken=True)
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """What went wrong, in a line for the log, without the request's query and what the
     backend wrote: there may be secrets in these.
     """

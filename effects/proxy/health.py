@@ -66,22 +66,22 @@ class HealthWatch:
     note_models: Callable[[ModelList], None] = field(default=lambda _: None)
     health: ServerHealth = field(default=ServerHealth.DOWN, init=False)
     silent: int = field(default=0, init=False)  # times in a row
-    _asked: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _probe_requested: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Ask until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
-                    await self._asked.wait()
+                    await self._probe_requested.wait()
             except TimeoutError:
                 pass
-            self._asked.clear()
-            await self.ask()
+            self._probe_requested.clear()
+            await self.probe()
 
-    async def ask(self) -> None:
+    async def probe(self) -> None:
         """Ask now, and act on it."""
-        health = await self._question()
+        health = await self._probe_health()
         self.silent = self.silent + 1 if health is ServerHealth.SILENT else 0
         if health is ServerHealth.SILENT and self.silent < MAX_SILENT_PROBES:
             return
@@ -93,7 +93,7 @@ class HealthWatch:
         """A request failed there."""
         if refused:
             self._note(ServerHealth.GONE)
-        self._asked.set()
+        self._probe_requested.set()
 
     def _note(self, health: ServerHealth) -> None:
         if health is not self.health:
@@ -109,7 +109,7 @@ class HealthWatch:
         if health is ServerHealth.GONE:
             self.note_gone()
 
-    async def _question(self) -> ServerHealth:
+    async def _probe_health(self) -> ServerHealth:
         try:
             if (await self._get("/health")).status >= _SERVER_ERROR:
                 return ServerHealth.DOWN
@@ -118,12 +118,12 @@ class HealthWatch:
             return ServerHealth.GONE
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return ServerHealth.SILENT
-        await self._ask_models(ready.body)
+        await self._read_models(ready.body)
         return (
             ServerHealth.DRAINING if ready.status == _UNAVAILABLE else ServerHealth.READY
         )
 
-    async def _ask_models(self, ready: bytes) -> None:
+    async def _read_models(self, ready: bytes) -> None:
         """Note its models; `ready`, its answer to /ready, may name them without a key."""
         try:
             listed = read_models((await self._get(MODELS_PATH)).body)

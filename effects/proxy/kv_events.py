@@ -76,12 +76,12 @@ class ReportedCache:
     replica: str
     block_size: int
     _blocks: dict[BlockHash, _Block] = field(factory=dict, init=False)
-    _there: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
+    _cached: set[BlockHash] = field(factory=set, init=False)  # of these, cached now
     _group: int | None = field(default=None, init=False)  # the group of layers, if any
 
     def cached(self) -> Keys:
         """The keys of all blocks that are cached."""
-        return tuple([self._blocks[block_hash].key for block_hash in self._there])
+        return tuple([self._blocks[block_hash].key for block_hash in self._cached])
 
     def read(self, payload: bytes) -> list[RouterEvent]:
         """Fold a batch; returns what it means to a router. Raises KvEventError."""
@@ -91,14 +91,14 @@ class ReportedCache:
             return [
                 router_event
                 for event in events
-                for router_event in self._fold(*_named(event))
+                for router_event in self._fold(*_kind_and_fields(event))
             ]
         except _DECODE_ERRORS as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
 
     def missed(self) -> CacheCleared:
         """Note that batches were missed: what is cached is not known."""
-        self._there.clear()
+        self._cached.clear()
         return CacheCleared(self.replica)
 
     def restarted(self) -> CacheCleared:
@@ -142,42 +142,44 @@ class ReportedCache:
             raise ValueError(f"{len(hashes)} blocks have {len(ids)} token ids")
         if parent is not None and parent not in self._blocks:
             return ()  # its beginning was missed
-        keys = [*reversed([*self._found_again(parent)])]
+        keys = [*reversed([*self._recached(parent)])]
         key = tokens_root() if parent is None else self._blocks[parent].key
         for index, block_hash in enumerate(hashes):
             key = block_key(key, ids[index * size : (index + 1) * size])
             self._blocks[block_hash] = _Block(key, parent)
-            self._there.add(block_hash)
+            self._cached.add(block_hash)
             keys.append(key)
             parent = block_hash
-        if len(self._blocks) > len(self._there) + MAX_UNCACHED_BLOCKS:
+        if len(self._blocks) > len(self._cached) + MAX_UNCACHED_BLOCKS:
             self._blocks = {
-                block_hash: self._blocks[block_hash] for block_hash in self._there
+                block_hash: self._blocks[block_hash] for block_hash in self._cached
             }
         return tuple(keys)
 
-    def _found_again(self, block_hash: BlockHash | None) -> Iterator[Key]:
+    def _recached(self, block_hash: BlockHash | None) -> Iterator[Key]:
         """The blocks from this one to the first that were not known to be there."""
         while (
             block_hash is not None
-            and block_hash not in self._there
+            and block_hash not in self._cached
             and block_hash in self._blocks
         ):
-            self._there.add(block_hash)
+            self._cached.add(block_hash)
             block = self._blocks[block_hash]
             yield block.key
             block_hash = block.parent
 
     def _removed(self, hashes: list[BlockHash]) -> Keys:
-        cached_hashes = [block_hash for block_hash in hashes if block_hash in self._there]
-        self._there.difference_update(cached_hashes)
+        cached_hashes = [
+            block_hash for block_hash in hashes if block_hash in self._cached
+        ]
+        self._cached.difference_update(cached_hashes)
         keys = tuple([self._blocks[block_hash].key for block_hash in cached_hashes])
         for block_hash in hashes:
             self._blocks.pop(block_hash, None)
         return keys
 
 
-def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
+def _kind_and_fields(event: Any) -> tuple[str, Mapping[str, Any]]:
     """An event's kind and its fields by name. Raises KeyError and the like."""
     if isinstance(event, dict):
         kind = event["type"]

@@ -82,13 +82,13 @@ class KvSubscriber:
 
     async def _catch_up(self, context: "zmq.asyncio.Context") -> None:
         """Read the batches from the next one on that the server has kept."""
-        async for number, batch in self._again(context):
+        async for number, batch in self._replay(context):
             if number > self._next:
                 self.apply(self.cache.missed())
             if number >= self._next:
                 self._read(number, batch)
 
-    async def _again(
+    async def _replay(
         self, context: "zmq.asyncio.Context"
     ) -> AsyncIterator[tuple[int, bytes]]:
         if not self.source.replay:

@@ -57,7 +57,7 @@ class RequestFields(msgspec.Struct):
     previous_response_id: Any = None
 
     @property
-    def whose(self) -> str:
+    def user_id(self) -> str:
         """The user that the request names, or nothing."""
         named = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         return _name(self.safety_identifier) or _name(self.user) or _name(named)
@@ -65,7 +65,7 @@ class RequestFields(msgspec.Struct):
     @property
     def session(self) -> str:
         """What the requests of a session have in common, or nothing."""
-        return _name(self.prompt_cache_key) or self.whose
+        return _name(self.prompt_cache_key) or self.user_id
 
     @property
     def previous(self) -> str:
@@ -121,7 +121,7 @@ def _read_keys(fields: RequestFields, size: int, *, marked: bool) -> PromptKeys:
         lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
         return PromptKeys(_id_keys(root, prompts[0]), sum(lengths))
     text = bytearray()
-    for section in _parts(fields, prompts[0], marked=marked):
+    for section in _sections(fields, prompts[0], marked=marked):
         text += section
         if len(text) >= MAX_KEYED_BYTES:
             break
@@ -153,7 +153,7 @@ def _id_keys(root: Key, ids: list[Any]) -> Keys:
     return block_keys(root, ids[: MAX_KEYED_BYTES // TOKEN_BYTES], BLOCK_TOKENS)
 
 
-def _parts(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[bytes]:
+def _sections(fields: RequestFields, prompt: Any, *, marked: bool) -> Iterator[bytes]:
     """The prompt's text in parts, in the order of chat templates."""
     items = prompt if isinstance(prompt, list) else [prompt]
     messages = fields.messages if isinstance(fields.messages, list) else []

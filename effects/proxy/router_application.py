@@ -138,7 +138,7 @@ class RouterApplication:
         self.metrics = RouterMetrics(
             self._options.policy, self.dispatcher, watches, self._journal
         )
-        await asyncio.gather(*(watch.ask() for watch in watches))
+        await asyncio.gather(*(watch.probe() for watch in watches))
         coroutines = [watch.run() for watch in watches]
         coroutines += [subscriber.run() for subscriber in subscribers.values()]
         for coroutine in coroutines:
@@ -262,7 +262,7 @@ class RouterApplication:
         if target.way is Way.POLICY:
             await self._answer_routed(request)
         elif target.way is Way.HOME:
-            outcome = await self._attempt(request, self._home(target.id))
+            outcome = await self._forward(request, self._home(target.id))
             if isinstance(outcome, BackendFailure):
                 raise outcome.error
         else:
@@ -287,15 +287,15 @@ class RouterApplication:
                 await listed(request.scope, _no_message, request.send)
                 return
         attempts = Attempts(await self._allowed(request))
-        while candidates := self._others(attempts):
+        while candidates := self._untried_backends(attempts):
             name = min(candidates, key=lambda backend: backend.requests).name
             attempts.tried.append(name)
-            outcome = await self._attempt(request, name, attempts=attempts)
+            outcome = await self._forward(request, name, attempts=attempts)
             if not isinstance(outcome, BackendFailure):
                 return
             if not attempts.note(outcome):
                 break
-            if self._others(attempts):
+            if self._untried_backends(attempts):
                 self.metrics.note_retry(outcome.cause)
         raise attempts.error
 
@@ -318,7 +318,7 @@ class RouterApplication:
             model = (await self._reader.read(request.scope, request.body)).model
         return self._models.backends_of(model)
 
-    def _others(self, attempts: Attempts) -> list[Replica]:
+    def _untried_backends(self, attempts: Attempts) -> list[Replica]:
         """The backends that take requests, have the model, and were not tried."""
         allowed = attempts.allowed
         return [
@@ -330,7 +330,7 @@ class RouterApplication:
 
     def _may_move(self, attempts: Attempts) -> bool:
         """Whether a request may go to another backend if the present one is silent."""
-        return attempts.may_move and bool(self._others(attempts))
+        return attempts.may_move and bool(self._untried_backends(attempts))
 
     async def _answer_routed(self, request: ClientRequest) -> None:
         """Place a request, and if its backend fails, place it elsewhere."""
@@ -350,12 +350,12 @@ class RouterApplication:
             while name is not None:
                 attempts.tried.append(name)
                 movable = attempts if home is None else None
-                outcome = await self._attempt(request, name, routed.id, movable)
+                outcome = await self._forward(request, name, routed.id, movable)
                 if isinstance(outcome, Answered):
                     return
                 may_retry = attempts.note(outcome) and home is None
                 tried = attempts.tried
-                name = self.dispatcher.elsewhere(routed, tried) if may_retry else None
+                name = self.dispatcher.move(routed, tried) if may_retry else None
                 if name is not None:
                     self.metrics.note_retry(outcome.cause)
             refused = attempts.refused
@@ -378,7 +378,7 @@ class RouterApplication:
             raise ApiError(message, "previous_response_id", "no_backend", _UNAVAILABLE)
         return home
 
-    async def _attempt(
+    async def _forward(
         self,
         request: ClientRequest,
         name: str,

@@ -82,11 +82,12 @@ class AnswerTask:
             async with asyncio.TaskGroup() as group:
                 watchers: list[asyncio.Task[None]] = []
                 watchers.append(group.create_task(self.connection.wait_for_disconnect()))
-                if (seconds := self.state.time_for(self.request)) is not None:
+                if (seconds := self.state.time_limit(self.request)) is not None:
                     watchers.append(group.create_task(self._end_after(seconds)))
                 outputs = await self._start()
                 in_order = iter(enumerate(outputs))
-                slots = range(min(len(outputs), self.state.window(self.request.width)))
+                max_running = self.state.max_running_prompts(self.request.width)
+                slots = range(min(len(outputs), max_running))
                 followers = [self._follow_all(in_order) for _ in slots]
                 await asyncio.wait([*map(group.create_task, followers)])
                 for task in watchers:
@@ -113,7 +114,7 @@ class AnswerTask:
         if request.pooled is not None:
             return self.state.llm.pool(
                 request.prompts[prompt],
-                request.pooled.how,
+                request.pooled.pooling_type,
                 request_id=self._request_id(prompt),
                 urgency=request.urgency,
             )
@@ -215,7 +216,7 @@ class AnswerTask:
         self._raise_timeout()
 
     def _raise_timeout(self) -> NoReturn:
-        seconds = self.state.time_for(self.request)
+        seconds = self.state.time_limit(self.request)
         message = f"the answer was not there after {seconds:g} s: that is its time limit"
         raise ApiError(message, None, "timeout", 504)
 

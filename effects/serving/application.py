@@ -91,11 +91,11 @@ class Application:
         self.health = Health(self.state, stall)
         self._tenants = bounds.tenants
         self._has_tokenizer_info = bounds.tokenizer_info
-        state, illness = self.state, self.health.illness
+        state, health_error = self.state, self.health.health_error
         self.live = LiveView(
             llm.client,
             llm.setup.config,
-            illness,
+            health_error,
             lambda: state.closing,
             (shared or SharedCounts()).viewers,
         )
@@ -250,12 +250,12 @@ class Application:
             raise _not_noted(error) from None
 
     async def _health(self, _: Request) -> Response:
-        illness = self.health.illness()
-        body = {"status": illness or "ok", **self.health.replicas()}
-        return JSONResponse(body, 503 if illness else 200)
+        health_error = self.health.health_error()
+        body = {"status": health_error or "ok", **self.health.replicas()}
+        return JSONResponse(body, 503 if health_error else 200)
 
     async def _ready(self, _: Request) -> Response:
-        reason = self.health.unreadiness()
+        reason = self.health.unready_reason()
         model = self.models.names[0]
         names = {"model": model, "models": [*self.models.names]}
         body = {"status": reason or "ready", **names, **self.health.figures()}

@@ -68,7 +68,7 @@ class Include:
 class PoolingOptions:
     """A request for a vector of each prompt, instead of tokens."""
 
-    how: str = LAST
+    pooling_type: str = LAST
     normalize: bool = True  # to a length of 1
     base64: bool = False  # float32 in little-endian order, instead of a list
 

@@ -53,14 +53,16 @@ class ServerState:
         if isinstance(message, EngineDied) and not isinstance(cause, EngineDeadError):
             _engine_log.error("%s", message.why, exc_info=cause)
 
-    def window(self, n: int) -> int:
+    def max_running_prompts(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
-        return self.limits.window(n)
+        return self.limits.max_running_prompts(n)
 
-    def time_for(self, request: GenerationRequest) -> float | None:
+    def time_limit(self, request: GenerationRequest) -> float | None:
         """Seconds that an answer may take; None: any number."""
         server_limit = self.bounds.request_timeout or math.inf
-        own_limit = request.urgency.deadline if self.bounds.end_late else math.inf
+        own_limit = (
+            request.urgency.deadline if self.bounds.enforce_deadlines else math.inf
+        )
         limit = min(server_limit, own_limit)
         return None if math.isinf(limit) else limit
 

@@ -30,7 +30,7 @@ class ServerBounds:
     workers: int = 0  # processes that prepare large bodies; 0: threads of this one
     body_timeout: float = BODY_TIMEOUT_SECONDS  # seconds that a body may take to come
     request_timeout: float | None = None  # seconds that an answer may take; None: any
-    end_late: bool = False  # requests whose own deadline has passed
+    enforce_deadlines: bool = False  # requests whose own deadline has passed
     # Of reasoning that clients keep. Made before API servers are forked.
     reasoning_key: bytes = field(factory=partial(reasoning_key, ""), eq=False, repr=False)
     refuse_hosted_tools: bool = False  # else they are left out
@@ -53,7 +53,7 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         request_timeout=None
         if options.request_timeout is None
         else check_seconds("request-timeout", options.request_timeout),
-        end_late=options.enforce_deadlines,
+        enforce_deadlines=options.enforce_deadlines,
         reasoning_key=reasoning_key(options.cache_secret),
         refuse_hosted_tools=options.refuse_hosted_tools,
         trust_request_chat_template=options.trust_request_chat_template,

@@ -42,7 +42,7 @@ class RedactedThinkingBlock(TypedObject):
     data: str
 
 
-def _input(value: object) -> object:
+def _check_input(value: object) -> object:
     if not isinstance(value, dict | str):
         raise wrong("must be an object")
     return value
@@ -61,7 +61,7 @@ class ToolUseBlock(TypedObject):
     # Arguments that cannot be parsed are text.
     input: Annotated[
         dict[str, Any] | str,
-        PlainValidator(_input, json_schema_input_type=dict[str, Any] | str),
+        PlainValidator(_check_input, json_schema_input_type=dict[str, Any] | str),
     ] = ""
 
     def to_json(self) -> Turn:

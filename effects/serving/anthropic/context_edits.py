@@ -136,7 +136,7 @@ class ClearToolUses(TypedObject):
         return AppliedEdit(edited, len(cleared))
 
     @property
-    def least(self) -> int:
+    def min_cleared_tokens(self) -> int:
         """The number of tokens below which nothing is cleared."""
         return 0 if self.clear_at_least is None else self.clear_at_least.value
 
@@ -152,7 +152,7 @@ class ClearThinking(TypedObject):
         ),
     ] = KeptThinking(type="thinking_turns")
     counted: ClassVar[str] = "cleared_thinking_turns"
-    least: ClassVar[int] = 0
+    min_cleared_tokens: ClassVar[int] = 0
 
     def apply(
         self,
@@ -229,7 +229,7 @@ def edit_conversation(
         if not edited.number:
             continue
         shorter_ids = render(edited.turns)
-        if len(ids) - len(shorter_ids) < edit.least:
+        if len(ids) - len(shorter_ids) < edit.min_cleared_tokens:
             continue
         applied.append(
             {

@@ -152,7 +152,7 @@ class ConversationBody(StrictObject):
     def _choice_remains(self) -> Self:
         """Refuse a required call of tools that a message has removed."""
         choice = self.tool_choice
-        if choice is None or not choice.requirements().must:
+        if choice is None or not choice.requirements().required:
             return self
         removed = {name for name, offered in self._tool_changes.items() if not offered}
         names = {tool.name for tool in self._tools if isinstance(tool, AnthropicTool)}

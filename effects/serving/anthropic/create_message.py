@@ -67,7 +67,7 @@ class MessagesBody(ConversationBody):
             else self.tool_choice.requirements()
         )
         parsing = parsing_of(
-            llm, ids, tools, parallel=requirements.several, prefix=self.prefix
+            llm, ids, tools, parallel=requirements.parallel, prefix=self.prefix
         )
         request = GenerationRequest(
             prompts=(TokenizedPrompt(None, ids),),

@@ -21,7 +21,7 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 def card(models: Models, name: str) -> dict[str, object]:
     """The description of the model under one of its names. Raises ApiError."""
-    served_name = models.known(name)
+    served_name = models.check_name(name)
     created = datetime.fromtimestamp(models.created, UTC)
     return {
         "type": "model",

@@ -76,7 +76,7 @@ class ToolSearch(TypedObject):
     name: ToolName
 
 
-def _tool(value: object) -> object:
+def _read_tool(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ToolSearch.kinds:
         return ToolSearch.model_validate(value)
@@ -85,7 +85,7 @@ def _tool(value: object) -> object:
 
 Tool = Annotated[
     AnthropicTool | ToolSearch,
-    BeforeValidator(_tool, json_schema_input_type=AnthropicTool | ToolSearch),
+    BeforeValidator(_read_tool, json_schema_input_type=AnthropicTool | ToolSearch),
 ]
 
 
@@ -107,9 +107,9 @@ class AnthropicToolChoice(TypedObject):
     def requirements(self) -> CallRequirements:
         """Which calls are required."""
         return CallRequirements(
-            must=self.type in ("any", "tool"),
+            required=self.type in ("any", "tool"),
             only=None if self.name is None else frozenset([self.name]),
-            several=not (self.disable_parallel_tool_use or self.type == "tool"),
+            parallel=not (self.disable_parallel_tool_use or self.type == "tool"),
         )
 
 
@@ -118,7 +118,7 @@ def check_choice(
 ) -> None:
     """Raise the error in tools or in the tool choice, if any."""
     check_names([tool.name for tool in tools])
-    if choice is None or not choice.requirements().must:
+    if choice is None or not choice.requirements().required:
         return
     names = [tool.name for tool in tools if isinstance(tool, AnthropicTool)]
     if not names:
@@ -159,7 +159,7 @@ def callable_tools(
         OfferedTool(
             name=tool.name,
             parameters=tool.input_schema,
-            where=f"tools[{index}]",
+            field_path=f"tools[{index}]",
             schema="input_schema",
             strict=tool.strict,
         )

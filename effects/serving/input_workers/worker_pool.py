@@ -58,11 +58,11 @@ class _PendingBody:
     path: str  # that it was posted to
     data: bytes
     in_thread: Callable[[], WorkResult]  # does the work, where there are no workers
-    done: asyncio.Future[WorkResult]
+    future: asyncio.Future[WorkResult]
     tenant: str = ""
 
 
-class _ProcessPreparer:
+class _RestartingWorker:
     """A worker process, replaced whenever it ends."""
 
     def __init__(
@@ -85,7 +85,7 @@ class _ProcessPreparer:
                 timer.append(loop.call_later(GRACE_SECONDS, current.kill))
 
         timer: list[asyncio.TimerHandle] = []
-        body.done.add_done_callback(kill_soon)
+        body.future.add_done_callback(kill_soon)
         try:
             async with asyncio.timeout(self._limit):
                 return await current.work(body.path, body.data, body.tenant)
@@ -95,7 +95,7 @@ class _ProcessPreparer:
         except WorkerGoneError:
             raise self._refusals.error(self._refusals.too_heavy) from None
         finally:
-            body.done.remove_done_callback(kill_soon)
+            body.future.remove_done_callback(kill_soon)
             for handle in timer:
                 handle.cancel()
             self._replace_if_spent()
@@ -125,11 +125,11 @@ class _ProcessPreparer:
 
 
 @define(eq=False)
-class _PreparerSlot:
-    """A slot that prepares one body at a time; `most`: the largest, in bytes."""
+class _WorkerSlot:
+    """A slot that prepares one body at a time, of at most `max_bytes` bytes."""
 
-    preparer: _ProcessPreparer | None  # None: a thread
-    most: int | None = None
+    worker: _RestartingWorker | None  # None: a thread
+    max_bytes: int | None = None
     busy: bool = False
     task: "asyncio.Task[None] | None" = field(default=None)
 
@@ -152,18 +152,17 @@ class BodyPool:
         self._queue = JobQueue[_PendingBody]()
         self._threads = threads
         slots = [
-            _PreparerSlot(_ProcessPreparer(start, limit, refusals))
-            for _ in range(workers)
+            _WorkerSlot(_RestartingWorker(start, limit, refusals)) for _ in range(workers)
         ]
-        self._slots = slots or [_PreparerSlot(None), _PreparerSlot(None)]
+        self._slots = slots or [_WorkerSlot(None), _WorkerSlot(None)]
         if len(self._slots) > 1:
-            self._slots[0].most = SMALL_BODY_BYTES
+            self._slots[0].max_bytes = SMALL_BODY_BYTES
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes at present."""
-        return [slot.preparer.process.pid for slot in self._slots if slot.preparer]
+        return [slot.worker.process.pid for slot in self._slots if slot.worker]
 
     def __len__(self) -> int:
         """The number of waiting bodies."""
@@ -191,7 +190,7 @@ class BodyPool:
         place = self._queue.add(body, client, len(data) if size is None else size)
         self._dispatch()
         try:
-            return await body.done
+            return await body.future
         finally:
             self._queue.remove(place)
 
@@ -201,17 +200,17 @@ class BodyPool:
         while (body := self._queue.take()) is not None:
             _settle(body, EngineDeadError(SHUTTING_DOWN))
         for slot in self._slots:
-            if slot.preparer is not None:
-                slot.preparer.close()
+            if slot.worker is not None:
+                slot.worker.close()
 
     def _dispatch(self) -> None:
         """Give waiting bodies to free slots; bounded slots take only small ones."""
         for slot in self._slots:
-            if not slot.busy and (body := self._queue.take(slot.most)) is not None:
+            if not slot.busy and (body := self._queue.take(slot.max_bytes)) is not None:
                 slot.busy = True
                 slot.task = asyncio.ensure_future(self._run(slot, body))
 
-    async def _run(self, slot: _PreparerSlot, body: _PendingBody) -> None:
+    async def _run(self, slot: _WorkerSlot, body: _PendingBody) -> None:
         try:
             _settle(body, await self._prepare(slot, body))
         except Exception as error:
@@ -221,16 +220,16 @@ class BodyPool:
             if not self._closed:
                 self._dispatch()
 
-    async def _prepare(self, slot: _PreparerSlot, body: _PendingBody) -> WorkResult:
-        if slot.preparer is not None:
+    async def _prepare(self, slot: _WorkerSlot, body: _PendingBody) -> WorkResult:
+        if slot.worker is not None:
             try:
-                return await slot.preparer.prepare(body)
+                return await slot.worker.prepare(body)
             except WorkerGoneError:
-                slot.preparer.close()
+                slot.worker.close()
                 if self._closed:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
-                slot.preparer = None
+                slot.worker = None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, body.in_thread)
 
@@ -282,10 +281,10 @@ class WorkerPool(BodyPool):
 
 def _settle(body: _PendingBody, result: WorkResult | Exception) -> None:
     """Pass the result to the job's waiter, unless it left or the event loop is closed."""
-    if body.done.done():
+    if body.future.done():
         return
     with contextlib.suppress(RuntimeError):
         if isinstance(result, Exception):
-            body.done.set_exception(result)
+            body.future.set_exception(result)
         else:
-            body.done.set_result(result)
+            body.future.set_result(result)

@@ -44,7 +44,7 @@ FindRecord = Callable[[str, str], JsonObject | None]
 class AccessEntry:
     """A request, as it is logged."""
 
-    when: float  # of arrival, in seconds since 1970
+    arrived_at: float  # in seconds since 1970
     method: str
     path: str
     status: int
@@ -62,7 +62,7 @@ class AccessEntry:
         """The entry in JSON, for programs."""
         return json.dumps(
             {
-                "time": _date(self.when),
+                "time": _date(self.arrived_at),
                 "process": self.process,
                 "method": self.method,
                 "path": self.path,
@@ -83,7 +83,7 @@ class AccessEntry:
 
     def to_text(self) -> str:
         """The entry as text, for people."""
-        words = [_date(self.when), f"{self.process}:", self.method, self.path]
+        words = [_date(self.arrived_at), f"{self.process}:", self.method, self.path]
         words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
         words += [f"key={_word(self.key)}"] if self.key else []
         if self.prompt_tokens is not None:
@@ -131,7 +131,7 @@ class AccessLog:
         request_id = dict(head.get("headers") or ()).get(ID_HEADER, b"").decode("latin-1")
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         entry = AccessEntry(
-            when=arrived_at,
+            arrived_at=arrived_at,
             method=scope.get("method", "WEBSOCKET"),
             path=raw_path[:_MAX_PATH_CHARS].decode("ascii", "backslashreplace"),
             status=head.get("status", _FIRST_MESSAGES.get(head.get("type", ""), 0)),

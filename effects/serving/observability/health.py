@@ -19,7 +19,7 @@ class Health:
         self._state = state
         self._stall = stall
 
-    def illness(self) -> str:
+    def health_error(self) -> str:
         """What is wrong, or an empty string."""
         engine = self._state.llm.client.snapshot()
         if self._state.closing:
@@ -64,14 +64,14 @@ class Health:
             "replicas": [_replica(state) for state in snapshot.replicas or [own_state]],
         }
 
-    def unreadiness(self) -> str:
+    def unready_reason(self) -> str:
         """Why no new request should come now, or an empty string."""
         client = self._state.llm.client
         if reason := client.unready:
             return reason
         if client.snapshot().draining:
             return SHUTTING_DOWN
-        return self.illness()
+        return self.health_error()
 
 
 def _replica(state: ReplicaState) -> dict[str, object]:

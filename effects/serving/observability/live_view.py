@@ -87,14 +87,19 @@ class Figures:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, config: EngineConfig, *, started: float, illness: str
+        cls,
+        snapshot: Snapshot,
+        config: EngineConfig,
+        *,
+        started: float,
+        health_error: str,
     ) -> "Figures":
         """The figures of a snapshot, of a server that was `started` at that time."""
         return cls(
             version=minfer.__version__,
             time=snapshot.time,
             uptime=max(0.0, snapshot.time - started),
-            health=illness or "ok",
+            health=health_error or "ok",
             requests=snapshot.requests,
             running=snapshot.running,
             rows=config.max_num_seqs * max(1, len(snapshot.replicas)),
@@ -122,21 +127,21 @@ def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
 
 
 class LiveView:
-    """The live view of an engine. `illness` returns what is wrong with the server, or an
-    empty string; `closing`, whether it is stopping.
+    """The live view of an engine. `health_error` returns what is wrong with the server,
+    or an empty string; `closing`, whether it is stopping.
     """
 
     def __init__(
         self,
         client: EngineClient,
         config: EngineConfig,
-        illness: Callable[[], str],
+        health_error: Callable[[], str],
         closing: Callable[[], bool],
         viewers: SharedCount,
     ) -> None:
         self._client = client
         self._config = config
-        self._illness = illness
+        self._health_error = health_error
         self._closing = closing
         self._started = client.clock()
         self._frame = ""  # the last frame
@@ -150,9 +155,11 @@ class LiveView:
 
     def figures(self) -> Figures:
         """The figures as they are now."""
-        illness = self._illness()
+        health_error = self._health_error()
         snapshot = self._client.snapshot()
-        return Figures.of(snapshot, self._config, started=self._started, illness=illness)
+        return Figures.of(
+            snapshot, self._config, started=self._started, health_error=health_error
+        )
 
     async def serve(self, request: Request) -> Response:
         """Answer a GET: with a stream, or once."""

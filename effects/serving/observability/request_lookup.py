@@ -28,11 +28,11 @@ class RequestLookup:
 
     def __init__(self, records: AnswerRecords) -> None:
         self._records = records
-        self._inquirer: RequestQueries | None = None  # where there are other fronts
+        self._queries: RequestQueries | None = None  # where there are other fronts
 
     def join(self, queries: RequestQueries) -> None:
         """Query other fronts too, and answer their queries."""
-        self._inquirer = queries
+        self._queries = queries
         queries.answer = self._answer
 
     async def find(self, query: RequestQuery) -> JsonObject | None:
@@ -42,10 +42,10 @@ class RequestLookup:
         record = self._find_here(query)
         if (
             record is None
-            and self._inquirer is not None
+            and self._queries is not None
             and len(query.name) <= MAX_ID_CHARS
         ):
-            data = await _query_fronts(self._inquirer, query)
+            data = await _query_fronts(self._queries, query)
             record = json.loads(data) if data else None
         return record
 

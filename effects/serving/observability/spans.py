@@ -54,7 +54,7 @@ class StartedSpan:
     """An answer that has begun, if spans are enabled."""
 
     traces: "Traces"
-    when: int  # nanoseconds since 1970
+    start_time: int  # nanoseconds since 1970
     parent: Any  # a context of OpenTelemetry's
 
     def end(
@@ -82,7 +82,7 @@ class StartedSpan:
         if error:
             attributes["error.type"] = error
         span = self.traces.tracer.start_span(
-            name, self.parent, SpanKind.SERVER, attributes, start_time=self.when
+            name, self.parent, SpanKind.SERVER, attributes, start_time=self.start_time
         )
         if error:
             span.set_status(StatusCode.ERROR)

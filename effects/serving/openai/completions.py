@@ -35,7 +35,7 @@ from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 
 
-def _prompts(value: Any) -> Any:
+def _split_prompts(value: Any) -> Any:
     """Prompts as a list: one is a string or a list of token ids."""
     single = not isinstance(value, list) or all(
         type(prompt) is int for prompt in value[:1]
@@ -55,7 +55,7 @@ def _false_to_none(logprobs: object) -> object:
 
 
 Prompts = BeforeValidator(
-    _prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
+    _split_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
 )
 
 

@@ -77,7 +77,7 @@ class EmbeddingBody(StrictObject):
             stream=False,
             include=Include(),
             pooled=PoolingOptions(
-                how=self.pooling,
+                pooling_type=self.pooling,
                 normalize=self.normalize,
                 base64=self.encoding_format == "base64",
             ),

@@ -114,7 +114,7 @@ def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _by_id(value: object) -> object:
+def _biases_by_id(value: object) -> object:
     """Biases by token id: JSON's keys are strings."""
     if not isinstance(value, dict):
         return value
@@ -142,7 +142,7 @@ Stops = Annotated[
 ]
 Biases = Annotated[
     dict[int, float],
-    BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
+    BeforeValidator(_biases_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 RequestId = Annotated[str, Field(max_length=MAX_REQUEST_ID)]

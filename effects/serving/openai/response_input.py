@@ -257,7 +257,7 @@ _KINDS: Final[Mapping[str, type[InputItem]]] = {
 }
 
 
-def _item(value: object) -> object:
+def _read_item(value: object) -> object:
     """An item of the kind that its `type` names."""
     kind = value.get("type", "message") if isinstance(value, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -266,7 +266,9 @@ def _item(value: object) -> object:
     return _KINDS[kind].model_validate(value)
 
 
-AnyItem = Annotated[InputItem, BeforeValidator(_item, json_schema_input_type=InputItem)]
+AnyItem = Annotated[
+    InputItem, BeforeValidator(_read_item, json_schema_input_type=InputItem)
+]
 
 
 def check_outputs(items: Sequence[AnyItem]) -> None:

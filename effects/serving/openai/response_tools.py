@@ -236,7 +236,7 @@ class FlatTool:
     """A tool as a function for the model."""
 
     tool: FunctionTool | CustomTool
-    where: str  # its place in the body
+    field_path: str  # its place in the body
     namespace: NamespaceTool | None = None
     first: bool = False  # of its namespace
     name: str = field(init=False)
@@ -276,7 +276,7 @@ class FlatTool:
         return OfferedTool(
             name=self.name,
             parameters=self.tool.parameters,
-            where=self.where,
+            field_path=self.field_path,
             schema="format" if custom else "parameters",
             strict=isinstance(self.tool, FunctionTool) and self.tool.strict,
             text=None if grammar is None else TextArgument(INPUT_ARGUMENT, grammar),
@@ -290,12 +290,12 @@ def flatten(tools: Sequence[ResponseTool], field_path: str) -> Iterator[FlatTool
             for number, member in enumerate(tool.tools):
                 yield FlatTool(
                     tool=member,
-                    where=f"{field_path}[{index}].tools[{number}]",
+                    field_path=f"{field_path}[{index}].tools[{number}]",
                     namespace=tool,
                     first=number == 0,
                 )
         elif not isinstance(tool, HostedTool):
-            yield FlatTool(tool=tool, where=f"{field_path}[{index}]")
+            yield FlatTool(tool=tool, field_path=f"{field_path}[{index}]")
 
 
 def hosted_tools(tools: Sequence[ResponseTool], field_path: str) -> dict[str, str]:

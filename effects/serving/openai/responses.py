@@ -97,7 +97,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def _items(value: object) -> object:
+def _to_items(value: object) -> object:
     """Input as a list of items: a string is a user's message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
@@ -118,7 +118,7 @@ class ResponsesBody(SampledBody):
         list[AnyItem],
         ItemLimit,
         Field(min_length=1),
-        BeforeValidator(_items, json_schema_input_type=str | list[MessageInput]),
+        BeforeValidator(_to_items, json_schema_input_type=str | list[MessageInput]),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=_MAX_OUTPUT_TOKENS)] | None = None

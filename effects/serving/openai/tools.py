@@ -132,14 +132,14 @@ def call_requirements(choice: ToolChoice | None, *, parallel: bool) -> CallRequi
     match choice:
         case NamedTool():
             name = frozenset([choice.function.name])
-            return CallRequirements(must=True, only=name, several=False)
+            return CallRequirements(required=True, only=name, parallel=False)
         case AllowedTools():
             allowed = choice.allowed_tools
             only = frozenset(tool.function.name for tool in allowed.tools)
             return CallRequirements(
-                must=allowed.mode == "required", only=only, several=parallel
+                required=allowed.mode == "required", only=only, parallel=parallel
             )
-    return CallRequirements(must=choice == "required", several=parallel)
+    return CallRequirements(required=choice == "required", parallel=parallel)
 
 
 def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
@@ -148,7 +148,7 @@ def offered_tools(tools: Sequence[ChatTool]) -> list[OfferedTool]:
         OfferedTool(
             name=tool.function.name,
             parameters=tool.function.parameters,
-            where=f"tools[{index}].function",
+            field_path=f"tools[{index}].function",
             strict=tool.function.strict,
         )
         for index, tool in enumerate(tools)

@@ -94,7 +94,7 @@ class Limits:
                     length, requested, self.context, place, max_tokens_field
                 )
 
-    def window(self, n: int) -> int:
+    def max_running_prompts(self, n: int) -> int:
         """How many prompts of a request run at once, of `n` samples each."""
         max_running = self.max_running - self.max_running // FREE_ROWS_DIVISOR
         return max(1, min(max_running, self.max_waiting) // n)
@@ -107,7 +107,7 @@ class BodyMemory:
     They are counted as they are announced, before they are received.
     """
 
-    most: int = BODY_MEMORY_BYTES
+    max_bytes: int = BODY_MEMORY_BYTES
     _reserved: dict[str, int] = field(factory=dict, init=False)
 
     @property
@@ -123,8 +123,8 @@ class BodyMemory:
             return
         client_bytes = self._reserved.get(client, 0) + size
         if (
-            client_bytes > self.most // CLIENT_SHARE_DIVISOR
-            or sum(self._reserved.values()) + size > self.most
+            client_bytes > self.max_bytes // CLIENT_SHARE_DIVISOR
+            or sum(self._reserved.values()) + size > self.max_bytes
         ):
             raise OverloadedError("too many large bodies are being read; try again later")
         self._reserved[client] = client_bytes

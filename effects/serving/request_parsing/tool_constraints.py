@@ -59,7 +59,7 @@ class OfferedTool:
 
     name: str
     parameters: Mapping[str, Any] | None
-    where: str  # its place in the body, below which its fields are
+    field_path: str  # its place in the body, below which its fields are
     schema: str = "parameters"  # the field of its schema
     strict: bool = False  # its arguments must match the schema, whenever it is called
     text: TextArgument | None = None  # its only argument, if that is of a grammar
@@ -67,7 +67,7 @@ class OfferedTool:
     @property
     def param(self) -> str:
         """The field of its schema, as errors name it."""
-        return f"{self.where}.{self.schema}"
+        return f"{self.field_path}.{self.schema}"
 
     @property
     def hint(self) -> str:
@@ -89,9 +89,9 @@ def check_names(names: Sequence[str], field: str = "tools") -> None:
 class CallRequirements:
     """Which calls are required."""
 
-    must: bool = False  # at least one
+    required: bool = False  # at least one
     only: frozenset[str] | None = None  # of these tools; None: of all
-    several: bool = True  # there may be more than one
+    parallel: bool = True  # there may be more than one
 
 
 @frozen
@@ -121,9 +121,9 @@ def constrain_calls(
         for offer in offers
         if requirements.only is None or offer.name in requirements.only
     ]
-    bounds_text = requirements.must or _leaves_calls_apart(parsing, answer)
+    bounds_text = requirements.required or _leaves_calls_apart(parsing, answer)
     offers = [
-        _with_text(offer, enforced=bounds_text, must=requirements.must)
+        _with_text(offer, enforced=bounds_text, must=requirements.required)
         for offer in offers
     ]
     requiring = _requiring_field(offers, requirements)
@@ -138,7 +138,9 @@ def constrain_calls(
         reason = f"cannot be had of a model whose calls have the format {parsing.form!r}"
         raise ApiError(f"{requiring}: {reason}", requiring)
     # A requested JSON form is ignored if calls are required; other texts are no form.
-    ignored = requirements.must and (answer is None or answer.build().kind in _JSON_KINDS)
+    ignored = requirements.required and (
+        answer is None or answer.build().kind in _JSON_KINDS
+    )
     plain_answer = None if ignored else _plain_answer(answer, parsing.form, requiring)
     if not requiring and plain_answer is None:
         return None
@@ -147,7 +149,7 @@ def constrain_calls(
         Callee(
             offer.name,
             part_constraint.constraint.json or OBJECT,
-            lenient=not (offer.strict or (offer.text and requirements.must)),
+            lenient=not (offer.strict or (offer.text and requirements.required)),
             text=offer.text,
         )
         for offer, part_constraint in zip(offers, part_constraints, strict=True)
@@ -155,8 +157,8 @@ def constrain_calls(
     calling = Calling(
         format=parsing.form,
         callees=tuple(callees),
-        must=requirements.must,
-        several=requirements.several,
+        must=requirements.required,
+        several=requirements.parallel,
         thinking=REASONING.get(parsing.reasoning),
         opened=parsing.thinking is not None,
         answer=None if plain_answer is None else _json_rule(plain_answer.constraint),
@@ -277,10 +279,10 @@ def _requiring_field(
     offers: Sequence[OfferedTool], requirements: CallRequirements
 ) -> str:
     """The field that requires calls, or that they match."""
-    if requirements.must or requirements.only is not None:
+    if requirements.required or requirements.only is not None:
         return TOOL_CHOICE
     fields = (
-        offer.param if offer.text else f"{offer.where}.strict"
+        offer.param if offer.text else f"{offer.field_path}.strict"
         for offer in offers
         if offer.strict or offer.text
     )
@@ -338,7 +340,7 @@ def _arguments_constraint(
             schema = arguments_schema(offer.parameters, offer.param)
         except GrammarError as error:
             raise ApiError(str(error), offer.param) from None
-    elif requirements.must:
+    elif requirements.required:
         schema = _enforced_part(offer)
     return PartConstraint(offer.param, Constraint({"json": schema}, offer.param).build())
 

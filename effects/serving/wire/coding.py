@@ -38,9 +38,9 @@ class Decoder:
             yield chunk
             return
         for begin in range(0, len(chunk), _INPUT_BYTES):
-            yield from self._decode_piece(chunk[begin : begin + _INPUT_BYTES])
+            yield from self._decode_chunk(chunk[begin : begin + _INPUT_BYTES])
 
-    def _decode_piece(self, chunk: bytes) -> Iterator[bytes]:
+    def _decode_chunk(self, chunk: bytes) -> Iterator[bytes]:
         chunk = self._head + chunk
         self._head = b""
         while chunk:

@@ -76,7 +76,7 @@ class BoundedListener(socket.socket):
     """
 
     tls = False  # whether connections begin with a handshake
-    _beyond = sys.maxsize  # the lowest descriptor of a connection beyond the limit
+    _first_extra = sys.maxsize  # the lowest descriptor of a connection beyond the limit
     _spare = -1  # a descriptor to give up
     _pausing = False  # until the next round
 
@@ -91,7 +91,7 @@ class BoundedListener(socket.socket):
         """From now on, accept connections beyond `count` one in each round."""
         free = os.open(os.devnull, os.O_RDONLY)  # the lowest number
         os.close(free)
-        self._beyond = free + count
+        self._first_extra = free + count
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that is refused, and
@@ -105,12 +105,12 @@ class BoundedListener(socket.socket):
         except OSError as error:
             if error.errno not in (EMFILE, ENFILE):
                 raise
-            self._refuse_with_the_spare()
+            self._refuse_with_spare()
             raise ConnectionAbortedError from None
         if is_high(connection.fileno(), RESERVED_DESCRIPTORS):
             self._refuse(connection)
             raise ConnectionAbortedError
-        beyond = connection.fileno() >= self._beyond
+        beyond = connection.fileno() >= self._first_extra
         self._pausing = (
             is_high(connection.fileno(), RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
             or beyond
@@ -126,7 +126,7 @@ class BoundedListener(socket.socket):
             os.close(self._spare)
         self._spare = -1
 
-    def _refuse_with_the_spare(self) -> None:
+    def _refuse_with_spare(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._spare)
             connection, _ = super().accept()

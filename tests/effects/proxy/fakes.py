@@ -157,7 +157,7 @@ class Routing:
 
     async def health(self, name: str) -> None:
         """Ask a backend now how it is."""
-        await self.router.watches[name].ask()
+        await self.router.watches[name].probe()
 
 
 @contextlib.asynccontextmanager

@@ -175,11 +175,11 @@ def test_a_request_moves_to_one_that_was_not_tried() -> None:
         made = dispatcher("a", "b", "c", config=RouterConfig(LeastLoaded()))
         one = request("1")
         assert await made.place(one) == "a"
-        assert made.elsewhere(one, ["a"]) == "b"
+        assert made.move(one, ["a"]) == "b"
         assert made.state.requests["1"] == "b"
         made.leave("b")
-        assert made.elsewhere(one, ["a", "b"]) == "c"
-        assert made.elsewhere(one, ["a", "b", "c"]) is None
+        assert made.move(one, ["a", "b"]) == "c"
+        assert made.move(one, ["a", "b", "c"]) is None
         made.end("1")
         assert not made.state.requests
 
@@ -196,7 +196,7 @@ def test_a_recorded_router_replays(tmp_path: Path, capsys: Any) -> None:
             if i % 3 == 0:
                 made.end(f"{i // 2}")
         made.leave("b")
-        made.elsewhere(request("19"), ["b"])
+        made.move(request("19"), ["b"])
         journal.close()
         return journal.path
 

@@ -169,7 +169,7 @@ def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
 def test_a_request_that_only_waited_until_its_timeout_gets_an_error(
     folder: str, stream: bool
 ) -> None:
-    service = {"bounds": ServerBounds(end_late=True)}
+    service = {"bounds": ServerBounds(enforce_deadlines=True)}
     with serving(folder, service=service, max_num_seqs=1, **SLOW) as served:
         link = asking(served, json.dumps(SLOWLY).encode())
         served.until(lambda: len(served.llm.worker.driver.state.running) == 1)
@@ -198,7 +198,7 @@ def test_an_engine_that_does_nothing_is_a_timeout(
 
 @pytest.mark.long
 def test_a_requests_own_deadline_ends_it_if_enforced(folder: str) -> None:
-    with limited(folder, end_late=True) as served:
+    with limited(folder, enforce_deadlines=True) as served:
         found = served.post("completions", **SLOWLY, deadline=0.2)
         assert found.json()["choices"][0]["finish_reason"] == "length"
         found = served.post("completions", prompt="x", max_tokens=3, deadline=60)

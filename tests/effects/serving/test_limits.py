@@ -196,15 +196,15 @@ def test_too_long_prompts_have_equal_errors_in_thread_and_worker(
 
 
 def test_one_request_never_has_all_seats() -> None:
-    assert LIMITS.window(1) == 14
-    assert LIMITS.window(4) == 3
-    assert LIMITS.window(128) == 1
-    assert evolve(LIMITS, max_waiting=5).window(1) == 5
-    assert evolve(LIMITS, max_running=1).window(1) == 1
+    assert LIMITS.max_running_prompts(1) == 14
+    assert LIMITS.max_running_prompts(4) == 3
+    assert LIMITS.max_running_prompts(128) == 1
+    assert evolve(LIMITS, max_waiting=5).max_running_prompts(1) == 5
+    assert evolve(LIMITS, max_running=1).max_running_prompts(1) == 1
 
 
 def test_bodies_are_counted_by_client() -> None:
-    holding = BodyMemory(most=4 * UNCOUNTED_BODY_BYTES)
+    holding = BodyMemory(max_bytes=4 * UNCOUNTED_BODY_BYTES)
     size = 2 * UNCOUNTED_BODY_BYTES
     with holding.reserve("a", size):
         with pytest.raises(OverloadedError), holding.reserve("a", size):

@@ -43,12 +43,12 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def test_figures_of_a_snapshot() -> None:
     config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
-    found = Figures.of(snapshot(), config, started=20.0, illness="")
+    found = Figures.of(snapshot(), config, started=20.0, health_error="")
     assert (found.uptime, found.health, found.rows) == (30.0, "ok", 8)
     assert (found.blocks_used, found.blocks_cached, found.blocks_free) == (30, 25, 45)
     assert (found.ttft.counts, found.itl.total) == ((3, 2, 1), 0.5)
     bare = snapshot(totals=Totals({}, {}), time=10.0)
-    ill = Figures.of(bare, config, started=20.0, illness="it broke")
+    ill = Figures.of(bare, config, started=20.0, health_error="it broke")
     assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
     assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
     assert ill.counts["generation_tokens"] == 0
@@ -56,7 +56,7 @@ def test_figures_of_a_snapshot() -> None:
     one = ReplicaState(
         name="0", unready="", running=1, waiting=0, blocks=9, blocks_free=8
     )
-    two = Figures.of(snapshot(replicas=(one, one)), config, started=20.0, illness="")
+    two = Figures.of(snapshot(replicas=(one, one)), config, started=20.0, health_error="")
     assert (two.rows, two.replicas) == (16, (one, one))
 
 
@@ -65,7 +65,7 @@ def test_drafts_of_a_snapshot() -> None:
     name = "spec_decode_num_accepted_tokens"
     counts = {f"{ACCEPTED_AT}0": 9, f"{ACCEPTED_AT}1": 0, f"{ACCEPTED_AT}2": 3, name: 12}
     some = snapshot(totals=Totals(counts, {}))
-    found = Figures.of(some, config, started=20.0, illness="")
+    found = Figures.of(some, config, started=20.0, health_error="")
     assert (found.accepted, found.counts[name]) == ((9, 0, 3), 12)
 
 

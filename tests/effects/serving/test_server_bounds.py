@@ -28,7 +28,7 @@ def test_options_become_bounds(tmp_path: Path) -> None:
     )
     assert [key.name for key in made.keys.known] == ["key-1", "key-2", "a"]
     assert (made.workers, made.body_timeout, made.request_timeout) == (3, 4, 5)
-    assert made.end_late
+    assert made.enforce_deadlines
     assert (made.connection_limits.connections, made.connection_limits.header) == (6, 7)
 
 
@@ -36,7 +36,11 @@ def test_the_defaults() -> None:
     made = parse()
     assert made.keys.known == ()
     assert made.workers >= 1
-    assert (made.body_timeout, made.request_timeout, made.end_late) == (60, None, False)
+    assert (made.body_timeout, made.request_timeout, made.enforce_deadlines) == (
+        60,
+        None,
+        False,
+    )
     assert made.connection_limits.header == 10
 
 

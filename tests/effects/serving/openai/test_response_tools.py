@@ -165,7 +165,7 @@ def test_additional_tools_are_offered_too(server: Serving) -> None:
     changed = {**more, "tools": [{**FUNCTION, "description": "Now."}]}
     offered = body(tools=[FUNCTION], input=[more, HI, changed]).offered
     assert [tool.name for tool in offered] == ["run", "agents__spawn", "agents__send"]
-    assert offered[0].where == "input[2].tools[0]"
+    assert offered[0].field_path == "input[2].tools[0]"
     assert offered[0].tool.description == "Now."
     shown = prompt_of(server, tools=[FUNCTION], input=[more, HI])
     assert "agents__send" in shown

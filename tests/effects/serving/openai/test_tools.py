@@ -85,18 +85,20 @@ def test_tools_as_templates_take_them() -> None:
     ("choice", "several", "wish"),
     [
         (None, True, CallRequirements()),
-        ("auto", False, CallRequirements(several=False)),
-        ("required", True, CallRequirements(must=True)),
+        ("auto", False, CallRequirements(parallel=False)),
+        ("required", True, CallRequirements(required=True)),
         (
             NAMED,
             True,
-            CallRequirements(must=True, only=frozenset(["add"]), several=False),
+            CallRequirements(required=True, only=frozenset(["add"]), parallel=False),
         ),
         (some(ADD), True, CallRequirements(only=frozenset(["add"]))),
         (
             some(ADD, NOW, mode="required"),
             False,
-            CallRequirements(must=True, only=frozenset(["add", "now"]), several=False),
+            CallRequirements(
+                required=True, only=frozenset(["add", "now"]), parallel=False
+            ),
         ),
     ],
 )
@@ -109,4 +111,4 @@ def test_tools_as_they_are_offered() -> None:
     first, second = offered_tools(chat(tools=tool(strict=True)).offered)
     assert (first.parameters, first.strict) == (SCHEMA, False)
     assert first.param == "tools[0].function.parameters"
-    assert (second.parameters, second.strict, second.where) == (None, True, WHERE)
+    assert (second.parameters, second.strict, second.field_path) == (None, True, WHERE)
