@@ -14,8 +14,8 @@ from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
@@ -44,7 +44,7 @@ class RedactedThinkingBlock(TypedObject):
 
 def _check_input(value: object) -> object:
     if not isinstance(value, dict | str):
-        raise wrong("must be an object")
+        raise invalid_value("must be an object")
     return value
 
 
@@ -135,8 +135,10 @@ def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
     """A block of the kind that its `type` names."""
     kind = value.get("type", "text") if isinstance(value, dict) else "text"
     if not isinstance(kind, str) or kind not in kinds:
-        supported = " or ".join(map(shown, kinds))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(map(short_json, kinds))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return kinds[kind].model_validate(value)
 
 
@@ -229,8 +231,8 @@ def check_role(role: str, blocks: str | Sequence[ContentBlock]) -> None:
     """Raise an error about the first block that cannot be in a turn of this role."""
     for index, block in enumerate(() if isinstance(blocks, str) else blocks):
         if block.type not in _KINDS_BY_ROLE[role]:
-            message = f"{shown(block.type)} cannot be in a message of the {role}"
-            raise wrong(message, f"content[{index}].type")
+            message = f"{short_json(block.type)} cannot be in a message of the {role}"
+            raise invalid_value(message, f"content[{index}].type")
 
 
 def turns_of(role: str, contents: Sequence[str | Sequence[ContentBlock]]) -> list[Turn]:

@@ -20,7 +20,11 @@ from minfer.effects.serving.anthropic.blocks import (
     ToolUseBlock,
 )
 from minfer.effects.serving.anthropic.documents import ItemLimit
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
     read_by_type,
@@ -199,8 +203,8 @@ class ContextManagement(StrictObject):
         seen: set[str] = set()
         for index, edit in enumerate(self.edits):
             if edit.type in seen:
-                raise wrong(
-                    f"there are two of {shown(edit.type)}", f"edits[{index}].type"
+                raise invalid_value(
+                    f"there are two of {short_json(edit.type)}", f"edits[{index}].type"
                 )
             seen.add(edit.type)
         return self

@@ -49,7 +49,11 @@ from minfer.effects.serving.anthropic.tools import (
 )
 from minfer.effects.serving.protocol import ModelInfo
 from minfer.effects.serving.request_parsing.answer_parsing import check_template
-from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    HINT,
+    StrictObject,
+    invalid_value,
+)
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_objects import template_content
@@ -91,7 +95,7 @@ class MessageTurn(StrictObject):
         check_role(self.role, self.content)
         for name in ("clear_at", "output_config"):
             if self.role != "system" and getattr(self, name) is not None:
-                raise wrong("is of system messages; leave it out", name)
+                raise invalid_value("is of system messages; leave it out", name)
         return self
 
 
@@ -140,10 +144,10 @@ class ConversationBody(StrictObject):
                 elif (
                     isinstance(block, ToolResultBlock) and block.tool_use_id not in calls
                 ):
-                    raise wrong(_orphan(block), f"{field_path}.tool_use_id")
+                    raise invalid_value(_orphan(block), f"{field_path}.tool_use_id")
                 for name in referenced_tools(block):
                     if name not in names:
-                        raise wrong(
+                        raise invalid_value(
                             f"there is no tool {json.dumps(name)} in tools", field_path
                         )
         return self
@@ -158,9 +162,11 @@ class ConversationBody(StrictObject):
         names = {tool.name for tool in self._tools if isinstance(tool, AnthropicTool)}
         if choice.name in removed:
             reason = f"the tool {json.dumps(choice.name)} was removed by a tool_removal"
-            raise wrong(f"{reason}; name another one", "tool_choice.name")
+            raise invalid_value(f"{reason}; name another one", "tool_choice.name")
         if names <= removed:
-            raise wrong("needs a tool that no tool_removal has removed", "tool_choice")
+            raise invalid_value(
+                "needs a tool that no tool_removal has removed", "tool_choice"
+            )
         return self
 
     @property

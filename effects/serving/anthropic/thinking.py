@@ -5,7 +5,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from minfer.effects.serving.request_parsing.bodies import HINT, StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    HINT,
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.structured_fields import Constraint
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
@@ -31,7 +36,7 @@ class ThinkingConfig(TypedObject):
     def _budget_fits(self) -> Self:
         if (self.budget_tokens is None) == (self.type == "enabled"):
             message = "is missing" if self.type == "enabled" else "needs the type enabled"
-            raise wrong(message, "budget_tokens")
+            raise invalid_value(message, "budget_tokens")
         return self
 
     @property
@@ -58,12 +63,16 @@ def _check_format(value: dict[str, Any]) -> dict[str, Any]:
     """
     if value.get("type") != "json_schema":
         supported = 'there is "json_schema"'
-        raise wrong(f"{shown(value.get('type'))} is not supported; {supported}", "type")
+        raise invalid_value(
+            f"{short_json(value.get('type'))} is not supported; {supported}", "type"
+        )
     if not isinstance(value.get("schema"), dict):
-        raise wrong("must be an object", "schema")
+        raise invalid_value("must be an object", "schema")
     for name in value:
         if name not in ("type", "schema"):
-            raise wrong("is not a field here; leave it out", name[:_MAX_NAME_CHARS])
+            raise invalid_value(
+                "is not a field here; leave it out", name[:_MAX_NAME_CHARS]
+            )
     return value
 
 

@@ -16,9 +16,9 @@ from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    wrong,
+    invalid_value,
+    short_json,
 )
-from minfer.effects.serving.request_parsing.bodies import shown as shown_value
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
     TOOL_CHOICE,
@@ -99,9 +99,11 @@ class AnthropicToolChoice(TypedObject):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name is None and self.type == "tool":
-            raise wrong("is missing: which tool is it?", "name")
+            raise invalid_value("is missing: which tool is it?", "name")
         if self.name is not None and self.type != "tool":
-            raise wrong(f"is not of {shown_value(self.type)}; leave it out", "name")
+            raise invalid_value(
+                f"is not of {short_json(self.type)}; leave it out", "name"
+            )
         return self
 
     def requirements(self) -> CallRequirements:
@@ -122,10 +124,10 @@ def check_choice(
         return
     names = [tool.name for tool in tools if isinstance(tool, AnthropicTool)]
     if not names:
-        raise wrong("needs tools", TOOL_CHOICE)
+        raise invalid_value("needs tools", TOOL_CHOICE)
     if choice.name is not None and choice.name not in names:
-        message = f"there is no tool {shown_value(choice.name)}"
-        raise wrong(f"{message}; name one of tools", f"{TOOL_CHOICE}.name")
+        message = f"there is no tool {short_json(choice.name)}"
+        raise invalid_value(f"{message}; name one of tools", f"{TOOL_CHOICE}.name")
 
 
 def prompt_tools(tools: Sequence[AnthropicTool | ToolSearch]) -> list[AnthropicTool]:

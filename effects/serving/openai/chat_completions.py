@@ -35,7 +35,7 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
     check_template,
     parsing_of,
 )
-from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, read_body
 from minfer.effects.serving.request_parsing.tool_constraints import (
     constrain_after_reasoning,
     constrain_calls,
@@ -66,19 +66,19 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
         if self.top_logprobs and self.scored is None:
-            raise wrong("needs logprobs to be true", "top_logprobs")
+            raise invalid_value("needs logprobs to be true", "top_logprobs")
         return self
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:
         if self.add_special_tokens:
             message = "is not supported here: the chat template writes its own"
-            raise wrong(message, "add_special_tokens")
+            raise invalid_value(message, "add_special_tokens")
         if not self.use_beam_search and self.best_of not in (None, self.n):
-            raise wrong("is not supported here; leave it out", "best_of")
+            raise invalid_value("is not supported here; leave it out", "best_of")
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) == 0:
-                raise wrong("must be at least 1", name)
+                raise invalid_value("must be at least 1", name)
         return self
 
     @model_validator(mode="after")

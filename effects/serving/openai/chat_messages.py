@@ -10,8 +10,8 @@ from minfer.effects.serving.openai.tools import ToolCall
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -40,7 +40,9 @@ class TextPart(TypedObject):
 def _role(role: object) -> object:
     """A role, by the name for which models were trained."""
     if role == "function":  # a tool message from before there were tools
-        raise wrong(f"{shown(role)} messages are not supported; send tool messages")
+        raise invalid_value(
+            f"{short_json(role)} messages are not supported; send tool messages"
+        )
     return "system" if role == "developer" else role
 
 
@@ -71,12 +73,12 @@ class ChatMessage(StrictObject):
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise wrong("are of assistant messages; leave them out", "tool_calls")
+            raise invalid_value("are of assistant messages; leave them out", "tool_calls")
         # An answer may be reasoning alone, which clients may drop.
         if self.content is None and self.role != "assistant":
-            raise wrong("is missing", "content")
+            raise invalid_value("is missing", "content")
         if self.role == "tool" and self.tool_call_id is None:
-            raise wrong("is missing: which call is answered?", "tool_call_id")
+            raise invalid_value("is missing: which call is answered?", "tool_call_id")
         return self
 
     @property
@@ -117,7 +119,9 @@ def check_calls(messages: Sequence[ChatMessage]) -> None:
     for index, message in enumerate(messages):
         if message.role == "tool" and message.tool_call_id not in call_ids:
             field_path = f"messages[{index}].tool_call_id"
-            raise wrong("must be the id of a call in an earlier message", field_path)
+            raise invalid_value(
+                "must be the id of a call in an earlier message", field_path
+            )
         call_ids.update(call.id for call in message.tool_calls or ())
 
 

@@ -27,7 +27,7 @@ from minfer.effects.serving.protocol import (
     GenerationRequest,
     ModelInfo,
 )
-from minfer.effects.serving.request_parsing.bodies import read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, read_body
 from minfer.effects.serving.wire.error_form import failure
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import StreamEvent
@@ -45,7 +45,9 @@ def _split_prompts(value: Any) -> Any:
         # type() and not isinstance: true is no token id.
         is_ids = type(prompt) is list and not set(map(type, prompt)) - {int}
         if not isinstance(prompt, str) and not is_ids:
-            raise wrong("must be a string, a list of token ids, or a list of these")
+            raise invalid_value(
+                "must be a string, a list of token ids, or a list of these"
+            )
     return prompts
 
 
@@ -75,15 +77,15 @@ class CompletionBody(GenerationBody):
     def _all_fit(self) -> Self:
         num_samples = self.n if self.best_of is None else self.best_of
         if num_samples < self.n:
-            raise wrong(f"must be at least n, which is {self.n}", "best_of")
+            raise invalid_value(f"must be at least n, which is {self.n}", "best_of")
         if num_samples * len(self.prompt) > MAX_ITEMS:
             name = "n" if self.best_of is None else "best_of"
-            raise wrong(f"times prompts must not exceed {MAX_ITEMS}", name)
+            raise invalid_value(f"times prompts must not exceed {MAX_ITEMS}", name)
         if num_samples > self.n and self.stream:
             message = (
                 "the best are known once all have ended; leave stream or best_of out"
             )
-            raise wrong(message, "best_of")
+            raise invalid_value(message, "best_of")
         return self
 
     @property

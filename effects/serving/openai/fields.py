@@ -16,8 +16,8 @@ from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.structured_fields import ConstrainedBody
 from minfer.effects.serving.request_parsing.typed_hints import hint
@@ -119,14 +119,16 @@ def _biases_by_id(value: object) -> object:
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_ADJUSTMENTS:
-        raise wrong(f"must have at most {MAX_ADJUSTMENTS} token ids")
+        raise invalid_value(f"must have at most {MAX_ADJUSTMENTS} token ids")
     biases = {}
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
-            raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
+            raise invalid_value(
+                f"names are token ids as whole numbers, not {short_json(key)}"
+            )
         biases[int(key[:_MAX_ID_DIGITS])] = bias
     if len(biases) < len(value):
-        raise wrong("a token id is in it twice")
+        raise invalid_value("a token id is in it twice")
     return biases
 
 
@@ -224,36 +226,42 @@ class GenerationBody(ConstrainedBody):
         lengths = (self.max_tokens, self.max_completion_tokens)
         if None not in lengths and len(set(lengths)) > 1:
             message = "differs from max_completion_tokens; leave one of them out"
-            raise wrong(message, "max_tokens")
+            raise invalid_value(message, "max_tokens")
         if self.truncate_prompt_tokens == 0:
-            raise wrong("must be at least 1, or -1", "truncate_prompt_tokens")
+            raise invalid_value("must be at least 1, or -1", "truncate_prompt_tokens")
         if self.use_beam_search:
             self._check_search()
             return self
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
-                raise wrong("needs use_beam_search to be true", name)
+                raise invalid_value("needs use_beam_search to be true", name)
         if self.prompt_logprobs is not None and self.stream:
-            raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
+            raise invalid_value(
+                "comes with whole answers; leave stream out", "prompt_logprobs"
+            )
         return self
 
     def _check_search(self) -> None:
         """Refuse fields that a beam search does not use."""
         if self.stream:
             reason = "a beam search is not streamed, as it ends before anything is known"
-            raise wrong(f"must be false: {reason}", "stream")
+            raise invalid_value(f"must be false: {reason}", "stream")
         if self.best_of is not None and self.best_of < self.n:
-            raise wrong("must not be below n", "best_of")
+            raise invalid_value("must not be below n", "best_of")
         if self.width > MAX_BEAMS:
             field = "n" if self.best_of is None else "best_of"
-            raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
+            raise invalid_value(
+                f"must be at most {MAX_BEAMS} with use_beam_search", field
+            )
         requested = {name: getattr(self, name, None) for name in _UNUSED_IN_SEARCH}
         requested["logprobs"] = self.scored
         if self.response_format is not None and self.response_format.type == "text":
             requested["response_format"] = None
         for name, value in requested.items():
             if value is not None and value != _UNUSED_IN_SEARCH[name]:
-                raise wrong("does not go with use_beam_search; leave it out", name)
+                raise invalid_value(
+                    "does not go with use_beam_search; leave it out", name
+                )
 
     @property
     def width(self) -> int:

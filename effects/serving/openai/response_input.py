@@ -22,7 +22,12 @@ from minfer.effects.serving.openai.response_tools import (
     custom_arguments,
     flat_name,
 )
-from minfer.effects.serving.request_parsing.bodies import ANYTHING, HINT, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    ANYTHING,
+    HINT,
+    invalid_value,
+    short_json,
+)
 from minfer.effects.serving.request_parsing.omitted_images import omit_image
 from minfer.effects.serving.request_parsing.typed_objects import (
     TypedObject,
@@ -261,8 +266,10 @@ def _read_item(value: object) -> object:
     """An item of the kind that its `type` names."""
     kind = value.get("type", "message") if isinstance(value, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
-        supported = " or ".join(map(shown, _KINDS))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(map(short_json, _KINDS))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return _KINDS[kind].model_validate(value)
 
 
@@ -279,7 +286,7 @@ def check_outputs(items: Sequence[AnyItem]) -> None:
             call_ids.add(item.call_id)
         if isinstance(item, CallOutputInput) and item.call_id not in call_ids:
             field_path = f"input[{index}].call_id"
-            raise wrong("must be that of a call in an earlier item", field_path)
+            raise invalid_value("must be that of a call in an earlier item", field_path)
 
 
 def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:

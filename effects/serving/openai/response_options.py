@@ -13,7 +13,7 @@ from minfer.effects.serving.openai.fields import (
     Whole,
 )
 from minfer.effects.serving.openai.template_fields import Effort, Verbosity
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown
+from minfer.effects.serving.request_parsing.bodies import StrictObject, short_json
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
     schema_constraint,
@@ -51,8 +51,8 @@ class TextOptions(StrictObject):
                 field = f"{field_path}.{min(content)[:_MAX_NAME_CHARS]}"
                 raise ApiError(f"{field}: is not a field here; leave it out", field)
             case kind:
-                supported = " or ".join(map(shown, _KINDS))
-                message = f"{shown(kind)} is not supported; there is {supported}"
+                supported = " or ".join(map(short_json, _KINDS))
+                message = f"{short_json(kind)} is not supported; there is {supported}"
                 raise ApiError(f"{field_path}.type: {message}", f"{field_path}.type")
 
 

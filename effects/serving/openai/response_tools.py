@@ -35,8 +35,8 @@ from minfer.effects.serving.protocol import CallTarget
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.tool_constraints import OfferedTool
 from minfer.effects.serving.request_parsing.typed_hints import hint
@@ -101,9 +101,9 @@ class InputFormat(TypedObject):
         for name in ("syntax", "definition"):
             value = getattr(self, name)
             if self.type == "grammar" and value is None:
-                raise wrong("is missing", name)
+                raise invalid_value("is missing", name)
             if self.type == "text" and value is not None:
-                raise wrong("is for a grammar; leave it out", name)
+                raise invalid_value("is for a grammar; leave it out", name)
         if self.syntax == "regex":
             self._check_brackets(self.definition or "")
         return self
@@ -113,7 +113,7 @@ class InputFormat(TypedObject):
         try:
             check_brackets(pattern)
         except BracketError as error:
-            raise wrong(str(error), "definition") from None
+            raise invalid_value(str(error), "definition") from None
         except GrammarError:
             pass  # what cannot be enforced is refused where a call is required
 
@@ -174,11 +174,15 @@ class HostedTool(StrictObject):
 def _read_tool(value: object, kinds: Mapping[str, type[StrictObject]]) -> object:
     """A tool of the kind that its `type` names."""
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_value("must be an object")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        supported = " or ".join(shown(name) for name in kinds if name not in HOSTED_TOOLS)
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(
+            short_json(name) for name in kinds if name not in HOSTED_TOOLS
+        )
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return kinds[kind].model_validate(value)
 
 

@@ -64,9 +64,9 @@ from minfer.effects.serving.request_parsing.answer_parsing import (
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     HINT,
+    invalid_value,
     read_body,
-    shown,
-    wrong,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.tool_constraints import (
@@ -105,7 +105,9 @@ def _to_items(value: object) -> object:
 def _check_include(include: list[str]) -> list[str]:
     """The values of `include`: those that only concern tools or images are accepted."""
     if _LOGPROBS_VALUE in include:
-        raise wrong(f"{shown(_LOGPROBS_VALUE)} is not supported; leave it out")
+        raise invalid_value(
+            f"{short_json(_LOGPROBS_VALUE)} is not supported; leave it out"
+        )
     return include
 
 
@@ -226,7 +228,7 @@ class ResponsesBody(SampledBody):
         for tools, field_path in self._tool_lists:
             for place, kind in hosted_tools(tools, field_path).items():
                 if llm.refuses_hosted_tools:
-                    message = f"{shown(kind)} runs on OpenAI's servers; leave it out"
+                    message = f"{short_json(kind)} runs on OpenAI's servers; leave it out"
                     raise ApiError(f"{place}.type: {message}", f"{place}.type")
                 note_ignored(f"tools.{kind}")
             spaces = [tool for tool in tools if isinstance(tool, NamespaceTool)]

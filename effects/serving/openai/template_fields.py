@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import ModelInfo
-from minfer.effects.serving.request_parsing.bodies import wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value
 from minfer.effects.text.chat_templates import ChatTemplateError, Conversation
 from minfer.lifecycle.arrive import longest_prompt
 
@@ -41,7 +41,7 @@ def template_kwargs(
 def _check_size(template: str) -> str:
     size = len(template.encode("utf-8", "surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
-        raise wrong(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
+        raise invalid_value(f"must have at most {MAX_TEMPLATE_BYTES} bytes, not {size}")
     return template
 
 

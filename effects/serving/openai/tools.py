@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from minfer.effects.serving.request_parsing.bodies import (
     ANYTHING,
     StrictObject,
-    shown,
-    wrong,
+    invalid_value,
+    short_json,
 )
 from minfer.effects.serving.request_parsing.tool_constraints import (
     TOOL_CHOICE,
@@ -32,7 +32,7 @@ Mode = Literal["auto", "required"]
 
 def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
-        raise wrong("must be 1 to 64 letters, digits, underscores and dashes")
+        raise invalid_value("must be 1 to 64 letters, digits, underscores and dashes")
     return name
 
 
@@ -103,7 +103,9 @@ def read_choice(
         return kind.model_validate(value)
     if value in ("none", "auto", "required"):
         return value
-    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(value)}')
+    raise invalid_value(
+        f'must be "none", "auto", "required" or a function, not {short_json(value)}'
+    )
 
 
 ToolChoice = Annotated[
@@ -121,10 +123,12 @@ def check_tools(names: Sequence[str], choice: ToolChoice | None) -> None:
     if choice in (None, "none", "auto"):
         return
     if not names:
-        raise wrong("needs tools", TOOL_CHOICE)
+        raise invalid_value("needs tools", TOOL_CHOICE)
     only = call_requirements(choice, parallel=True).only or frozenset()
     for name in sorted(only.difference(names)):
-        raise wrong(f"there is no tool {shown(name)}; name one of tools", TOOL_CHOICE)
+        raise invalid_value(
+            f"there is no tool {short_json(name)}; name one of tools", TOOL_CHOICE
+        )
 
 
 def call_requirements(choice: ToolChoice | None, *, parallel: bool) -> CallRequirements:

@@ -25,12 +25,12 @@ _SURROGATE_ERRORS: Final = ("surrogate", "unexpected end of hex escape")
 _MAX_VALUE_CHARS: Final = 80  # of a value as JSON
 
 
-def wrong(message: str, field: str | None = None) -> PydanticCustomError:
+def invalid_value(message: str, field: str | None = None) -> PydanticCustomError:
     """An error about a value, or about a field of it; to be raised in a validator."""
     return PydanticCustomError("wrong", "{reason}", {"reason": message, "field": field})
 
 
-def shown(value: object) -> str:
+def short_json(value: object) -> str:
     """A value as JSON, cut to what fits into an error."""
     return json.dumps(value)[:_MAX_VALUE_CHARS]
 
@@ -52,7 +52,7 @@ class StrictObject(BaseModel):
         of them.
         """
         if not isinstance(data, dict):
-            raise wrong("must be an object")
+            raise invalid_value("must be an object")
         fields = cls.model_fields  # a property, which takes a while
         for name, value in data.items():
             if name in fields:
@@ -61,11 +61,11 @@ class StrictObject(BaseModel):
                 cut = name[:_MAX_NAME_CHARS]
                 similar = nearest(cut, [*fields, *cls.neutral])
                 hint = f"did you mean {similar}?" if similar else "leave it out"
-                raise wrong(f"is not a field here; {hint}", cut)
+                raise invalid_value(f"is not a field here; {hint}", cut)
             if _is_neutral(value, cls.neutral[name]):
                 continue
             if HINT not in cls.neutral[name]:
-                raise wrong("is not supported; leave it out", name)
+                raise invalid_value("is not supported; leave it out", name)
             note_ignored(name)
         return {k: v for k, v in data.items() if v is not None and k in fields}
 

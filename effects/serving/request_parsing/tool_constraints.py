@@ -19,7 +19,7 @@ from attrs import frozen
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, ModelInfo, PartConstraint
 from minfer.effects.serving.request_parsing.answer_parsing import end_of
-from minfer.effects.serving.request_parsing.bodies import shown, wrong
+from minfer.effects.serving.request_parsing.bodies import invalid_value, short_json
 from minfer.effects.serving.request_parsing.ignored_hints import note_ignored
 from minfer.effects.serving.request_parsing.structured_fields import (
     Constraint,
@@ -80,8 +80,8 @@ def check_names(names: Sequence[str], field: str = "tools") -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            message = f"must differ in their names; there are two {shown(name)}"
-            raise wrong(message, field)
+            message = f"must differ in their names; there are two {short_json(name)}"
+            raise invalid_value(message, field)
         seen.add(name)
 
 

@@ -9,7 +9,11 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import PlainValidator, TypeAdapter, model_validator
 
-from minfer.effects.serving.request_parsing.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    short_json,
+)
 
 
 class Spoken(Protocol):
@@ -32,20 +36,24 @@ class TypedObject(StrictObject):
     def _check_type(cls, value: Any) -> Any:
         """Refuse other types."""
         if isinstance(value, dict) and value.get("type", cls.kinds[0]) not in cls.kinds:
-            supported = " or ".join(map(shown, cls.kinds))
-            message = f"{shown(value['type'])} is not supported; there is {supported}"
-            raise wrong(message, "type")
+            supported = " or ".join(map(short_json, cls.kinds))
+            message = (
+                f"{short_json(value['type'])} is not supported; there is {supported}"
+            )
+            raise invalid_value(message, "type")
         return value
 
 
 def read_by_type(classes: Mapping[str, type[StrictObject]], value: object) -> object:
     """An object of the class for its `type`. Raises PydanticCustomError."""
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_value("must be an object")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in classes:
-        supported = " or ".join(map(shown, classes))
-        raise wrong(f"{shown(kind)} is not supported; there is {supported}", "type")
+        supported = " or ".join(map(short_json, classes))
+        raise invalid_value(
+            f"{short_json(kind)} is not supported; there is {supported}", "type"
+        )
     return classes[kind].model_validate(value)
 
 

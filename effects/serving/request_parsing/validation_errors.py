@@ -52,7 +52,7 @@ def describe_error(error: ErrorDetails) -> str:
         return f"must {must.format_map(bounds)}"
     if (must := _MUST_BE.get(kind)) is not None:
         return f"must {must.format_map(bounds)}{_shown_value(error['input'])}"
-    return error["msg"]  # from `bodies.wrong`, as a rule
+    return error["msg"]  # from `bodies.invalid_value`, as a rule
 
 
 def _json_form(bound: object) -> str:

@@ -11,7 +11,11 @@ from minfer.effects.serving.openai.fields import ItemLimit
 from minfer.effects.serving.openai.template_fields import RequestTemplate, render
 from minfer.effects.serving.openai.tools import ChatTool
 from minfer.effects.serving.protocol import ModelInfo, QueryEndpoint
-from minfer.effects.serving.request_parsing.bodies import StrictObject, read_body, wrong
+from minfer.effects.serving.request_parsing.bodies import (
+    StrictObject,
+    invalid_value,
+    read_body,
+)
 from minfer.effects.serving.wire.error_form import failure
 
 
@@ -33,10 +37,10 @@ class TokenizeBody(StrictObject):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("send either prompt or messages", "prompt")
+            raise invalid_value("send either prompt or messages", "prompt")
         if self.messages is not None and self.add_special_tokens:
             message = "is not supported with messages: the chat template writes its own"
-            raise wrong(message, "add_special_tokens")
+            raise invalid_value(message, "add_special_tokens")
         return self
 
     def answer(self, llm: ModelInfo) -> dict[str, object]:
