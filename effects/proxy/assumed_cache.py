@@ -1,5 +1,5 @@
-"""What a backend that reports nothing is assumed to have in its prefix cache: the blocks
-that were sent there last.
+"""The assumed prefix cache of a backend that does not report its cache: the blocks that
+were sent there last.
 
 Theory. The router's index needs prefixes without gaps (`minfer.routing.key_index`). The
 blocks of a prompt count as used from the last one to the first: so each block was used
@@ -15,7 +15,7 @@ from minfer.blocks.keys import Key, Keys
 
 @frozen
 class CacheUse:
-    """Blocks that came into a cache, and those that had to go."""
+    """Blocks that were added to a cache, and those that were evicted."""
 
     published: Keys
     evicted: Keys

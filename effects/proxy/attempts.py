@@ -35,7 +35,7 @@ def no_backend() -> ApiError:
 
 @define
 class Attempts:
-    """What the attempts so far came to."""
+    """The results of the attempts so far."""
 
     allowed: tuple[str, ...] | None = None  # backends that have its model; None: all
     tried: list[str] = field(factory=list)  # backends

@@ -35,8 +35,8 @@ from minfer.routing.state import Replica, RouterConfig, RouterState
 
 NO_BACKEND: Final = "no server behind this router takes requests now"
 # Why a request was sent to a backend without a decision of the router.
-_HOME: Final = "home"  # no other one can serve it
-_MOVED: Final = "moved"  # the one before failed
+_HOME: Final = "home"  # no other backend can serve it
+_MOVED: Final = "moved"  # the backend before failed
 
 
 class NotPlacedError(Exception):
@@ -59,7 +59,7 @@ class RoutingCounts:
 
 class BackendRouter(RecordedRouter):
     """The router among backends, each of which is assumed to cache `cache_blocks` blocks:
-    the last that were sent there. Those in `reporting` say themselves what they cache.
+    the last that were sent there. Backends in `reporting` report their caches.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BackendRouter(RecordedRouter):
         return placed
 
     def reported(self, name: str) -> tuple[RouterEvent, ...]:
-        """What a backend says that it has cached."""
+        """The blocks that a backend reports as cached, as events."""
         keys = self._reporting[name]() if name in self._reporting else ()
         return (BlocksPublished(name, keys),) if keys else ()
 
@@ -113,8 +113,8 @@ class BackendRouter(RecordedRouter):
 class BackendDispatcher:
     """Places requests on backends; all methods run in one event loop.
 
-    `cache_blocks`: how many blocks each backend is assumed to cache. Those in `reporting`
-    say themselves what they cache: all of it when called, and changes by `report`. At
+    `cache_blocks`: how many blocks each backend is assumed to cache. Backends in
+    `reporting` report their caches: all blocks when called, and changes by `report`. At
     most `max_waiting` requests are deferred at a time.
     """
 
@@ -176,8 +176,8 @@ class BackendDispatcher:
         self._queues.leave(name)
 
     def report(self, name: str, *events: RouterEvent) -> None:
-        """Take a backend's news of its cache. They are ignored while it is not there:
-        `join` asks for all that is cached.
+        """Apply a backend's events about its cache. They are ignored while it is not
+        there: `join` reads all that is cached.
         """
         if name in self.state.replicas:
             self._router.apply(*events)

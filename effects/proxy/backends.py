@@ -11,7 +11,7 @@ from attrs import frozen
 from minfer.values.checks import ConfigError
 
 _SCHEMES: Final = ("http", "https")
-_API_PATH: Final = "/v1"  # what base URLs of OpenAI's clients end in
+_API_PATH: Final = "/v1"  # the end of base URLs of OpenAI's clients
 _NO_ADDRESS: Final = "-"  # in place of an address
 
 

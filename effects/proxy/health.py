@@ -1,4 +1,4 @@
-"""Health of the backends behind a router: each is asked every few seconds.
+"""Health of the backends behind a router: each is probed every few seconds.
 
     GET /health refused, or 5xx                it has left
     GET /health without an answer, 3 times     it has left
@@ -8,7 +8,7 @@
 Each time a backend answers, its models are read, too (`backend_models`).
 
 A backend that refuses the connection of a client's request has left at once; after any
-failed request it is asked again at once. While it does not answer, requests whose answer
+failed request it is probed again at once. While it does not answer, requests whose answer
 has not begun may move to another backend (`note_silent`).
 """
 
@@ -30,16 +30,16 @@ from minfer.effects.proxy.backend_models import (
 )
 from minfer.effects.proxy.bounded_read import read_at_most
 
-PROBE_INTERVAL_SECONDS: Final = 2.0  # between two questions
+PROBE_INTERVAL_SECONDS: Final = 2.0  # between two probes
 PROBE_TIMEOUT_SECONDS: Final = 5.0  # for an answer
-MAX_SILENT_PROBES: Final = 3  # questions in a row without an answer: then it has left
+MAX_SILENT_PROBES: Final = 3  # probes in a row without an answer: then it has left
 _SERVER_ERROR: Final = 500
 _UNAVAILABLE: Final = 503
 _log: Final = logging.getLogger("minfer.router")
 
 
 class ServerHealth(Enum):
-    """What was found out about a backend."""
+    """The result of a probe of a backend."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -53,14 +53,14 @@ _HEALTHY: Final = (ServerHealth.READY, ServerHealth.DRAINING)
 
 @define(eq=False)
 class HealthWatch:
-    """Asks one backend, and tells the dispatcher."""
+    """Probes one backend, and notifies the dispatcher."""
 
     name: str  # its base URL
     http: aiohttp.ClientSession
     dispatcher: BackendDispatcher
     # Called when its process seems to have ended: it refused a connection.
     note_gone: Callable[[], None] = field(default=lambda: None)
-    # Called for each unanswered question, from the third in a row on.
+    # Called for each unanswered probe, from the third in a row on.
     note_silent: Callable[[], None] = field(default=lambda: None)
     # Called with its models, whenever it has answered.
     note_models: Callable[[ModelList], None] = field(default=lambda _: None)
@@ -69,7 +69,7 @@ class HealthWatch:
     _probe_requested: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Probe until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
@@ -80,7 +80,7 @@ class HealthWatch:
             await self.probe()
 
     async def probe(self) -> None:
-        """Ask now, and act on it."""
+        """Probe now, and act on the result."""
         health = await self._probe_health()
         self.silent = self.silent + 1 if health is ServerHealth.SILENT else 0
         if health is ServerHealth.SILENT and self.silent < MAX_SILENT_PROBES:
@@ -90,7 +90,7 @@ class HealthWatch:
             self.note_silent()
 
     def failed(self, *, refused: bool) -> None:
-        """A request failed there."""
+        """Note that a request failed there."""
         if refused:
             self._note(ServerHealth.GONE)
         self._probe_requested.set()
@@ -128,7 +128,7 @@ class HealthWatch:
         try:
             listed = read_models((await self._get(MODELS_PATH)).body)
         except (aiohttp.ClientError, OSError):
-            return  # it is asked again
+            return  # it is probed again
         names = listed.names or read_models(ready).names
         self.note_models(evolve(listed, names=names))
 

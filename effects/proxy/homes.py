@@ -1,4 +1,4 @@
-"""Which backend made a response: what is stored of it, and the record of its request, are
+"""Which backend made a response: a stored response, and the record of its request, are
 on that server alone.
 
 An answer's id is in its header `x-request-id`, or the first "id" of its body.

@@ -68,7 +68,7 @@ class KvSubscriber:
     async def _take(
         self, number: int, batch: bytes, context: "zmq.asyncio.Context"
     ) -> None:
-        """Take a batch in its turn."""
+        """Read a batch, after those that were missed before it."""
         if number <= self._heard:  # the server was started again
             self.restart()
         self._heard = number

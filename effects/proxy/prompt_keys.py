@@ -1,6 +1,6 @@
-"""What a router knows of a request without a tokenizer: keys of blocks of its text.
+"""Keys of blocks of a request's text, for a router without a tokenizer.
 
-Theory. What a prompt is made of comes in the order in which chat templates write it:
+Theory. The parts of a prompt come in the order in which chat templates write them:
 instructions, tools, messages. Each is written as JSON with sorted keys, without spaces,
 so the text of a conversation's next turn begins with the text of this one, whatever
 client sends it. That text is cut into blocks of `BLOCK_BYTES`, and their keys are chained
@@ -46,7 +46,7 @@ class RequestFields(msgspec.Struct):
     messages: Any = None
     prompt: Any = None
     input: Any = None
-    # Its length, and whose it is:
+    # Its length, and its user:
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
@@ -106,7 +106,7 @@ def read_fields(body: bytes) -> RequestFields:
 
 
 def text_keys(fields: RequestFields, body: bytes) -> PromptKeys:
-    """The keys of a request's text or token ids; none of what is no prompt."""
+    """The keys of a request's text or token ids; none if it has no prompt."""
     try:
         return _read_keys(fields, len(body), marked=_CACHE_MARK.encode() in body)
     except (OverflowError, RecursionError, ValueError):  # its backend refuses it

@@ -1,4 +1,4 @@
-"""Makes what the router must know of a request: prompt, tenant, session, length."""
+"""Reads what the router needs of a request: prompt, tenant, session, length."""
 
 from itertools import count
 from typing import Final

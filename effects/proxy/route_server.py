@@ -48,7 +48,7 @@ class RouterServer(DrainingServer):
         self._router = router
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ask the backends, then accept connections."""
+        """Probe the backends, then accept connections."""
         await self._router.open()
         await super().startup(sockets)
 

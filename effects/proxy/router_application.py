@@ -121,7 +121,7 @@ class RouterApplication:
         await self.app(scope, receive, send)
 
     async def open(self) -> None:
-        """Ask all backends how they are, and go on asking them."""
+        """Probe all backends, now and from then on."""
         http = self._http = open_session()
         prompts = PromptReader.start(self._tokens, self._options.workers)
         proxies = self._options.proxies

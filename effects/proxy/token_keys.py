@@ -1,5 +1,4 @@
-"""What a router knows of a request if it has the model's tokenizer: keys of blocks of
-token ids.
+"""Keys of blocks of a request's token ids, for a router with the model's tokenizer.
 
 They are compared with the blocks that servers report (`kv_events`), so ids have to be
 those that the servers make: bodies are read, and conversations rendered, as `minfer
@@ -81,7 +80,7 @@ class TokenKeys:
         try:
             request = self._endpoints[path].read(body).generation(self._model)
             salt = msgspec.json.decode(body, type=_Salt).cache_salt
-        except Exception:  # whatever is wrong with it, its server will say
+        except Exception:  # its server reports what is wrong with it
             return PromptKeys(tokens=len(body) // TOKEN_BYTES)
         prompts = [prompt.ids for prompt in request.prompts]
         keys = block_keys(tokens_root(salt), prompts[0], self.block_size)

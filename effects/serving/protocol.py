@@ -46,7 +46,7 @@ class CallTarget:
 
 @frozen(kw_only=True)
 class Include:
-    """What an answer holds besides text and finish reasons."""
+    """The contents of an answer besides text and finish reasons."""
 
     usage: bool = False  # at the end of a stream; a whole answer always has it
     usage_in_chunks: bool = False  # by then, in each chunk of a stream
@@ -159,7 +159,7 @@ class SetupInfo(Protocol):
 
 
 class ModelInfo(Protocol):
-    """The model that bodies are checked against: a `ServedModel`, or its likeness."""
+    """The model that bodies are checked against: a `ServedModel`, or a `WorkerModel`."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:

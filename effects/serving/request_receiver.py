@@ -78,15 +78,13 @@ class RequestReceiver:
         self._body_memory = BodyMemory()
         # Under a policy with priorities before fairness, each client would use the first.
         self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
-        recipe = ModelFacts.of(llm, tuple(models.names))
-        self.pool = WorkerPool(recipe, llm, models, state.pool, workers=bounds.workers)
+        facts = ModelFacts.of(llm, tuple(models.names))
+        self.pool = WorkerPool(facts, llm, models, state.pool, workers=bounds.workers)
         self.template_pool: WorkerPool | None = None
         if bounds.trust_request_chat_template:
             self.template_pool = WorkerPool(
                 # Without secrets: a template that escaped the sandbox would have them.
-                attrs.evolve(
-                    recipe, request_templates=TEMPLATE_LIMITS, reasoning_key=b""
-                ),
+                attrs.evolve(facts, request_templates=TEMPLATE_LIMITS, reasoning_key=b""),
                 llm,
                 models,
                 state.pool,

@@ -1,5 +1,5 @@
-"""What all answers of a server share: the model, its bounds, and whether the server is
-stopping.
+"""The state that all answers of a server share: the model, its bounds, and whether the
+server is stopping.
 """
 
 import logging

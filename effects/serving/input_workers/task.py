@@ -1,4 +1,4 @@
-"""The work of preparing, in whichever process or thread it is done."""
+"""The work on a body, in whichever process or thread it is done."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from minfer.records.request import SamplingParams
 
 @frozen(kw_only=True)
 class ModelFacts:
-    """All that preparing needs of a model: plain data, to be sent to a worker."""
+    """All that a worker needs of a model, as plain data."""
 
     folder: str | None  # of the tokenizer; None: only token ids are accepted
     vocab_size: int
@@ -48,7 +48,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "ModelFacts":
-        """The recipe of a model that is served under these names."""
+        """The facts about a model that is served under these names."""
         setup = llm.setup
         return cls(
             folder=None if llm.tokenizer is None else str(setup.folder),
@@ -86,7 +86,7 @@ class QueryResult:
 
 @frozen
 class WorkerModel(Renders):
-    """The `ModelInfo` that a recipe describes: a model without its engine."""
+    """A `ModelInfo` made from `ModelFacts`: a model without its engine."""
 
     facts: ModelFacts
     tokenizer: Tokenizer | None = field()

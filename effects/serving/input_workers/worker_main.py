@@ -27,7 +27,7 @@ from minfer.effects.text.template_cache import templates_of
 
 
 class InputWorker:
-    """Prepares bodies by a recipe."""
+    """Prepares bodies for the model of `ModelFacts`."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self._model_info = WorkerModel(facts)

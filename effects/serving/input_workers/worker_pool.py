@@ -235,7 +235,7 @@ class BodyPool:
 
 
 class WorkerPool(BodyPool):
-    """Prepares requests. `model_info` and `models` are for threads, the recipe for
+    """Prepares requests. `model_info` and `models` are for threads, `facts` for
     processes; both describe the same model.
     """
 

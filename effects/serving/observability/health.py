@@ -20,7 +20,7 @@ class Health:
         self._stall = stall
 
     def health_error(self) -> str:
-        """What is wrong, or an empty string."""
+        """The reason why the server is not healthy, or an empty string."""
         engine = self._state.llm.client.snapshot()
         if self._state.closing:
             return SHUTTING_DOWN
@@ -44,7 +44,7 @@ class Health:
         }
 
     def figures(self) -> dict[str, object]:
-        """What `minfer status` shows: sums, and each engine, even if there is one."""
+        """The figures of `minfer status`: sums, and each engine, even if there is one."""
         client = self._state.llm.client
         snapshot = client.snapshot()
         own_state = ReplicaState(
@@ -65,7 +65,7 @@ class Health:
         }
 
     def unready_reason(self) -> str:
-        """Why no new request should come now, or an empty string."""
+        """The reason why no request should be sent now, or an empty string."""
         client = self._state.llm.client
         if reason := client.unready:
             return reason

@@ -63,12 +63,12 @@ class Distribution:
 
 @frozen(kw_only=True)
 class Figures:
-    """What a viewer gets: the present state, and counts since the start."""
+    """The data for a viewer: the present state, and counts since the start."""
 
     version: str
     time: float  # seconds, on the engine's clock
     uptime: float  # seconds
-    health: str  # "ok", or what is wrong
+    health: str  # "ok", or the error
     requests: int  # being served
     running: int  # samples
     rows: int  # samples that may run at once
@@ -127,8 +127,8 @@ def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
 
 
 class LiveView:
-    """The live view of an engine. `health_error` returns what is wrong with the server,
-    or an empty string; `closing`, whether it is stopping.
+    """The live view of an engine. `health_error` returns the error of the server, or an
+    empty string; `closing`, whether it is stopping.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Final
 
 MAX_WAITING_LINES: Final = 10_000  # lines that wait
 GATHER_SECONDS: Final = 0.1  # lines of this time are written together
-# Processes may write as many bytes to one pipe without mixing them.
+# Several processes can write this much to a pipe without mixing.
 _ATOMIC_WRITE_BYTES: Final = 4096
 _CLOSE_SECONDS: Final = 2.0  # that the last lines may take
 

@@ -68,7 +68,7 @@ class ChatChunks(ChunkWriter):
         return self._parser.reasoning_tokens
 
     def _extra_fields(self, delta: CompletionOutput) -> JsonObject:
-        """What is requested of tokens besides their text."""
+        """The requested fields of tokens besides their text."""
         extra_fields: JsonObject = {}
         if delta.logprobs:
             extra_fields["logprobs"] = _scores(delta, self._include, self._tokenizer)

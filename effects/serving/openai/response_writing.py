@@ -120,7 +120,7 @@ class ResponseEvents:
         return events
 
     def end(self, served: Sequence[PromptUsage]) -> list[StreamEvent]:
-        """The events that end the response and what is open in it."""
+        """The events that end the open item and the response."""
         events = [self._make_event(event) for event in self._items.close(self._status)]
         usage = usage_of(served[0], self._parser.reasoning_tokens)
         response = self._format.response(self._status, self._items.to_json(), usage)

@@ -95,7 +95,7 @@ def serve_in_processes(
 
 @frozen(kw_only=True, eq=False)
 class ForkedServer:
-    """What the processes of a server inherit, and what each of them runs, by its name."""
+    """The state that a server's processes inherit, and the work of each, by its name."""
 
     args: EngineArgs
     options: HttpOptions

@@ -20,7 +20,7 @@ from minfer.lifecycle.arrive import longest_prompt, queue_is_full
 
 MIN_BODY_LIMIT_BYTES: Final = 2**22  # that are accepted for any model
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-FREE_ROWS_DIVISOR: Final = 8  # a request leaves one in 8 rows free
+FREE_ROWS_DIVISOR: Final = 8  # a request leaves one row in 8 free
 BODY_MEMORY_BYTES: Final = 2**28  # of bodies that are being received or prepared
 CLIENT_SHARE_DIVISOR: Final = 2  # a client may use one half of these
 UNCOUNTED_BODY_BYTES: Final = 2**16  # of a body that is too small to be counted

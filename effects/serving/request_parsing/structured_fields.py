@@ -130,7 +130,9 @@ def _refusal(schema: str, field: str) -> str:
 
 @lru_cache(maxsize=16)
 def _lenient(schema: str, field: str) -> str:
-    """A schema without what cannot be enforced. Raises ApiError for what is none."""
+    """A schema without the parts that cannot be enforced. Raises ApiError for an invalid
+    schema.
+    """
     try:
         return check_schema(schema, field, lenient=True)
     except GrammarError as error:

@@ -182,8 +182,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self._stalled = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or only close the connection if an answer has begun.
-        The application's answer is dropped: h11 sends none after this.
+        """Refuse data that is no HTTP; close the connection if an answer has begun. The
+        application's answer is dropped: h11 sends none after this.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)

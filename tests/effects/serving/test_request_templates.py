@@ -61,7 +61,7 @@ def trusting(folder: str) -> Iterator[Serving]:
     settings: dict[str, Any] = {"executor": "dry", "service": {"bounds": bounds}}
     with pytest.MonkeyPatch.context() as patch:
         limits = WorkerLimits(memory=2**27, cpu=0.7, nice=0)
-        patch.setattr(request_receiver, "OF_TEMPLATES", limits)
+        patch.setattr(request_receiver, "TEMPLATE_LIMITS", limits)
         with serving(folder, num_gpu_blocks_override=600, **settings) as made:
             yield made
 
