@@ -65,15 +65,15 @@ class BackendModels:
         if not model or not self.differ:
             return None
         names = {name: self._names(name) for name in self._backends}
-        having = [
+        matching = [
             backend for backend, models in names.items() if not models or model in models
         ]
-        if not having:
+        if not matching:
             names_text = ", ".join(sorted(frozenset[str]().union(*names.values())))
             unknown = repr(model[:_MAX_NAME_CHARS])
             message = f"there is no model {unknown} here; there is {names_text}"
             raise ApiError(message, "model", "model_not_found", _NOT_FOUND)
-        return tuple(sorted(having))
+        return tuple(sorted(matching))
 
     def _names(self, backend: str) -> frozenset[str]:
         return self._lists.get(backend, ModelList()).names

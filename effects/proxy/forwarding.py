@@ -120,8 +120,8 @@ class Exchange:
     _given_up: bool = field(default=False, init=False)
     _timeout: asyncio.Timeout = field(factory=lambda: asyncio.timeout(None), init=False)
     _deadline: float = field(default=math.inf, init=False)  # of the whole response
-    _events: bool = field(default=False, init=False)  # the response can end with an event
-    _last: bytes = field(default=b"", init=False)  # the last two bytes that were sent
+    _is_event_stream: bool = field(default=False, init=False)  # it may end with an event
+    _last_bytes: bytes = field(default=b"", init=False)  # the last two that were sent
 
     async def run(self, note_first: NoteFirst, *, may_refuse: bool) -> Outcome:
         """Send the request and pass the response on. `note_first` is called with its head
@@ -183,7 +183,7 @@ class Exchange:
             if response.status >= FIRST_ERROR_STATUS:
                 self._deadline = loop.time() + ERROR_SECONDS
             first_chunk = await self._next_chunk(response.content)
-            self._events = _takes_another_event(headers)
+            self._is_event_stream = _takes_another_event(headers)
             note_first(response.status, headers, first_chunk)
             self.started = True
             self._end_at(self._deadline)  # it is too late to give up
@@ -208,7 +208,7 @@ class Exchange:
                 if bytes_left < 0:
                     message = f"an error's body has more than {MAX_ERROR_BYTES} bytes"
                     raise aiohttp.ClientPayloadError(message)
-            self._last = chunk[-2:]
+            self._last_bytes = chunk[-2:]
             more_body = not content.at_eof()  # the last part carries the end of the body
             await send(
                 {"type": "http.response.body", "body": chunk, "more_body": more_body}
@@ -245,9 +245,11 @@ class Exchange:
         message = "the server behind the router takes no requests now"
         error = ApiError(message, None, OVERLOADED, response.status)
         body = error_format(self.request.scope)(error).event.data.encode()
-        wait = [header for header in headers if header[0] == _RETRY_AFTER]
-        json = (b"content-type", b"application/json")
-        return BackendRefusal(self.name, response.status, [json, *wait], body)
+        retry_headers = [header for header in headers if header[0] == _RETRY_AFTER]
+        content_type = (b"content-type", b"application/json")
+        return BackendRefusal(
+            self.name, response.status, [content_type, *retry_headers], body
+        )
 
     def _failed(
         self, cause: str, error: Exception, *, refused: bool = False
@@ -262,11 +264,11 @@ class Exchange:
     async def _break_off(self, error: Exception) -> Answered:
         """End a response that its backend does not end."""
         _log.warning("%s broke off: %s", self.name, _describe_error(error))
-        if self._events:
+        if self._is_event_stream:
             message = "the server behind the router broke off"
             failure = ApiError(message, None, "backend_failed", BAD_GATEWAY)
             event = error_format(self.request.scope)(failure).event
-            end = b"" if self._last == b"\n\n" else b"\n\n"
+            end = b"" if self._last_bytes == b"\n\n" else b"\n\n"
             body = end + EventStream.frame([event]).encode()
             await self.request.send({"type": "http.response.body", "body": body})
         # Without an end, uvicorn closes the connection: the client sees that it is cut.

@@ -64,11 +64,11 @@ def request_headers(scope: Scope) -> list[tuple[str, str]]:
 
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """The headers of a backend's response for a client."""
-    lower = [(name.lower(), value) for name, value in headers]
+    lowercased = [(name.lower(), value) for name, value in headers]
     dropped = (
-        _HOP_BY_HOP_HEADERS | _named_by_connection(lower) | {b"date"}
+        _HOP_BY_HOP_HEADERS | _named_by_connection(lowercased) | {b"date"}
     )  # uvicorn has one
-    return [(name, value) for name, value in lower if name not in dropped]
+    return [(name, value) for name, value in lowercased if name not in dropped]
 
 
 def unreadable_header(headers: RawHeaders) -> str:

@@ -89,7 +89,7 @@ class HealthWatch:
         if health is ServerHealth.SILENT:
             self.note_silent()
 
-    def failed(self, *, refused: bool) -> None:
+    def note_failure(self, *, refused: bool) -> None:
         """Note that a request failed there."""
         if refused:
             self._note(ServerHealth.GONE)

@@ -96,20 +96,20 @@ class ReportedCache:
         except _DECODE_ERRORS as error:
             raise KvEventError(f"no batch of KV events: {error!r}") from None
 
-    def missed(self) -> CacheCleared:
+    def note_missed(self) -> CacheCleared:
         """Note that batches were missed: what is cached is not known."""
         self._cached.clear()
         return CacheCleared(self.replica)
 
-    def restarted(self) -> CacheCleared:
+    def note_restart(self) -> CacheCleared:
         """Note that the server was started again: its hashes may be others."""
         self._blocks.clear()
         self._group = None
-        return self.missed()
+        return self.note_missed()
 
     def _fold(self, kind: str, event: Mapping[str, Any]) -> Iterator[RouterEvent]:
         if kind == "AllBlocksCleared":
-            yield self.missed()
+            yield self.note_missed()
         elif event.get("medium") not in _GPU_MEDIA:
             return
         elif kind == "BlockStored" and self._is_followed(event):

@@ -36,12 +36,12 @@ class KvSubscriber:
     cache: ReportedCache
     apply: Callable[..., None]
     _next: int = field(default=0, init=False)  # the number of the next batch
-    _heard: int = field(default=-1, init=False)  # the last number that was published
+    _last_published: int = field(default=-1, init=False)  # the number of that batch
 
     def restart(self) -> None:
         """Note that the server has ended: the next one begins anew."""
-        self._next, self._heard = 0, -1
-        self.apply(self.cache.restarted())
+        self._next, self._last_published = 0, -1
+        self.apply(self.cache.note_restart())
 
     async def run(self) -> None:
         """Follow until cancelled, or until ZeroMQ fails, which is logged."""
@@ -63,19 +63,19 @@ class KvSubscriber:
             frames = await socket.recv_multipart()
             number = _number_of(frames[1:])
             if number is not None:
-                await self._take(number, frames[2], context)
+                await self._read_in_order(number, frames[2], context)
 
-    async def _take(
+    async def _read_in_order(
         self, number: int, batch: bytes, context: "zmq.asyncio.Context"
     ) -> None:
         """Read a batch, after those that were missed before it."""
-        if number <= self._heard:  # the server was started again
+        if number <= self._last_published:  # the server was started again
             self.restart()
-        self._heard = number
+        self._last_published = number
         if number > self._next:
             await self._catch_up(context)
         if number > self._next:  # some are not kept any more
-            self.apply(self.cache.missed())
+            self.apply(self.cache.note_missed())
             self._next = number
         if number == self._next:  # else it came with those that were missed
             self._read(number, batch)
@@ -84,7 +84,7 @@ class KvSubscriber:
         """Read the batches from the next one on that the server has kept."""
         async for number, batch in self._replay(context):
             if number > self._next:
-                self.apply(self.cache.missed())
+                self.apply(self.cache.note_missed())
             if number >= self._next:
                 self._read(number, batch)
 
@@ -116,7 +116,7 @@ class KvSubscriber:
             events: list[RouterEvent] = self.cache.read(batch)
         except KvEventError as error:
             _log.warning("%s: %s", self.source.events, error)
-            events = [self.cache.missed()]
+            events = [self.cache.note_missed()]
         if events:
             self.apply(*events)
 

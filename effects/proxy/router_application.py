@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.journal.routing_journal_file import RoutingJournalFile
-from minfer.effects.proxy.attempts import Attempts, no_backend, not_placed
+from minfer.effects.proxy.attempts import Attempts, no_backend_error, not_placed_error
 from minfer.effects.proxy.backend_dispatcher import (
     BackendDispatcher,
     NotPlacedError,
@@ -301,7 +301,7 @@ class RouterApplication:
 
     async def _list_models(self, request: ClientRequest) -> Response | None:
         if self._http is None:
-            raise no_backend()
+            raise no_backend_error()
         headers = request.scope["headers"]
         listed = await list_models(self._http, self._options.backends, headers)
         return None if listed is None else JSONResponse(listed)
@@ -364,7 +364,7 @@ class RouterApplication:
             self.metrics.note_answer(refused.name, refused.status)
             await pass_on(refused, request.send)
         except NotPlacedError as error:
-            raise not_placed(error) from None
+            raise not_placed_error(error) from None
         finally:
             self.dispatcher.end(routed.id)
 
@@ -390,7 +390,7 @@ class RouterApplication:
         `attempts`, another backend may be tried after this one.
         """
         if self._http is None:
-            raise no_backend()
+            raise no_backend_error()
         exchange = Exchange(self._http, request, name, self._options.backend_timeout)
         if attempts is not None:
             exchange.may_move = partial(self._may_move, attempts)
@@ -401,10 +401,10 @@ class RouterApplication:
         finally:
             self._exchanges[name].discard(exchange)
         if isinstance(outcome, BackendFailure):
-            self.watches[name].failed(refused=outcome.refused)
+            self.watches[name].note_failure(refused=outcome.refused)
         elif isinstance(outcome, Answered) and outcome.broken:
             self.metrics.broken += 1
-            self.watches[name].failed(refused=False)
+            self.watches[name].note_failure(refused=False)
         return outcome
 
     def _note_first(

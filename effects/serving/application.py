@@ -51,7 +51,7 @@ from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.tokens.tokenizer_info import OPTION, tokenizer_info
 from minfer.effects.serving.wire import error_form as openai_errors
 from minfer.effects.serving.wire.http import failure_response
-from minfer.effects.serving.wire.origins import foreign
+from minfer.effects.serving.wire.origins import is_cross_origin
 from minfer.effects.serving.wire.request_ids import MAX_ID_CHARS, RequestIds
 from minfer.effects.serving.wire.request_targets import NormalizeTarget
 from minfer.effects.serving.wire.shared_counts import SharedCounts
@@ -210,7 +210,7 @@ class Application:
     async def _request(self, request: Request) -> Response:
         name = request.path_params["name"]
         cancel = request.method == "DELETE"
-        if cancel and foreign(request.scope):
+        if cancel and is_cross_origin(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         query = RequestQuery(name, key_name(request.scope), cancel)
         failure = await self.lookup.find(query)
@@ -221,7 +221,7 @@ class Application:
         return JSONResponse(failure)
 
     async def _reset(self, request: Request) -> Response:
-        if foreign(request.scope):
+        if is_cross_origin(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         key = caller_of(request.scope).key
         if key is not None and not key.admin:
@@ -234,7 +234,7 @@ class Application:
         except EngineDeadError as error:
             raise to_api_error(error) from None
         except OSError as error:
-            raise _not_noted(error) from None
+            raise _reset_error(error) from None
         return JSONResponse({"success": True})
 
     def _reset_tenant(self, key: Key) -> None:
@@ -247,7 +247,7 @@ class Application:
         try:
             self._tenants.reset(key)
         except OSError as error:
-            raise _not_noted(error) from None
+            raise _reset_error(error) from None
 
     async def _health(self, _: Request) -> Response:
         health_error = self.health.health_error()
@@ -280,7 +280,7 @@ class Application:
         return JSONResponse(description())
 
 
-def _not_noted(error: OSError) -> ApiError:
+def _reset_error(error: OSError) -> ApiError:
     """The error of a reset that cannot be noted in the folder of blocks on disk."""
     return ApiError(f"the reset cannot be written to the disk: {error}", status=503)
 

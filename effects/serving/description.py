@@ -142,7 +142,7 @@ class _Schemas(GenerateJsonSchema):
         required = json_schema.get("required", ())
         fields = json_schema.get("properties", {})
         for name in fields.keys() - required:
-            fields[name] = _or_null(fields[name])
+            fields[name] = _nullable(fields[name])
         if issubclass(kind, TypedObject):
             fields["type"] = {"enum": [*kind.kinds]}
         unsupported = {name: _neutral(values) for name, values in kind.neutral.items()}
@@ -153,7 +153,7 @@ class _Schemas(GenerateJsonSchema):
         }
 
 
-def _or_null(field: JsonObject) -> JsonObject:
+def _nullable(field: JsonObject) -> JsonObject:
     plain = {name: value for name, value in field.items() if name != "default"}
     choices = field.get("anyOf", [plain])
     if {"type": "null"} in choices:

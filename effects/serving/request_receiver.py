@@ -204,8 +204,12 @@ class RequestReceiver:
         """
         if self.template_pool is None or target.body is None:
             return None
-        takes = _TEMPLATE_NAME in target.body.model_fields
-        return self.template_pool if takes and TEMPLATE_FIELD.search(data) else None
+        has_template_field = _TEMPLATE_NAME in target.body.model_fields
+        return (
+            self.template_pool
+            if has_template_field and TEMPLATE_FIELD.search(data)
+            else None
+        )
 
     def _reserve_memory(
         self, caller: Caller, connection: Connection

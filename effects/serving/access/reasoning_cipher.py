@@ -41,8 +41,8 @@ def encrypt(key: bytes, text: str) -> str:
 
     nonce = secrets.token_bytes(_NONCE_BYTES)
     data = text.encode("utf-8", "surrogatepass")
-    sealed = AESGCM(key).encrypt(nonce, data, _VERSION)
-    return base64.urlsafe_b64encode(_VERSION + nonce + sealed).decode("ascii")
+    ciphertext = AESGCM(key).encrypt(nonce, data, _VERSION)
+    return base64.urlsafe_b64encode(_VERSION + nonce + ciphertext).decode("ascii")
 
 
 def decrypt(key: bytes, text: str) -> str:
@@ -55,12 +55,14 @@ def decrypt(key: bytes, text: str) -> str:
     except ValueError:
         raise DecryptionError from None
     version, nonce = data[:1], data[1 : 1 + _NONCE_BYTES]
-    sealed = data[1 + _NONCE_BYTES :]
+    ciphertext = data[1 + _NONCE_BYTES :]
     if version != _VERSION:
         raise DecryptionError
     try:
         return (
-            AESGCM(key).decrypt(nonce, sealed, version).decode("utf-8", "surrogatepass")
+            AESGCM(key)
+            .decrypt(nonce, ciphertext, version)
+            .decode("utf-8", "surrogatepass")
         )
     except (InvalidTag, ValueError):
         raise DecryptionError from None

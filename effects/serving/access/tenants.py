@@ -18,7 +18,7 @@ from typing import Final
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
 from minfer.effects.serving.access.api_keys import Key, Keys
-from minfer.effects.serving.wire.shared_counts import mapped
+from minfer.effects.serving.wire.shared_counts import shared_memory
 
 _EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
 _INTEGER_BYTES: Final = 8  # of a length, or of an epoch
@@ -38,7 +38,7 @@ class Tenants:
         self._random = not secret
         names = sorted({key.tenant for key in keys.known})
         self._indices = {name: index for index, name in enumerate(names)}
-        self._epochs = mapped(len(names)).cast("q")  # 0: never reset
+        self._epochs = shared_memory(len(names)).cast("q")  # 0: never reset
         self._shared = keys.share_all
         self._folder = folder
 

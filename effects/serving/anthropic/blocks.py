@@ -131,7 +131,7 @@ class ResultImageBlock(TypedObject):
 ResultPart = TextBlock | DocumentBlock | ResultImageBlock | ToolReferenceBlock
 
 
-def _of_kind(value: object, kinds: Mapping[str, Any]) -> object:
+def _read_by_kind(value: object, kinds: Mapping[str, Any]) -> object:
     """A block of the kind that its `type` names."""
     kind = value.get("type", "text") if isinstance(value, dict) else "text"
     if not isinstance(kind, str) or kind not in kinds:
@@ -151,7 +151,8 @@ _RESULT_KINDS: Final[Mapping[str, type[ResultPart]]] = {
 AnyResultPart = Annotated[
     ResultPart,
     BeforeValidator(
-        lambda value: _of_kind(value, _RESULT_KINDS), json_schema_input_type=ResultPart
+        lambda value: _read_by_kind(value, _RESULT_KINDS),
+        json_schema_input_type=ResultPart,
     ),
 ]
 ResultContent = Annotated[
@@ -216,7 +217,7 @@ _KINDS_BY_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
 AnyBlock = Annotated[
     ContentBlock,
     BeforeValidator(
-        lambda value: _of_kind(value, _KINDS), json_schema_input_type=ContentBlock
+        lambda value: _read_by_kind(value, _KINDS), json_schema_input_type=ContentBlock
     ),
 ]
 Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, ItemLimit)]

@@ -128,15 +128,15 @@ class ConversationBody(StrictObject):
     def _references_fit(self) -> Self:
         """Refuse results without a call, and references to tools that are not there."""
         calls: set[str] = set()
-        speaker = ""
+        last_role = ""
         names = {
             tool.name for tool in self.tools or () if isinstance(tool, AnthropicTool)
         }
         for index, message in enumerate(self.messages):
-            if message.role == "assistant" and speaker != "assistant":
+            if message.role == "assistant" and last_role != "assistant":
                 calls = set()
             if message.role != "system":
-                speaker = message.role
+                last_role = message.role
             for place, block in enumerate(blocks_of(message.content)):
                 field_path = f"messages[{index}].content[{place}]"
                 if isinstance(block, ToolUseBlock):
@@ -144,7 +144,9 @@ class ConversationBody(StrictObject):
                 elif (
                     isinstance(block, ToolResultBlock) and block.tool_use_id not in calls
                 ):
-                    raise invalid_value(_orphan(block), f"{field_path}.tool_use_id")
+                    raise invalid_value(
+                        _orphan_message(block), f"{field_path}.tool_use_id"
+                    )
                 for name in referenced_tools(block):
                     if name not in names:
                         raise invalid_value(
@@ -205,7 +207,7 @@ class ConversationBody(StrictObject):
         block = last.content[-1] if last.content else None
         return block.text if isinstance(block, TextBlock) else ""
 
-    def edited(self, llm: ModelInfo) -> EditedConversation:
+    def render_edited(self, llm: ModelInfo) -> EditedConversation:
         """The conversation as token ids, up to where the answer begins, after the edits
         of `context_management`. Raises ChatTemplateError, RequestError and ApiError.
         """
@@ -338,7 +340,7 @@ def _system_content(system: str | Sequence[TextBlock]) -> str | list[dict[str, s
     return template_content(system)
 
 
-def _orphan(block: ToolResultBlock) -> str:
+def _orphan_message(block: ToolResultBlock) -> str:
     """The error about a result without a call, in the words of Anthropic's API."""
     return (
         f"unexpected `tool_use_id` found in `tool_result` blocks: {block.tool_use_id}. "

@@ -57,7 +57,7 @@ class MessagesBody(ConversationBody):
         if constraint is not None:
             sampling_args["structured_outputs"] = constraint.build()
         params = llm.setup.default_sampling_params(**sampling_args, stop=stops)
-        conversation = self.edited(llm)
+        conversation = self.render_edited(llm)
         ids = conversation.ids
         offers = self.offers
         tools = {offer.name: offer.parameters for offer in offers}

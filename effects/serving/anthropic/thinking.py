@@ -112,9 +112,9 @@ def template_variables(
     variables: dict[str, Any] = {}
     if thinking is not None:
         thinking.note_hints()
-        switched = switches.on if thinking.type != "disabled" else switches.off
-        variables |= switched or {}
-        if switched is None and (reasons or thinking.type != "disabled"):
+        thinking_variables = switches.on if thinking.type != "disabled" else switches.off
+        variables |= thinking_variables or {}
+        if thinking_variables is None and (reasons or thinking.type != "disabled"):
             note_ignored("thinking")
     requested = effort or (thinking.effort if thinking is not None else None)
     if requested is not None:

@@ -252,7 +252,7 @@ class WorkerPool(BodyPool):
     ) -> None:
         start = partial(Process, facts)
         super().__init__(start, threads, workers=workers, limit=limit, refusals=refusals)
-        self._about = model_info, models
+        self._thread_args = model_info, models
 
     async def prepare(
         self, endpoint: Endpoint, data: bytes, client: str, tenant: str = ""
@@ -262,7 +262,7 @@ class WorkerPool(BodyPool):
         Raises ApiError, the errors of `to_api_error`, and EngineDeadError once it is
         closed.
         """
-        in_thread = partial(work, endpoint, data, *self._about)
+        in_thread = partial(work, endpoint, data, *self._thread_args)
         result = await self.run(endpoint.path, data, client, in_thread, tenant=tenant)
         if not isinstance(result, PreparedRequest):
             raise TypeError(f"{endpoint.path} was answered like a question")
@@ -272,7 +272,7 @@ class WorkerPool(BodyPool):
         self, query: QueryEndpoint, data: bytes, client: str, tenant: str = ""
     ) -> QueryResult:
         """Answer a question, at its client's turn. Raises likewise."""
-        in_thread = partial(work, query, data, *self._about)
+        in_thread = partial(work, query, data, *self._thread_args)
         result = await self.run(query.path, data, client, in_thread, tenant=tenant)
         if not isinstance(result, QueryResult):
             raise TypeError(f"{query.path} was prepared like a request")

@@ -119,7 +119,9 @@ class Metrics(Collector):
             f"{_ENDED_PREFIX}{reason}": float(count)
             for reason, count in self.ends.items()
         }
-        waits = {f"{_WAITED_PREFIX}{cause}": s for cause, s in self.waits.items()}
+        waits = {
+            f"{_WAITED_PREFIX}{cause}": seconds for cause, seconds in self.waits.items()
+        }
         sent = dict(self.routed)  # others may count meanwhile
         routed = {
             f"{_ROUTED_PREFIX}{target}": float(count) for target, count in sent.items()

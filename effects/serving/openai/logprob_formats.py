@@ -31,7 +31,7 @@ def token_logprob(
 ) -> TokenScore:
     """A token and its score, in the form of both formats."""
     spelled = None if tokenizer is None else [*tokenizer.token_bytes(token)]
-    name = _id_name(token) if as_ids else _spelled(token, score)
+    name = _id_name(token) if as_ids else _token_name(token, score)
     return {"token": name, "logprob": _value(score), "bytes": spelled}
 
 
@@ -199,10 +199,10 @@ def _by_text(by_id: dict[int, Logprob], *, as_ids: bool) -> dict[str, float]:
     """
     items = reversed(by_id.items())
     return {
-        _id_name(token) if as_ids else _spelled(token, score): _value(score)
+        _id_name(token) if as_ids else _token_name(token, score): _value(score)
         for token, score in items
     }
 
 
-def _spelled(token: int, score: Logprob) -> str:
+def _token_name(token: int, score: Logprob) -> str:
     return score.decoded_token or _id_name(token)

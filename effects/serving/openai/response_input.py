@@ -325,8 +325,8 @@ def _add_assistant_item(
     last: Turn = turns[-1] if turns else {"role": ""}
     # Text after calls belongs to the same answer: their outputs come later.
     called = isinstance(item, CallInput | CustomCallInput)
-    same = called or "tool_calls" in last
-    if last["role"] != "assistant" or reasoning or not same:
+    continues_answer = called or "tool_calls" in last
+    if last["role"] != "assistant" or reasoning or not continues_answer:
         last = {"role": "assistant", "content": None}
         turns.append(last)
     if reasoning:

@@ -237,7 +237,7 @@ class OutputItems:
             return []
         return self._start(MessageItem(self._id("msg")))
 
-    def take(self, delta: Delta) -> list[ItemEvent]:
+    def add(self, delta: Delta) -> list[ItemEvent]:
         """The events for a delta."""
         match delta:
             case ContentDelta(text):

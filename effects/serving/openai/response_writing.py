@@ -114,7 +114,7 @@ class ResponseEvents:
         """The events for the new output."""
         events = [] if self._number else self._start_events()
         for event in self._parser.read(choice, delta):
-            events += map(self._make_event, self._items.take(event))
+            events += map(self._make_event, self._items.add(event))
         if delta.finish_reason:
             self._status = _status(delta)
         return events
@@ -156,7 +156,7 @@ class ResponseObject:
     def write(self, choice: int, delta: CompletionOutput) -> list[StreamEvent]:
         """Keep the output, which is complete."""
         for event in self._parser.read(choice, delta):
-            self._items.take(event)
+            self._items.add(event)
         self._status = _status(delta)
         return []
 

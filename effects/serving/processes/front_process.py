@@ -247,7 +247,7 @@ def _name(plan: FrontPlan) -> str:
 
 
 def _router(
-    plan: FrontPlan, journals: contextlib.ExitStack, which: str = ""
+    plan: FrontPlan, journals: contextlib.ExitStack, suffix: str = ""
 ) -> FrontRouter:
     """A router among several engines, which is recorded if a journal is written."""
     args, policy = plan.args, routing_policy_named(plan.deployment.routing)
@@ -257,7 +257,7 @@ def _router(
     if args.journal_redact:
         _log.warning("routing is not recorded, as --journal-redact does not cover it")
         return FrontRouter(config)
-    name = front_name(plan.number).replace(" ", "-") + which
+    name = front_name(plan.number).replace(" ", "-") + suffix
     journal = RoutingJournalFile(Path(args.journal), config, args.journal_size, name)
     journals.callback(journal.close)
     return FrontRouter(config, journal)

@@ -40,5 +40,5 @@ class Gate:
             return JSONResponse({"status": f"loading: {reason}"})
         if path == "/ready":
             return JSONResponse({"status": reason}, 503)
-        early = f"the server is not ready: {reason}"
-        return refusal(ApiError(early, code="overloaded", status=503), scope)
+        message = f"the server is not ready: {reason}"
+        return refusal(ApiError(message, code="overloaded", status=503), scope)

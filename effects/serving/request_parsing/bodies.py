@@ -91,10 +91,10 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     except ValidationError as error:
         raise _field_error(error.errors(include_url=False)[0]) from None
     except ValueError as error:
-        raise ApiError(no_json("the body", error)) from None
+        raise ApiError(invalid_json_message("the body", error)) from None
 
 
-def no_json(subject: str, error: ValueError) -> str:
+def invalid_json_message(subject: str, error: ValueError) -> str:
     """The error of a text that is no JSON."""
     if not any(marker in str(error) for marker in _SURROGATE_ERRORS):
         return f"{subject} is not valid JSON: {error}"
@@ -106,7 +106,7 @@ def _field_error(first: ErrorDetails) -> ApiError:
     """The first of pydantic's errors in our words."""
     field = first.get("ctx", {}).get("field")
     place = [*first["loc"], *([] if field is None else [field])]
-    dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
+    dotted = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
     field_path = dotted.removeprefix(".")
     message = describe_error(first)
     return ApiError(f"{field_path or 'the body'}: {message}", field_path or None)

@@ -112,14 +112,14 @@ def schema_constraint(
             field = f"{field_path}.{key[:_MAX_NAME_CHARS]}"
             raise ApiError(f"{field}: {message}", field)
     schema, field = json.dumps(json_schema["schema"]), f"{field_path}.schema"
-    if not strict and _refusal(schema, field):
+    if not strict and _schema_error(schema, field):
         note_ignored(field)
-        schema = _lenient(schema, field)
+        schema = _lenient_schema(schema, field)
     return Constraint({"json": schema}, field)
 
 
 @lru_cache(maxsize=16)  # a body is asked for its constraint several times
-def _refusal(schema: str, field: str) -> str:
+def _schema_error(schema: str, field: str) -> str:
     """Why a schema cannot be enforced; empty if it can."""
     try:
         check_schema(schema, field)
@@ -129,7 +129,7 @@ def _refusal(schema: str, field: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _lenient(schema: str, field: str) -> str:
+def _lenient_schema(schema: str, field: str) -> str:
     """A schema without the parts that cannot be enforced. Raises ApiError for an invalid
     schema.
     """

@@ -121,7 +121,7 @@ def constrain_calls(
         for offer in offers
         if requirements.only is None or offer.name in requirements.only
     ]
-    bounds_text = requirements.required or _leaves_calls_apart(parsing, answer)
+    bounds_text = requirements.required or _separates_calls(parsing, answer)
     offers = [
         _with_text(offer, enforced=bounds_text, must=requirements.required)
         for offer in offers
@@ -214,7 +214,7 @@ def constrain_after_reasoning(
         return None
     if parsing is None or parsing.reasoning == NONE:
         if match := _OPEN_REASONING.search(end_of(llm, prompt)):
-            _warn(match[1])
+            _warn_unknown_reasoning(match[1])
         return None
     constraint = answer.build()
     thinking = parsing.thinking
@@ -246,7 +246,7 @@ def _marker_ids(llm: ModelInfo) -> Callable[[str], int | None]:
 
 
 @cache
-def _warn(marker: str) -> None:
+def _warn_unknown_reasoning(marker: str) -> None:
     """Warn once that the end of reasoning is unknown."""
     _log.warning(
         "prompts end with %s, which opens reasoning of no format that is known here: "
@@ -289,7 +289,7 @@ def _requiring_field(
     return next(fields, "")
 
 
-def _leaves_calls_apart(parsing: Parsing | None, answer: Constraint | None) -> bool:
+def _separates_calls(parsing: Parsing | None, answer: Constraint | None) -> bool:
     """Whether calls can be distinguished from the rest of an answer that need not have
     any.
     """

@@ -32,8 +32,8 @@ from minfer.effects.serving.wire.descriptors import (
     RESERVED_DESCRIPTORS,
     SPARE_DESCRIPTORS,
     UNAVAILABLE_RESPONSE,
-    handshake_done,
     is_high,
+    note_handshake_done,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
 
@@ -120,16 +120,16 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._head: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None  # of a body that is not used
-        self._part = memoryview(b"")  # the bytes that are being read
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None  # of a body that is not used
+        self._buffer = memoryview(b"")  # the bytes that are being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
         super().connection_made(transport)
         descriptor = _descriptor(transport)
-        handshake_done(descriptor)
+        note_handshake_done(descriptor)
         high = is_high(descriptor, RESERVED_DESCRIPTORS + SPARE_DESCRIPTORS)
         if high or _total_connections(self.connections) > self.limits.connections:
             self._serve_as_extra()
@@ -140,12 +140,12 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """The buffer for the next bytes: a view, as TLS is written to slices of it."""
         headers = self.headers if self.conn.their_state is h11.SEND_BODY else []
         is_sized = any(name == b"content-length" for name, _ in headers)
-        self._part = memoryview(bytearray(LARGE_READ_BYTES if is_sized else READ_BYTES))
-        return self._part
+        self._buffer = memoryview(bytearray(LARGE_READ_BYTES if is_sized else READ_BYTES))
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes that were read."""
-        buffer, self._part = self._part, memoryview(b"")
+        buffer, self._buffer = self._buffer, memoryview(b"")
         self.data_received(bytes(buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
@@ -156,30 +156,32 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_head_timer()
             self._leave_extra()
-        elif self._head is None and self.conn.trailing_data[0]:
+        elif self._head_timer is None and self.conn.trailing_data[0]:
             self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
         self._stop_head_timer()
         self._leave_extra()
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Start the timer of a client that reads too slowly."""
         super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self.limits.stall, self.transport.abort)
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(
+                self.limits.stall, self.transport.abort
+            )
 
     def resume_writing(self) -> None:
         """Stop that timer: the client has read."""
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is no HTTP; close the connection if an answer has begun. The
@@ -196,8 +198,10 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; not for long, if this one's body is still coming."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and self._rest is None:
-            self._rest = self.loop.call_later(self.limits.header, self._close_late_rest)
+        if self.conn.their_state is h11.SEND_BODY and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(
+                self.limits.header, self._close_late_rest
+            )
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -216,7 +220,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.extra[0]._refuse()
         self.extra.append(self)
         moment = min(EXTRA_HEAD_SECONDS, self.limits.header)
-        self._head = self.loop.call_later(moment, self._refuse)
+        self._head_timer = self.loop.call_later(moment, self._refuse)
 
     def _leave_extra(self) -> None:
         if self in self.extra:
@@ -230,28 +234,30 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self._close()
 
     def _start_head_timer(self) -> None:
-        self._head = self.loop.call_later(self.limits.header, self._refuse_late_head)
+        self._head_timer = self.loop.call_later(
+            self.limits.header, self._refuse_late_head
+        )
 
     def _stop_head_timer(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _refuse_late_head(self) -> None:
-        self._head = None
+        self._head_timer = None
         if not self.transport.is_closing():
             self.transport.write(_REQUEST_TIMEOUT)
             self._close()
 
     def _close_late_rest(self) -> None:
-        self._rest = None
+        self._rest_timer = None
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             self._close()
 
     def _close(self) -> None:
         """Close; abort the connection if the client does not read the rest in time."""
         self.transport.close()
-        self._stalled = self._stalled or self.loop.call_later(
+        self._stall_timer = self._stall_timer or self.loop.call_later(
             self.limits.stall, self.transport.abort
         )
 

@@ -62,7 +62,7 @@ def is_high(descriptor: int, last: int) -> bool:
     return high
 
 
-def handshake_done(descriptor: int) -> None:
+def note_handshake_done(descriptor: int) -> None:
     """Note that a connection's handshake is over."""
     _handshakes.pop(descriptor, None)
 

@@ -20,8 +20,8 @@ def failure_response(
     """A failure as a whole response, of the answer with the id `name`; `ignored` are the
     fields of its request that had no effect.
     """
-    wait = failure.retry_after
-    headers = {} if wait is None else {"Retry-After": str(wait)}
+    retry_after = failure.retry_after
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     if failure.status == _NO_KEY:
         headers["WWW-Authenticate"] = "Bearer"
     if name:

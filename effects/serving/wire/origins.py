@@ -21,7 +21,7 @@ ANY_ORIGIN: Final = "*"
 _PREFLIGHT_SECONDS: Final = 600  # for which a browser may cache a preflight
 
 
-def foreign(scope: Scope) -> bool:
+def is_cross_origin(scope: Scope) -> bool:
     """Whether the request comes from a page of another address than this server's."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")

@@ -14,7 +14,7 @@ from attrs import field, frozen
 _INTEGER_BYTES: Final = 8  # of a number
 
 
-def mapped(count: int) -> memoryview:
+def shared_memory(count: int) -> memoryview:
     """Memory for `count` numbers, all 0, shared by the processes forked from here on."""
     return memoryview(mmap.mmap(-1, max(1, count) * _INTEGER_BYTES))
 
@@ -23,13 +23,13 @@ def mapped(count: int) -> memoryview:
 class SharedCount:
     """A count by process."""
 
-    _counts: memoryview = field(factory=lambda: mapped(1).cast("q"))
+    _counts: memoryview = field(factory=lambda: shared_memory(1).cast("q"))
     _place: int = 0
 
     @classmethod
     def of(cls, places: int) -> "SharedCount":
         """A count of `places` processes, for the first of them."""
-        return cls(mapped(places).cast("q"))
+        return cls(shared_memory(places).cast("q"))
 
     def at(self, place: int) -> "SharedCount":
         """The count for the process at this place, whose count is 0."""

@@ -37,7 +37,7 @@ from minfer.effects.serving.wire.envelope import (
     open_message,
 )
 from minfer.effects.serving.wire.error_form import failure
-from minfer.effects.serving.wire.origins import foreign
+from minfer.effects.serving.wire.origins import is_cross_origin
 from minfer.effects.serving.wire.request_ids import CHOSEN_ID_FIELD as CHOSEN_ID
 from minfer.effects.serving.wire.socket_protocol import SocketProtocol
 from minfer.effects.serving.wire.transport import (
@@ -235,7 +235,7 @@ class _SocketApp:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if foreign(scope):
+        if is_cross_origin(scope):
             await receive()
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
