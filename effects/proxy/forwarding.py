@@ -107,7 +107,7 @@ NoteFirst = Callable[[int, RawHeaders, bytes], None]
 
 
 @define(eq=False)
-class Exchange:
+class ForwardingAttempt:
     """One attempt to have a request answered by a backend."""
 
     http: aiohttp.ClientSession

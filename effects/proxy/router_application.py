@@ -36,7 +36,7 @@ from minfer.effects.proxy.forwarding import (
     Answered,
     BackendFailure,
     ClientRequest,
-    Exchange,
+    ForwardingAttempt,
     Outcome,
     open_session,
     pass_on,
@@ -56,7 +56,7 @@ from minfer.effects.proxy.request_reader import RequestReader
 from minfer.effects.proxy.router_metrics import RouterMetrics
 from minfer.effects.proxy.router_options import RouterOptions
 from minfer.effects.proxy.token_keys import TokenKeys
-from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.access.api_keys import ApiKeys
 from minfer.effects.serving.access.authentication import RequireKey
 from minfer.effects.serving.addresses import NOT_ALLOWED
 from minfer.effects.serving.application import error_format, refusal
@@ -111,7 +111,7 @@ class RouterApplication:
         self._models = BackendModels(options.backends)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
-        self._exchanges: dict[str, set[Exchange]] = {}  # running ones, by backend
+        self._running: dict[str, set[ForwardingAttempt]] = {}  # by backend
         self.watches: dict[str, HealthWatch] = {}
         app = self._with_routes(options.keys)
         self.app = RequestIds(NormalizeTarget(_CheckMethod(app), refusal))
@@ -129,7 +129,7 @@ class RouterApplication:
         subscribers = self._subscribers()
         for name in self._options.backends:
             watch = self.watches[name] = HealthWatch(name, http, self.dispatcher)
-            self._exchanges[name] = set()
+            self._running[name] = set()
             watch.note_silent = partial(self._give_up, name)
             watch.note_models = partial(self._note_models, name)
             if name in subscribers:
@@ -148,8 +148,8 @@ class RouterApplication:
 
     def _give_up(self, name: str) -> None:
         """Move the requests that wait for a silent backend, if others take them."""
-        for exchange in tuple(self._exchanges[name]):
-            exchange.give_up()
+        for attempt in tuple(self._running[name]):
+            attempt.give_up()
 
     def _note_models(self, name: str, models: ModelList) -> None:
         """Note a backend's models, and accept bodies that the longest context accepts."""
@@ -184,7 +184,7 @@ class RouterApplication:
         if self._journal is not None:
             self._journal.close()
 
-    def _with_routes(self, keys: Keys) -> Starlette:
+    def _with_routes(self, keys: ApiKeys) -> Starlette:
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
             routes=[
@@ -391,15 +391,17 @@ class RouterApplication:
         """
         if self._http is None:
             raise no_backend_error()
-        exchange = Exchange(self._http, request, name, self._options.backend_timeout)
+        attempt = ForwardingAttempt(
+            self._http, request, name, self._options.backend_timeout
+        )
         if attempts is not None:
-            exchange.may_move = partial(self._may_move, attempts)
+            attempt.may_move = partial(self._may_move, attempts)
         first = partial(self._note_first, name, routed)
-        self._exchanges[name].add(exchange)
+        self._running[name].add(attempt)
         try:
-            outcome = await exchange.run(first, may_refuse=routed is not None)
+            outcome = await attempt.run(first, may_refuse=routed is not None)
         finally:
-            self._exchanges[name].discard(exchange)
+            self._running[name].discard(attempt)
         if isinstance(outcome, BackendFailure):
             self.watches[name].note_failure(refused=outcome.refused)
         elif isinstance(outcome, Answered) and outcome.broken:

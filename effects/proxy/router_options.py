@@ -9,7 +9,7 @@ from attrs import field, frozen
 from minfer.effects.live.input_processing.template_settings import TemplateSettings
 from minfer.effects.proxy.backends import KvSource
 from minfer.effects.proxy.tenants import TrustedProxies
-from minfer.effects.serving.access.api_keys import Keys
+from minfer.effects.serving.access.api_keys import ApiKeys
 from minfer.effects.text.tools.formats import Parsers
 
 CACHE_TOKENS: Final = 2**20
@@ -25,7 +25,7 @@ class RouterOptions:
 
     backends: Sequence[str]  # base URLs, as `read_backends` returns them
     policy: str = "prefix"
-    keys: Keys = field(factory=Keys)  # that clients must have
+    keys: ApiKeys = field(factory=ApiKeys)  # that clients must have
     proxies: TrustedProxies = field(factory=TrustedProxies)
     cache_tokens: int = CACHE_TOKENS  # that each backend is assumed to cache
     # Where backends report what they cache, by name; then `model` has the tokenizer,

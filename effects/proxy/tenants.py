@@ -25,7 +25,7 @@ from minfer.effects.serving.access.authentication import caller_of
 from minfer.values.checks import ConfigError
 
 _FORWARDED_FOR: Final = "x-forwarded-for"
-Address = IPv4Address | IPv6Address
+IpAddress = IPv4Address | IPv6Address
 
 
 @frozen
@@ -34,7 +34,7 @@ class TrustedProxies:
 
     networks: Sequence[IPv4Network | IPv6Network] = ()
 
-    def include(self, address: Address) -> bool:
+    def include(self, address: IpAddress) -> bool:
         """Whether an address is a trusted proxy's."""
         return any(address in network for network in self.networks)
 
@@ -66,7 +66,7 @@ def tenant_of(scope: Scope, proxies: TrustedProxies) -> str:
     return str(client)
 
 
-def _read_address(text: str) -> Address | None:
+def _read_address(text: str) -> IpAddress | None:
     """An address from a text, in which a port may follow it; None, if it is invalid."""
     text = text.strip()
     if text.startswith("["):

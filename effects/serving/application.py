@@ -18,7 +18,7 @@ import minfer
 from minfer.effects.cluster.link.link_messages import RequestQuery
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.access.api_keys import Key, Keys, read_keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.addresses import (
@@ -111,7 +111,7 @@ class Application:
         self.receiver.close()
         self.state.close()
 
-    def _with_routes(self, keys: Keys) -> Starlette:
+    def _with_routes(self, keys: ApiKeys) -> Starlette:
         """The application that checks keys, routes requests and formats errors."""
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
@@ -237,7 +237,7 @@ class Application:
             raise _reset_error(error) from None
         return JSONResponse({"success": True})
 
-    def _reset_tenant(self, key: Key) -> None:
+    def _reset_tenant(self, key: ApiKey) -> None:
         """Make all cached blocks of a key's tenant unfindable. Raises ApiError."""
         if not self._tenants.separate:
             reason = (

@@ -34,7 +34,7 @@ _REMOVED_FIELDS: Final = ("requests_per_minute", "tokens_per_minute")
 
 
 @frozen(eq=False)
-class Key:
+class ApiKey:
     """One key's owner. The key is stored as a digest. All keys of one tenant share a
     prefix cache.
     """
@@ -52,13 +52,13 @@ def digest(key: bytes) -> bytes:
 
 
 @frozen
-class Keys:
+class ApiKeys:
     """All keys; none: no key is needed."""
 
-    known: Sequence[Key] = ()
+    known: Sequence[ApiKey] = ()
     share_all: bool = False  # the prefix cache is shared by all tenants
 
-    def owner(self, sent_key: bytes) -> Key | None:
+    def owner(self, sent_key: bytes) -> ApiKey | None:
         """The owner of a key, in a time that does not reveal how much of it is right."""
         sent_digest, owner = digest(sent_key), None
         for key in self.known:
@@ -67,12 +67,12 @@ class Keys:
         return owner
 
 
-def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
+def read_keys(plain: Iterable[str], path: Path | None) -> ApiKeys:
     """The keys of the command line, and those of a file. Raises ConfigError."""
     plain_keys = [key for key in plain if key]
     is_numbered = len(plain_keys) > 1
     keys = [
-        Key(
+        ApiKey(
             f"key-{i}" if is_numbered else "key",
             digest(key.encode()),
             tenant=_COMMAND_LINE_TENANT,
@@ -91,7 +91,7 @@ def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
     ):
         if len(set(values)) < len(values):
             raise ConfigError(f"{kind} of API keys must differ; two are the same")
-    return Keys(tuple(keys), share_all)
+    return ApiKeys(tuple(keys), share_all)
 
 
 def _read_file(path: Path) -> Any:
@@ -126,7 +126,7 @@ def _shares_all(content: Any, path: Path) -> bool:
     return bool(share == "all")
 
 
-def _read_key(entry: Any, location: str) -> Key:
+def _read_key(entry: Any, location: str) -> ApiKey:
     if not isinstance(entry, dict):
         raise ConfigError(f"{location} must be a table with name and key")
     for name in _REMOVED_FIELDS:
@@ -144,7 +144,7 @@ def _read_key(entry: Any, location: str) -> Key:
         raise ConfigError(f"{location}: admin must be true or false")
     if len(name) > MAX_CLIENT:
         raise ConfigError(f"{location}: name must have at most {MAX_CLIENT} characters")
-    return Key(
+    return ApiKey(
         name=name,
         digest=digest(key.encode()),
         priority=_whole_number(

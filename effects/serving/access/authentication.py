@@ -10,7 +10,7 @@ from typing import Final
 from attrs import frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minfer.effects.serving.access.api_keys import Key, Keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.page import icon
 from minfer.effects.serving.page.files import PAGE_PATHS
@@ -33,12 +33,12 @@ class Caller:
     """The client: its name for fair scheduling, and its key, if any."""
 
     name: str
-    key: Key | None = None
+    key: ApiKey | None = None
 
 
 def caller_of(scope: Scope) -> Caller:
     """The client of a request."""
-    key: Key | None = scope.get(_SCOPE_FIELD)
+    key: ApiKey | None = scope.get(_SCOPE_FIELD)
     if key is not None:
         return Caller(key.name, key)
     address = scope.get("client")
@@ -47,7 +47,7 @@ def caller_of(scope: Scope) -> Caller:
 
 def key_name(scope: Scope) -> str:
     """The name of the key of a request, or an empty string."""
-    key: Key | None = scope.get(_SCOPE_FIELD)
+    key: ApiKey | None = scope.get(_SCOPE_FIELD)
     return "" if key is None else key.name
 
 
@@ -55,7 +55,7 @@ class RequireKey:
     """Middleware: a request without a key is answered with what `refuse` returns."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, refuse: Callable[[Exception, Scope], ASGIApp]
+        self, app: ASGIApp, keys: ApiKeys, refuse: Callable[[Exception, Scope], ASGIApp]
     ) -> None:
         self._app = app
         self._keys = keys
@@ -73,7 +73,7 @@ class RequireKey:
         scope[_SCOPE_FIELD] = owner
         await self._app(scope, receive, send)
 
-    def _owner(self, scope: Scope) -> Key | None:
+    def _owner(self, scope: Scope) -> ApiKey | None:
         """The key of a request, in the form of OpenAI's clients or of Anthropic's."""
         headers = dict(scope["headers"])
         authorization: bytes = headers.get(b"authorization", b"")

@@ -10,7 +10,7 @@ from typing import Final
 from attrs import Factory, field, frozen
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.serving.access.api_keys import Keys, read_keys
+from minfer.effects.serving.access.api_keys import ApiKeys, read_keys
 from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.access.tenants import Tenants
 from minfer.effects.serving.wire.connections import ConnectionLimits
@@ -23,7 +23,7 @@ BODY_TIMEOUT_SECONDS: Final = 60.0
 class ServerBounds:
     """Who has access, and the time limits."""
 
-    keys: Keys = field(factory=Keys)
+    keys: ApiKeys = field(factory=ApiKeys)
     tenants: Tenants = field(
         default=Factory(lambda self: Tenants(self.keys), takes_self=True), eq=False
     )

@@ -17,7 +17,7 @@ import secrets
 from typing import Final
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
-from minfer.effects.serving.access.api_keys import Key, Keys
+from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys
 from minfer.effects.serving.wire.shared_counts import shared_memory
 
 _EPOCH_BITS: Final = 63  # of a random number, so that none is used twice
@@ -28,7 +28,7 @@ class Tenants:
     """The tenants of a server's keys. Must be made before its fronts are forked."""
 
     def __init__(
-        self, keys: Keys, secret: str = "", folder: FolderEpochs | None = None
+        self, keys: ApiKeys, secret: str = "", folder: FolderEpochs | None = None
     ) -> None:
         """`secret` is the deployment's; an empty one is replaced by a random one.
         `folder` has the epochs of blocks on disk.
@@ -47,7 +47,7 @@ class Tenants:
         """Whether tenants have separate caches: there are keys that do not share all."""
         return bool(self._indices) and not self._shared
 
-    def salt(self, key: Key | None, own_salt: bytes) -> bytes:
+    def salt(self, key: ApiKey | None, own_salt: bytes) -> bytes:
         """The salt of a request with this key, which requested a salt of its own."""
         if key is None or not self.separate:
             return own_salt
@@ -63,7 +63,7 @@ class Tenants:
             return self._folder.of_tenant(tenant)
         return self._epochs[self._indices[tenant]]
 
-    def reset(self, key: Key) -> None:
+    def reset(self, key: ApiKey) -> None:
         """Change the epoch of the key's tenant: its cached blocks are found no more.
         Raises OSError if that cannot be noted in the folder.
         """

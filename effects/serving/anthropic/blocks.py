@@ -24,7 +24,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
     text_or_parts,
 )
 
-Turn = dict[str, Any]  # a message for chat templates
+TemplateMessage = dict[str, Any]  # a message for chat templates
 
 
 class ThinkingBlock(TypedObject):
@@ -64,7 +64,7 @@ class ToolUseBlock(TypedObject):
         PlainValidator(_check_input, json_schema_input_type=dict[str, Any] | str),
     ] = ""
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates."""
         function = {"name": self.name, "arguments": self.input}
         return {"id": self.id, "type": "function", "function": function}
@@ -171,7 +171,7 @@ class ToolResultBlock(TypedObject):
     tool_use_id: str
     content: ResultContent | None = None
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates; tool references are texts by now."""
         content = self.content or ""
         turn_content = content if isinstance(content, str) else _text_parts(content)
@@ -220,7 +220,7 @@ AnyBlock = Annotated[
         lambda value: _read_by_kind(value, _KINDS), json_schema_input_type=ContentBlock
     ),
 ]
-Blocks = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, ItemLimit)]
+MessageContent = Annotated[str | list[AnyBlock], text_or_parts(AnyBlock, ItemLimit)]
 
 
 def blocks_of(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:
@@ -236,7 +236,9 @@ def check_role(role: str, blocks: str | Sequence[ContentBlock]) -> None:
             raise invalid_value(message, f"content[{index}].type")
 
 
-def turns_of(role: str, contents: Sequence[str | Sequence[ContentBlock]]) -> list[Turn]:
+def turns_of(
+    role: str, contents: Sequence[str | Sequence[ContentBlock]]
+) -> list[TemplateMessage]:
     """The contents of turns of one role as messages: tool results come before the user's
     other texts.
     """
@@ -248,7 +250,7 @@ def turns_of(role: str, contents: Sequence[str | Sequence[ContentBlock]]) -> lis
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     texts = [block for block in blocks if isinstance(block, TextBlock | DocumentBlock)]
     content = _text_parts(texts) if texts else _empty_content(role)
-    turn: Turn = {"role": role, "content": content}
+    turn: TemplateMessage = {"role": role, "content": content}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:

@@ -13,14 +13,14 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT
 from minfer.effects.serving.anthropic.blocks import (
-    Blocks,
     ContentBlock,
+    MessageContent,
     RedactedThinkingBlock,
+    TemplateMessage,
     ToolChangeBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
-    Turn,
     blocks_of,
     check_role,
     turns_of,
@@ -31,9 +31,9 @@ from minfer.effects.serving.anthropic.context_edits import (
     EditedTurn,
     edit_conversation,
 )
-from minfer.effects.serving.anthropic.documents import ItemLimit, TextBlock, Texts
+from minfer.effects.serving.anthropic.documents import ItemLimit, TextBlock, TextContent
 from minfer.effects.serving.anthropic.thinking import (
-    Effort,
+    AnthropicEffort,
     OutputConfig,
     ThinkingConfig,
     TurnOutputConfig,
@@ -85,7 +85,7 @@ class MessageTurn(StrictObject):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: MessageContent
     # Of system messages:
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: TurnOutputConfig | None = None
@@ -110,7 +110,7 @@ class ConversationBody(StrictObject):
 
     neutral = _NEUTRAL
     model: str | None = None
-    system: Texts | None = None
+    system: TextContent | None = None
     messages: Annotated[list[MessageTurn], ItemLimit, Field(min_length=1)]
     tools: Annotated[list[Tool], ItemLimit] | None = None
     tool_choice: AnthropicToolChoice | None = None
@@ -230,7 +230,7 @@ class ConversationBody(StrictObject):
         return edit_conversation(list(self._turns()), edits, render)
 
     @property
-    def _effort(self) -> Effort | None:
+    def _effort(self) -> AnthropicEffort | None:
         """The effort: that of the last system message that has one, or the request's."""
         configs = [
             self.output_config,
@@ -266,7 +266,9 @@ class ConversationBody(StrictObject):
         variables: Mapping[str, Any],
     ) -> list[int]:
         system = _system_content(self.system or "")
-        turns: list[Turn] = [{"role": "system", "content": system}] if system else []
+        turns: list[TemplateMessage] = (
+            [{"role": "system", "content": system}] if system else []
+        )
         for role, role_turns in groupby(edited, key=lambda turn: turn.role):
             turns += turns_of(role, [turn.content for turn in role_turns])
         if tools:

@@ -30,9 +30,9 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 )
 from minfer.sampling.params import MAX_STOP_LENGTH, MAX_STOPS
 
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
-Stops = Field(fail_fast=True, max_length=MAX_STOPS)
+StopLimit = Field(fail_fast=True, max_length=MAX_STOPS)
 
 
 class MessagesBody(ConversationBody):
@@ -40,7 +40,7 @@ class MessagesBody(ConversationBody):
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     metadata: RequestMetadata | None = None
-    stop_sequences: Annotated[list[Stop], Stops] | None = None
+    stop_sequences: Annotated[list[StopSequence], StopLimit] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

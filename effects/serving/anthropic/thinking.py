@@ -17,9 +17,9 @@ from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 from minfer.effects.text.template_switches import template_switches
 from minfer.effects.text.tokenizer import Tokenizer
 
-Effort = Literal["low", "medium", "high", "xhigh", "max"]
+AnthropicEffort = Literal["low", "medium", "high", "xhigh", "max"]
 # The effort for a budget of at least as many tokens, as litellm maps them.
-_EFFORT_BY_BUDGET: Final[Mapping[int, Effort]] = {4096: "high", 2048: "medium"}
+_EFFORT_BY_BUDGET: Final[Mapping[int, AnthropicEffort]] = {4096: "high", 2048: "medium"}
 _MAX_NAME_CHARS: Final = 64  # of a name in an error
 _MIN_BUDGET: Final = 1024  # tokens, as in Anthropic's API
 
@@ -40,7 +40,7 @@ class ThinkingConfig(TypedObject):
         return self
 
     @property
-    def effort(self) -> Effort | None:
+    def effort(self) -> AnthropicEffort | None:
         """The effort for the budget, if there is one."""
         if self.budget_tokens is None:
             return None
@@ -79,7 +79,7 @@ def _check_format(value: dict[str, Any]) -> dict[str, Any]:
 class TurnOutputConfig(StrictObject):
     """The effort from a system message on."""
 
-    effort: Effort | None = None
+    effort: AnthropicEffort | None = None
 
 
 class OutputConfig(TurnOutputConfig):
@@ -98,7 +98,7 @@ class OutputConfig(TurnOutputConfig):
 def template_variables(
     tokenizer: Tokenizer | None,
     thinking: ThinkingConfig | None,
-    effort: Effort | None,
+    effort: AnthropicEffort | None,
     *,
     tools: bool,
     reasons: bool,

@@ -28,7 +28,7 @@ from minfer.effects.serving.request_parsing.tool_constraints import (
 )
 from minfer.effects.serving.request_parsing.typed_objects import TypedObject
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+AnthropicToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 _SEARCH_TOOLS: Final = ("tool_search_tool_regex", "tool_search_tool_bm25")
 
 
@@ -42,7 +42,7 @@ class AnthropicTool(StrictObject):
         "input_examples": ([], HINT),
         "type": ("custom",),
     }
-    name: ToolName
+    name: AnthropicToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -73,7 +73,7 @@ class ToolSearch(TypedObject):
         "defer_loading": (ANYTHING,),
         "strict": (ANYTHING,),
     }
-    name: ToolName
+    name: AnthropicToolName
 
 
 def _read_tool(value: object) -> object:

@@ -1,6 +1,6 @@
 """GET /live: the engine's state, twice a second, while a viewer is connected.
 
-    EngineClient.snapshot() --> Figures --> one JSON object --> every viewer
+    EngineClient.snapshot() --> LiveFigures --> one JSON object --> every viewer
 
 Theory. The engine only counts: its totals grow from its start on. A viewer keeps earlier
 totals, and computes rates and percentiles of any interval as differences; so the server
@@ -62,7 +62,7 @@ class Distribution:
 
 
 @frozen(kw_only=True)
-class Figures:
+class LiveFigures:
     """The data for a viewer: the present state, and counts since the start."""
 
     version: str
@@ -93,7 +93,7 @@ class Figures:
         *,
         started: float,
         health_error: str,
-    ) -> "Figures":
+    ) -> "LiveFigures":
         """The figures of a snapshot, of a server that was `started` at that time."""
         return cls(
             version=minfer.__version__,
@@ -153,11 +153,11 @@ class LiveView:
         """How many viewers are connected to this process."""
         return self._viewers.own
 
-    def figures(self) -> Figures:
+    def figures(self) -> LiveFigures:
         """The figures as they are now."""
         health_error = self._health_error()
         snapshot = self._client.snapshot()
-        return Figures.of(
+        return LiveFigures.of(
             snapshot, self._config, started=self._started, health_error=health_error
         )
 

@@ -56,7 +56,7 @@ def _false_to_none(logprobs: object) -> object:
     return None if logprobs is False else logprobs
 
 
-Prompts = BeforeValidator(
+PromptsField = BeforeValidator(
     _split_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
 )
 
@@ -64,7 +64,7 @@ Prompts = BeforeValidator(
 class CompletionBody(GenerationBody):
     """Texts, and the parameters of their continuation."""
 
-    prompt: Annotated[list[Any], ItemLimit, Prompts]  # strings, lists of ids
+    prompt: Annotated[list[Any], ItemLimit, PromptsField]  # strings, lists of ids
     echo: bool = False
     logprobs: Annotated[
         TopLogprobs | None,

@@ -17,8 +17,8 @@ from pydantic import Field
 from minfer.effects.live.input_processing.input_processor import Urgency
 from minfer.effects.live.input_processing.prompts import read_prompt
 from minfer.effects.serving.client_errors import INTERNAL, ApiError
-from minfer.effects.serving.openai.completions import Prompts
-from minfer.effects.serving.openai.fields import Client, Priority
+from minfer.effects.serving.openai.completions import PromptsField
+from minfer.effects.serving.openai.fields import Client, PriorityField
 from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -42,14 +42,16 @@ MAX_INPUTS: Final = 2048  # OpenAI's
 class EmbeddingBody(StrictObject):
     """Texts, and the parameters of their vectors."""
 
-    input: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), Prompts]
+    input: Annotated[
+        list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), PromptsField
+    ]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     user: Client = ""
     # vLLM's:
     normalize: bool = True  # to a length of 1
-    priority: Priority = 0
+    priority: PriorityField = 0
     cache_salt: str = ""
     # minfer's:
     pooling: Literal["last", "mean"] = "last"

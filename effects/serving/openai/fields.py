@@ -135,9 +135,9 @@ def _biases_by_id(value: object) -> object:
 _MAX_ID_DIGITS: Final = 19  # digits: ids with more are out of range anyway
 
 ItemLimit = Field(fail_fast=True, max_length=MAX_ITEMS)
-Whole = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
-Priority = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
-Stops = Annotated[
+WholeNumber = Annotated[int, Field(ge=LEAST, lt=MOST + 1)]
+PriorityField = Annotated[int, Field(gt=-MAX_PRIORITY, lt=MAX_PRIORITY)]
+StopStrings = Annotated[
     list[str],
     ItemLimit,
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
@@ -176,12 +176,12 @@ class GenerationBody(ConstrainedBody):
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Whole | None = None
-    max_completion_tokens: Whole | None = None
+    max_tokens: WholeNumber | None = None
+    max_completion_tokens: WholeNumber | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: Whole | None = None
-    stop: Stops | None = None
+    seed: WholeNumber | None = None
+    stop: StopStrings | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: Biases | None = None
@@ -193,19 +193,19 @@ class GenerationBody(ConstrainedBody):
     user: Client = ""
     safety_identifier: Client = ""
     # vLLM's:
-    top_k: Whole | None = None
+    top_k: WholeNumber | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Annotated[list[Whole], ItemLimit] | None = None
+    stop_token_ids: Annotated[list[WholeNumber], ItemLimit] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Whole | None = None
+    min_tokens: WholeNumber | None = None
     allowed_token_ids: (
-        Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
+        Annotated[list[WholeNumber], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
     ) = None
     bad_words: Annotated[list[str], ItemLimit] | None = None
-    priority: Priority = 0
+    priority: PriorityField = 0
     cache_salt: str = ""
     use_beam_search: bool = False  # then `best_of`, or `n`, is its width
     length_penalty: float | None = None

@@ -15,7 +15,7 @@ from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprob
 from minfer.effects.text.tokenizer import Tokenizer
 
 MIN_LOGPROB: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
-Scored = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
+TokenLogprobs = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
 
 
 class TokenScore(TypedDict):
@@ -36,7 +36,7 @@ def token_logprob(
 
 
 def chat_logprobs(
-    scored: Scored, top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
+    scored: TokenLogprobs, top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
 ) -> dict[str, object]:
     """Scores of a conversation's tokens, each with the `top` likeliest tokens. Tokens are
     named by their text, or `as_ids`.
@@ -103,7 +103,7 @@ class CompletionLogprobs:
         self._as_ids = as_ids
         self._lengths: dict[int, int] = {}  # characters written so far, by choice
 
-    def next_scores(self, choice: int, scored: Scored) -> CompletionScores:
+    def next_scores(self, choice: int, scored: TokenLogprobs) -> CompletionScores:
         """The scores of a choice's next tokens."""
         ids = [next(iter(by_id)) for by_id in scored]
         begin = self._lengths.get(choice, 0)

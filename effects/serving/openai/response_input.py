@@ -47,7 +47,7 @@ _NEUTRAL_IN_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "status": (ANYTHING,),
 }
 _PARAGRAPH: Final = "\n\n"
-Turn = dict[str, Any]  # a message for chat templates
+TemplateMessage = dict[str, Any]  # a message for chat templates
 
 
 class ContentPart(TypedObject):
@@ -82,7 +82,7 @@ class MessageInput(TypedObject):
     role: Role
     content: ContentParts
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates."""
         return {"role": self.role, "content": template_content(self.content)}
 
@@ -101,7 +101,7 @@ class CallInput(TypedObject):
     namespace: str | None = None
     arguments: str  # as they were written, whether JSON or not
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates."""
         name = flat_name(self.name, self.namespace)
         function = {"name": name, "arguments": self.arguments}
@@ -121,7 +121,7 @@ class CustomCallInput(TypedObject):
     namespace: str | None = None
     input: str
 
-    def to_json(self) -> Turn:
+    def to_json(self) -> TemplateMessage:
         """The call for chat templates, as one of a function."""
         name = flat_name(self.name, self.namespace)
         function = {"name": name, "arguments": custom_arguments(self.input)}
@@ -170,7 +170,7 @@ class CallOutputInput(TypedObject):
     call_id: str
     output: OutputParts
 
-    def to_turn(self) -> Turn:
+    def to_turn(self) -> TemplateMessage:
         """The message for chat templates."""
         content = template_content(self.output)
         return {"role": "tool", "tool_call_id": self.call_id, "content": content}
@@ -289,11 +289,11 @@ def check_outputs(items: Sequence[AnyItem]) -> None:
             raise invalid_value("must be that of a call in an earlier item", field_path)
 
 
-def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
+def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[TemplateMessage]:
     """Items as messages: successive items of the assistant's answer are one. `key` is
     that of encrypted reasoning. Raises ApiError for what it does not decrypt.
     """
-    turns: list[Turn] = []
+    turns: list[TemplateMessage] = []
     reasoning = ""
     for number, item in enumerate(items):
         match item:
@@ -312,17 +312,19 @@ def turns_of(items: Sequence[AnyItem], key: bytes = b"") -> list[Turn]:
     return turns + _reasoning_turn(reasoning)
 
 
-def _reasoning_turn(reasoning: str) -> list[Turn]:
+def _reasoning_turn(reasoning: str) -> list[TemplateMessage]:
     """The turn of an answer that ended within its reasoning."""
     turn = {"role": "assistant", "content": None, "reasoning_content": reasoning}
     return [turn] if reasoning else []
 
 
 def _add_assistant_item(
-    turns: list[Turn], item: MessageInput | CallInput | CustomCallInput, reasoning: str
+    turns: list[TemplateMessage],
+    item: MessageInput | CallInput | CustomCallInput,
+    reasoning: str,
 ) -> None:
     """Add an assistant's item, to its last turn where it belongs to that."""
-    last: Turn = turns[-1] if turns else {"role": ""}
+    last: TemplateMessage = turns[-1] if turns else {"role": ""}
     # Text after calls belongs to the same answer: their outputs come later.
     called = isinstance(item, CallInput | CustomCallInput)
     continues_answer = called or "tool_calls" in last

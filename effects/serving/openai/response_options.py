@@ -7,10 +7,10 @@ from pydantic import model_validator
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.fields import (
     Obfuscation,
-    Priority,
+    PriorityField,
     RequestId,
-    Stops,
-    Whole,
+    StopStrings,
+    WholeNumber,
 )
 from minfer.effects.serving.openai.template_fields import Effort, Verbosity
 from minfer.effects.serving.request_parsing.bodies import StrictObject, short_json
@@ -88,12 +88,12 @@ class SampledBody(StrictObject):
     min_p: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: Whole | None = None
+    seed: WholeNumber | None = None
     skip_special_tokens: bool | None = None
-    stop: Stops | None = None
-    top_k: Whole | None = None
+    stop: StopStrings | None = None
+    top_k: WholeNumber | None = None
     cache_salt: str = ""
-    priority: Priority = 0
+    priority: PriorityField = 0
     request_id: RequestId = ""
 
     def sampling(self) -> dict[str, Any]:

@@ -80,10 +80,10 @@ def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     return (value, isinstance(value, bool)) in candidates
 
 
-Body = TypeVar("Body", bound=BaseModel)
+BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
-def read_body(kind: type[Body], data: bytes) -> Body:
+def read_body(kind: type[BodyModel], data: bytes) -> BodyModel:
     """The object in a body. Raises ApiError, which names the field."""
     try:
         parsed = from_json(data, allow_inf_nan=False, cache_strings="none")

@@ -21,7 +21,7 @@ _FIRST_MESSAGES: Final = frozenset(
 )
 _PRINTABLE: Final = range(0x20, 0x7F)  # of ASCII
 
-Headers = Iterable[tuple[bytes, bytes]]
+HeaderPairs = Iterable[tuple[bytes, bytes]]
 
 
 class RequestIds:
@@ -44,14 +44,14 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def _chosen_id(headers: Headers) -> bytes:
+def _chosen_id(headers: HeaderPairs) -> bytes:
     """The id that a client chose; empty if it chose none, or an invalid one."""
     chosen = dict(headers).get(ID_HEADER, b"").strip()
     is_valid = len(chosen) <= MAX_ID_CHARS and all(byte in _PRINTABLE for byte in chosen)
     return chosen if is_valid else b""
 
 
-def _with_id(headers: Headers, chosen: bytes) -> list[tuple[bytes, bytes]]:
+def _with_id(headers: HeaderPairs, chosen: bytes) -> list[tuple[bytes, bytes]]:
     """Headers with an id: the client's, else the answer's own, else a new one."""
     headers_kept = list(headers)
     if chosen:

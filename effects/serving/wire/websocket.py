@@ -139,7 +139,7 @@ class Channel:
             raise ClientDisconnect from None
 
 
-class Socket:
+class SocketSession:
     """One client's connection, and the requests that are open on it."""
 
     def __init__(
@@ -239,7 +239,7 @@ class _SocketApp:
             await receive()
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        await Socket(self._handlers, scope, receive, send).serve()
+        await SocketSession(self._handlers, scope, receive, send).serve()
 
 
 def socket_route(path: str, handlers: Mapping[str, Handler]) -> BaseRoute:

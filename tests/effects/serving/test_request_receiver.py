@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import OverloadedError
-from minfer.effects.serving.access.api_keys import Key
+from minfer.effects.serving.access.api_keys import ApiKey
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.serving.client_errors import ApiError
 from minfer.effects.serving.openai.completions import ENDPOINT
@@ -122,13 +122,13 @@ def test_a_client_is_known_by_its_address_or_its_own_name(
         ("priority", None, -5, -5),
         ("fair", None, -5, 0),
         ("fair", None, 5, 5),
-        ("fair", Key("k", b""), -5, 0),
-        ("fair", Key("k", b""), 5, 5),
-        ("fair", Key("k", b"", priority=-2), 5, -2),
+        ("fair", ApiKey("k", b""), -5, 0),
+        ("fair", ApiKey("k", b""), 5, 5),
+        ("fair", ApiKey("k", b"", priority=-2), 5, -2),
     ],
 )
 def test_under_fair_only_a_key_makes_more_urgent_than_others(
-    policy: str, key: Key | None, requested: int, level: int
+    policy: str, key: ApiKey | None, requested: int, level: int
 ) -> None:
     sent = Sent(body(priority=requested))
     if key is not None:

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from minfer.effects.serving.wire import websocket
 from minfer.effects.serving.wire.transport import Connection, StreamEvent, ignore_part
-from minfer.effects.serving.wire.websocket import Socket
+from minfer.effects.serving.wire.websocket import SocketSession
 from tests.effects.served import Serving, serving
 from tests.effects.serving.raw_requests import NEIGHBOUR
 
@@ -304,7 +304,7 @@ async def echo(connection: Connection) -> None:
 async def served_by(client: Client) -> AsyncIterator[None]:
     client.says.put_nowait({"type": "websocket.connect"})
     task = asyncio.create_task(
-        Socket({"echo": echo}, SCOPE, client.receive, client.send).serve()
+        SocketSession({"echo": echo}, SCOPE, client.receive, client.send).serve()
     )
     await client.accepted.wait()
     yield
