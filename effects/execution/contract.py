@@ -30,7 +30,10 @@ class UnsupportedPlanError(ExecutorError):
 
 def names_of(owners: Iterable[Open | None]) -> str:
     """Returns the names of the requests that rows were opened for, for errors."""
-    names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in owners]
+    names = [
+        f"{owner.name[0]!r} (sample {owner.name[1]})" if owner else "?"
+        for owner in owners
+    ]
     return ", ".join(names)
 
 

@@ -65,9 +65,9 @@ class Leader:
         threading.Thread(target=leader._beat, name="minfer-beat", daemon=True).start()
         return leader
 
-    def join(self, about: Mapping[str, str]) -> None:
+    def join(self, versions: Mapping[str, str]) -> None:
         """Say which engine this rank has prepared. Raises OSError."""
-        self.say(Prepared(os.getpid(), dict(about)))
+        self.say(Prepared(os.getpid(), dict(versions)))
 
     def say(self, message: FromRank) -> None:
         """Send a message. Raises OSError."""
@@ -76,8 +76,8 @@ class Leader:
 
     def _beat(self) -> None:
         """Say that this process runs, until rank 0 has ended."""
-        over = threading.Event()
-        while not over.wait(BEAT):
+        ended = threading.Event()
+        while not ended.wait(BEAT):
             try:
                 self.say(Alive())
             except OSError:
@@ -119,8 +119,8 @@ def follow(executor: TorchExecutor, leader: Leader) -> None:
     """
 
     def report(end: Moved | Lost) -> None:
-        why = end.error if isinstance(end, Lost) else None
-        leader.say(TransferEnded(end.number, why))
+        reason = end.error if isinstance(end, Lost) else None
+        leader.say(TransferEnded(end.number, reason))
 
     items = leader.items()
     leader.say(Ready())

@@ -121,8 +121,8 @@ class TorchExecutor:
             crew.await_ready()
         self.runner.wait()
         if config.host is not None or store is not None:
-            parts = partial(parts_of, self.runner.cache)
-            self.copiers = TierCopiers(config, parts, store)
+            make_tensors = partial(parts_of, self.runner.cache)
+            self.copiers = TierCopiers(config, make_tensors, store)
 
     # --- the executor's contract --------------------------------------------------------
 
@@ -151,7 +151,12 @@ class TorchExecutor:
     def sample(self, command: SampleDeferred) -> None:
         """Sample the deferred rows of a launched plan."""
         launched = next(
-            (one for one in self.launched_plans if one.plan.step == command.step), None
+            (
+                candidate
+                for candidate in self.launched_plans
+                if candidate.plan.step == command.step
+            ),
+            None,
         )
         if launched is None:
             return  # it failed, and was reported
@@ -177,10 +182,10 @@ class TorchExecutor:
         self.collecting = True
         try:
             self._tell(Collect())
-            found = self._collect(self.launched_plans.popleft())
-            if isinstance(found, Failed):
+            result = self._collect(self.launched_plans.popleft())
+            if isinstance(result, Failed):
                 self._tell(Discard())
-            return found
+            return result
         finally:
             self._note_work()
             self.collecting = False
@@ -218,12 +223,12 @@ class TorchExecutor:
             self.ranks.leave()
             self.crew.remove_folder()
 
-    def step_costs(self, how: Speculation) -> Costs:
+    def step_costs(self, spec_config: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""
         if self.in_one_thread:
             use_one_thread()
         with self.between_steps():
-            return step_costs(self.rehearsals, how)
+            return step_costs(self.rehearsals, spec_config)
 
     def tier_costs(self, config: EngineConfig) -> EngineConfig:
         """Returns the configuration with the measured costs of loads from its tiers, and
@@ -322,7 +327,7 @@ class TorchExecutor:
     def _can_run(self, launched: LaunchedPlan) -> bool:
         """Returns whether neither a plan nor one before it has failed."""
         upto = self.launched_plans.index(launched) + 1
-        return not any(one.error for one in islice(self.launched_plans, upto))
+        return not any(earlier.error for earlier in islice(self.launched_plans, upto))
 
     def _attempt(
         self, launched: LaunchedPlan, work: Callable[[LaunchedPlan], None]

@@ -107,21 +107,21 @@ class GroupRoute:
         """Returns the ranges into which contexts of up to so many tokens are cut, for so
         many decode rows (Flash-Decoding): as many as fill the GPU.
         """
-        one = self.attention
-        if isinstance(one, GQA):
-            read = min(context, (one.window or context) + one.sink_tokens)
-            return num_splits(rows, one.kv_heads, one.head_dim, read)
-        return latent_splits(rows, one.heads, 1, context)
+        attention = self.attention
+        if isinstance(attention, GQA):
+            read = min(context, (attention.window or context) + attention.sink_tokens)
+            return num_splits(rows, attention.kv_heads, attention.head_dim, read)
+        return latent_splits(rows, attention.heads, 1, context)
 
     def variant(self, rows: int, splits: int) -> object:
         """Returns a key of the kernels for so many decode rows, or 0 for rows with
         drafts, and ranges: what is compiled for the same key is the same.
         """
-        one = self.attention
-        if not isinstance(one, GQA):
+        attention = self.attention
+        if not isinstance(attention, GQA):
             return power_from(splits)
-        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(one.head_dim))
-        return decode_tune(size, rows * one.kv_heads, splits), splits > 1
+        size = HeadSize(kv_dtype_bytes(self.kv.dtype), known_dim(attention.head_dim))
+        return decode_tune(size, rows * attention.kv_heads, splits), splits > 1
 
     @property
     def name(self) -> str:
@@ -159,8 +159,12 @@ class Routes:
         """
         device, budget = torch.device(device), config.max_num_batched_tokens
         captured = captured_tokens(spec, budget)
-        feeds = dict.fromkeys(layer.feed_forward for layer in spec.layers)
-        dense = [one for one in feeds if isinstance(one, Dense)]
+        feed_forwards = dict.fromkeys(layer.feed_forward for layer in spec.layers)
+        dense = [
+            feed_forward
+            for feed_forward in feed_forwards
+            if isinstance(feed_forward, Dense)
+        ]
         dtype = torch_dtype(spec.dtype)
         no_quack = _no_quack(dense) or missing(QUACK, dtype, device)
         return cls(
@@ -172,8 +176,14 @@ class Routes:
             all_captured=captured >= budget,
             dequantized=dequantized_blocks(spec, config),
             no_quack=no_quack,
-            fused_width=max((one.intermediate_size for one in dense), default=0),
-            experts=tuple(one for one in feeds if isinstance(one, MoE)),
+            fused_width=max(
+                (feed_forward.intermediate_size for feed_forward in dense), default=0
+            ),
+            experts=tuple(
+                feed_forward
+                for feed_forward in feed_forwards
+                if isinstance(feed_forward, MoE)
+            ),
             most_rows=config.max_num_seqs,
             context=min(config.max_model_len, spec.max_position_embeddings),
         )
@@ -181,7 +191,7 @@ class Routes:
     @property
     def uses_flash(self) -> bool:
         """Whether flash-attn serves any group in any step."""
-        return not self.all_captured and not all(one.no_flash for one in self.groups)
+        return not self.all_captured and not all(group.no_flash for group in self.groups)
 
     def by_flash(
         self, tokens: int, longest: int, *, dequantized: bool = False
@@ -193,8 +203,8 @@ class Routes:
         if tokens <= self.captured:
             return (False,) * len(self.groups)
         return tuple(
-            0 < one.flash_from <= longest and (dequantized or not one.eight_bits)
-            for one in self.groups
+            0 < group.flash_from <= longest and (dequantized or not group.eight_bits)
+            for group in self.groups
         )
 
     @property
@@ -213,12 +223,12 @@ class Routes:
         """Returns the ranges into which each group's contexts of up to so many tokens are
         cut, for so many decode rows.
         """
-        return tuple(one.splits(rows, context) for one in self.groups)
+        return tuple(group.splits(rows, context) for group in self.groups)
 
     @property
     def may_expand(self) -> bool:
         """Whether latents are expanded in any step."""
-        return not self.all_captured and any(one.latents for one in self.groups)
+        return not self.all_captured and any(group.latents for group in self.groups)
 
     def expands(self, tokens: int, longest: int, history: int, pairs: int) -> bool:
         """Returns whether latents are expanded for the chunks of a step with so many
@@ -234,7 +244,7 @@ class Routes:
         tokens are of one chunk, as it reads keys beside a chunk's, which may be another
         sequence's, and not finite.
         """
-        served = not all(one.no_flash for one in self.groups if one.latents)
+        served = not all(group.no_flash for group in self.groups if group.latents)
         return served and longest == tokens
 
     def variants(self, rows: int, splits: tuple[int, ...]) -> object:
@@ -254,15 +264,15 @@ class Routes:
         )
         if self.no_quack:
             activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
-        lines = [line for one in self.groups for line in self._attention(one)]
+        lines = [line for group in self.groups for line in self._attention(group)]
         lines.append(("gate, up and SiLU", activation))
-        lines += [("experts", _experts(one)) for one in self.experts]
+        lines += [("experts", _experts(moe)) for moe in self.experts]
         return [*dict.fromkeys(lines)]
 
     def _attention(self, group: GroupRoute) -> list[tuple[str, str]]:
         """Returns the lines of a group."""
-        several = len({one.name for one in self.groups}) > 1
-        name = f", {group.name}" if several else ""
+        has_several = len({route.name for route in self.groups}) > 1
+        name = f", {group.name}" if has_several else ""
         splits = group.splits(self.most_rows, self.context)
         decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
         decode += f"{self.most_rows} rows, into {group.splits(1, self.context)} for one"
@@ -312,8 +322,8 @@ def _no_quack(dense: list[Dense]) -> str:
     """Returns why quack cannot serve these feed-forwards; empty if it can."""
     if not dense:
         return "all layers are mixtures of experts"
-    if any(one.bias for one in dense):
+    if any(feed_forward.bias for feed_forward in dense):
         return "it adds no biases"
-    if any(one.activation != "silu" for one in dense):
+    if any(feed_forward.activation != "silu" for feed_forward in dense):
         return "the activation is not silu"
     return ""

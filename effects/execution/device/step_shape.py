@@ -95,9 +95,11 @@ class StepShape:
         """What sampling has to do for at least one row."""
         return Wants(self.filtered, self.scored, self.shaped)
 
-    def fits(self, most: int) -> bool:
-        """Returns whether the shape can have a graph, of up to `most` prefill tokens."""
-        return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
+    def fits(self, max_tokens: int) -> bool:
+        """Returns whether the shape can have a graph, of up to `max_tokens` prefill
+        tokens.
+        """
+        return padded_tokens(self.tokens) <= max_tokens and self.chunks <= CHUNK_SIZES[-1]
 
     def padded(self) -> "StepShape":
         """Returns the shape whose graph can serve this one."""
@@ -105,14 +107,14 @@ class StepShape:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             decode_rows = bucket_of(self.decode_rows, DECODE)
-            few = evolve(self, decode_rows=decode_rows, draws=decode_rows)
-            return few._with_padded_drafts()
+            shape = evolve(self, decode_rows=decode_rows, draws=decode_rows)
+            return shape._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
         decode_rows = mixed_bucket_of(self.decode_rows)
         sizes = CHUNK_SIZES if decode_rows <= LONELY else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        several = evolve(
+        shape = evolve(
             self,
             decode_rows=decode_rows,
             draws=decode_rows + chunks,
@@ -120,28 +122,28 @@ class StepShape:
             chunks=chunks,
             longest=longest,
         )
-        return several._with_padded_drafts()
+        return shape._with_padded_drafts()
 
     def _with_padded_drafts(self) -> "StepShape":
         if not self.drafts:
             return self
-        most = self.decode_rows
-        verified = min(most, power_from(self.verified))
+        decode_rows = self.decode_rows
+        verified = min(decode_rows, power_from(self.verified))
         drafts = drafts_from(self.drafts)
-        few = most * drafts <= FEW_DRAFTS or 2 * verified > most
-        if few and not self.tokens:
-            verified = most
+        pads_all_rows = decode_rows * drafts <= FEW_DRAFTS or 2 * verified > decode_rows
+        if pads_all_rows and not self.tokens:
+            verified = decode_rows
         return evolve(self, verified=verified, drafts=drafts)
 
 
-def bucket_of(count: int, parts: int) -> int:
-    """Returns the rows of the graph that serves so many: at most 2 / `parts` more, or
+def bucket_of(count: int, divisions: int) -> int:
+    """Returns the rows of the graph that serves so many: at most 2 / `divisions` more, or
     7.
     """
     for size in (1, 2, 4, 8):
         if count <= size:
             return size
-    step = max(8, (1 << (count - 1).bit_length()) // parts)
+    step = max(8, (1 << (count - 1).bit_length()) // divisions)
     return -(-count // step) * step
 
 

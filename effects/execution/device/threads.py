@@ -29,11 +29,11 @@ def use_one_thread() -> None:
     """Let torch use one thread for the calls of this thread; other threads keep their
     number.
     """
-    before = torch.get_num_threads()
-    if before == 1:
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
         return
     # it also sets that of new threads: another thread restores it
     torch.set_num_threads(1)
-    other = threading.Thread(target=torch.set_num_threads, args=(before,))
-    other.start()
-    other.join()
+    restoring_thread = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+    restoring_thread.start()
+    restoring_thread.join()

@@ -101,10 +101,10 @@ class Transfers:
     def note(self, end: Moved | Lost) -> None:
         """Note that one rank is done."""
         with self.lock:
-            left, lost, report = self.open[end.number]
+            num_pending, lost, report = self.open[end.number]
             lost = lost or (end if isinstance(end, Lost) else None)
-            if left > 1:
-                self.open[end.number] = (left - 1, lost, report)
+            if num_pending > 1:
+                self.open[end.number] = (num_pending - 1, lost, report)
                 return
             del self.open[end.number]
         report(lost or end)
@@ -146,65 +146,67 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises OSError.
         """
-        for one, more in zip(self.followers, environments, strict=True):
-            own = {"RANK": str(one.rank), FOLLOWS: str(folder)}
-            one.process = spawn_child("minfer", variables={**own, **more})
+        for worker, extra_variables in zip(self.followers, environments, strict=True):
+            rank_variables = {"RANK": str(worker.rank), FOLLOWS: str(folder)}
+            worker.process = spawn_child(
+                "minfer", variables={**rank_variables, **extra_variables}
+            )
 
     def await_joined(self, listener: RankListener) -> None:
         """Wait until all have connected. Raises RankStartError for one that is late, or
         has another version or other weights.
         """
-        end = time.monotonic() + LATE
-        waiting = {one.rank for one in self.followers}
-        while waiting:
+        deadline = time.monotonic() + LATE
+        missing_ranks = {worker.rank for worker in self.followers}
+        while missing_ranks:
             if joined := listener.joined():
                 self._accept(joined)
-                waiting.discard(joined.rank)
-            for one in self.followers:
-                code = None if one.process is None else one.process.poll()
-                if code is not None:
+                missing_ranks.discard(joined.rank)
+            for worker in self.followers:
+                exit_code = None if worker.process is None else worker.process.poll()
+                if exit_code is not None:
                     raise RankStartError(
-                        f"rank {one.rank} ended with {code} before it joined; its error "
-                        f"is above"
+                        f"rank {worker.rank} ended with {exit_code} before it joined; "
+                        f"its error is above"
                     )
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RankStartError(
-                    f"rank {min(waiting)} has not joined within {LATE:.0f} s; look for "
-                    f"its error, and start it again"
+                    f"rank {min(missing_ranks)} has not joined within {LATE:.0f} s; look "
+                    f"for its error, and start it again"
                 )
 
     def _accept(self, joined: Joined) -> None:
         """Take a rank that has joined. Raises RankStartError for another engine's."""
-        rank, about = joined.rank, joined.said.about
-        one = next((f for f in self.followers if f.rank == rank), None)
-        if one is None or one.link is not None:
+        rank, versions = joined.rank, joined.said.about
+        worker = next((w for w in self.followers if w.rank == rank), None)
+        if worker is None or worker.link is not None:
             joined.link.close()
             return
-        one.link = joined.link
+        worker.link = joined.link
         for name, value in self.about.items():
-            if about.get(name) != value:
+            if versions.get(name) != value:
                 raise RankStartError(
-                    f"rank {rank} has another {name}, {about.get(name)}, than rank 0, "
+                    f"rank {rank} has another {name}, {versions.get(name)}, than rank 0, "
                     f"{value}; start all ranks with the same"
                 )
-        one.number = joined.said.process
+        worker.number = joined.said.process
 
     # --- running ------------------------------------------------------------------------
 
     def await_ready(self) -> None:
         """Wait until all ranks have their weights and caches. Raises RankStartError."""
-        for one in self.followers:
-            while not self.lost and not one.ready.wait(0.2):
+        for worker in self.followers:
+            while not self.lost and not worker.ready.wait(0.2):
                 pass
         if self.lost:
             raise RankStartError(self.lost)
 
     def watch(self) -> None:
         """Watch all ranks, each in a thread, until they end."""
-        for one in self.followers:
-            name = f"minfer-rank-{one.rank}"
+        for worker in self.followers:
+            name = f"minfer-rank-{worker.rank}"
             threading.Thread(
-                target=self._watch, args=(one, one.link), name=name, daemon=True
+                target=self._watch, args=(worker, worker.link), name=name, daemon=True
             ).start()
 
     def check(self) -> None:
@@ -217,49 +219,51 @@ class Crew:
         self.check()
         data = frame(item_to(item))
         with self.telling:
-            for one in self.followers:
+            for worker in self.followers:
                 try:
-                    one.tell(data)
+                    worker.tell(data)
                 except OSError as error:
-                    self._lose(one, f"its connection is closed ({error})")
+                    self._lose(worker, f"its connection is closed ({error})")
                     self.check()
 
-    def _watch(self, one: Follower, link: Socket) -> None:
+    def _watch(self, worker: Follower, link: Socket) -> None:
         """Read a rank's messages until it ends."""
         try:
             while True:
-                self._read(one, read_from_rank(link))
+                self._read(worker, read_from_rank(link))
         except BlockingIOError:  # each read has its time: see `RankListener`
-            why = f"it has been silent for {SILENCE:.0f} s"
+            reason = f"it has been silent for {SILENCE:.0f} s"
         except (PeerError, OSError):
-            code = None if one.process is None else one.process.wait(1.0)
-            why = "it has ended" + ("" if code is None else _how(code))
-        self._lose(one, why)
+            exit_code = None if worker.process is None else worker.process.wait(1.0)
+            reason = "it has ended" + ("" if exit_code is None else _how(exit_code))
+        self._lose(worker, reason)
 
-    def _read(self, one: Follower, message: FromRank) -> None:
+    def _read(self, worker: Follower, message: FromRank) -> None:
         match message:
             case Ready():
-                one.ready.set()
-            case TransferEnded(number, why):
-                self.transfers.note(Moved(number) if why is None else Lost(number, why))
-            case Broken(why):
-                self._lose(one, why)
+                worker.ready.set()
+            case TransferEnded(number, reason):
+                self.transfers.note(
+                    Moved(number) if reason is None else Lost(number, reason)
+                )
+            case Broken(reason):
+                self._lose(worker, reason)
 
-    def _lose(self, one: Follower, why: str) -> None:
+    def _lose(self, worker: Follower, reason: str) -> None:
         """End the engine, as one rank is lost."""
         with self.lock:
             if self.lost or self.closing:
                 return
-            self.lost = f"rank {one.rank} of {self.count} is lost: {why}"
+            self.lost = f"rank {worker.rank} of {self.count} is lost: {reason}"
         self.kill()
         _log.error("%s", self.lost)
-        for call in self.on_loss:
-            call()
+        for callback in self.on_loss:
+            callback()
 
     def kill(self) -> None:
         """End all other ranks at once."""
-        for one in self.followers:
-            one.kill()
+        for worker in self.followers:
+            worker.kill()
 
     def abandon(self) -> None:
         """End all other ranks at once, and wait for their ends."""
@@ -270,12 +274,12 @@ class Crew:
         """Wait until the other ranks, which were told to, have ended."""
         with self.lock:
             self.closing = True
-        for one in self.followers:
-            if one.process is not None and one.process.wait(SILENCE) is None:
-                one.kill()
-                one.process.wait()
-            if one.link is not None:
-                one.link.close()
+        for worker in self.followers:
+            if worker.process is not None and worker.process.wait(SILENCE) is None:
+                worker.kill()
+                worker.process.wait()
+            if worker.link is not None:
+                worker.link.close()
 
     def remove_folder(self) -> None:
         """Remove the folder, once this process has left torch.distributed: while NCCL
@@ -285,5 +289,9 @@ class Crew:
         self.resources.close()
 
 
-def _how(code: int) -> str:
-    return f" with {code}" if code >= 0 else f" by {signal.Signals(-code).name}"
+def _how(exit_code: int) -> str:
+    return (
+        f" with {exit_code}"
+        if exit_code >= 0
+        else f" by {signal.Signals(-exit_code).name}"
+    )

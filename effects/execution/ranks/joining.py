@@ -73,13 +73,13 @@ class RankListener:
         # a message.
         limit = struct.pack("ll", int(SILENCE), 0)
         sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, limit)
-        said: FromRank | None = None
+        message: FromRank | None = None
         with suppress(PeerError, OSError):  # it has ended, or hangs
             sock.sendall(framed(Settings(dict(self.settings))))
-            while isinstance(said := read_from_rank(sock), Alive):
+            while isinstance(message := read_from_rank(sock), Alive):
                 pass  # it prepares the engine
-        if isinstance(said, Prepared):
-            self._joined.put(Joined(int(name), sock, said))
+        if isinstance(message, Prepared):
+            self._joined.put(Joined(int(name), sock, message))
         else:
             sock.close()
 
@@ -95,13 +95,13 @@ def find_rank_0(folder: Path, rank: int) -> Socket:
     """Connect to rank 0; waits for one that starts later, as under torchrun. Its settings
     come first. Raises RankStartError.
     """
-    end = time.monotonic() + LATE
+    deadline = time.monotonic() + LATE
     while True:
         try:
             check_private(folder)
             return connect(folder / SOCKET, _TERMS, str(rank))
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RankStartError(
                     f"rank 0 does not listen in {folder} within {LATE:.0f} s; all ranks "
                     f"must run on one machine, with the same TMPDIR"

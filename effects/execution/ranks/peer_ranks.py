@@ -53,7 +53,7 @@ class PeerRanks(TorchRanks):
         words = flag_bytes(count) // 8
         flags = symmetric.empty(words, dtype=torch.int64, device=device).zero_()
         torch.cuda.synchronize(device)  # flags are zero before others write to them
-        shared = [symmetric.rendezvous(one, group) for one in (data, flags)]
+        shared = [symmetric.rendezvous(tensor, group) for tensor in (data, flags)]
         halves = tuple(
             shared[0].get_buffer(i, (size,), ranks.dtype) for i in range(count)
         )
@@ -103,22 +103,22 @@ class PeerRanks(TorchRanks):
         count, rows = self.place.parallel.tensor, 1
         while rows * self.hidden * self.dtype.itemsize <= TWO_SHOT:
             size = rows * self.hidden
-            some = torch.arange(size, device=self.device).remainder(7)
-            some = some.view(rows, self.hidden).to(self.dtype)
-            total = some * (count * (count + 1) // 2)
-            part, residual = some * (self.place.part + 1), some.clone()
-            self.add_sum(residual, part)
-            if not residual.equal(total + some) or not self.sum(part).equal(total):
+            values = torch.arange(size, device=self.device).remainder(7)
+            values = values.view(rows, self.hidden).to(self.dtype)
+            total = values * (count * (count + 1) // 2)
+            partial, residual = values * (self.place.part + 1), values.clone()
+            self.add_sum(residual, partial)
+            if not residual.equal(total + values) or not self.sum(partial).equal(total):
                 raise RuntimeError(f"sums of {rows} rows through peers' memory are wrong")
             rows *= 4
 
-    def _is_small(self, part: Tensor) -> bool:
-        alike = part.is_contiguous() and part.dtype is self.dtype
-        return part.nbytes <= TWO_SHOT and alike and len(part) > 0
+    def _is_small(self, partial: Tensor) -> bool:
+        is_same_kind = partial.is_contiguous() and partial.dtype is self.dtype
+        return partial.nbytes <= TWO_SHOT and is_same_kind and len(partial) > 0
 
-    def _reads_less(self, part: Tensor) -> bool:
+    def _reads_less(self, partial: Tensor) -> bool:
         """Whether a two-shot sum is the faster one."""
-        return part.nbytes * (self.place.parallel.tensor - 1) > ONE_SHOT
+        return partial.nbytes * (self.place.parallel.tensor - 1) > ONE_SHOT
 
 
 def through_memory(ranks: TorchRanks) -> TorchRanks:
@@ -127,15 +127,15 @@ def through_memory(ranks: TorchRanks) -> TorchRanks:
     """
     if ranks.place.has_whole_matrices:
         return ranks
-    made, why = ranks, ""
+    peer_ranks, reason = ranks, ""
     try:
-        made = PeerRanks.of(ranks)
-        made.warm()
+        peer_ranks = PeerRanks.of(ranks)
+        peer_ranks.warm()
     except (RuntimeError, ImportError) as error:
-        why = str(error).strip().partition("\n")[0]
-    able = torch.tensor([not why], dtype=torch.int32, device=ranks.device)
-    dist.all_reduce(able, group=ranks.tensor)
-    if int(able) < ranks.place.parallel.tensor:
-        _log.warning("sums over ranks are NCCL's alone: %s", why or "of another rank")
+        reason = str(error).strip().partition("\n")[0]
+    has_memory = torch.tensor([not reason], dtype=torch.int32, device=ranks.device)
+    dist.all_reduce(has_memory, group=ranks.tensor)
+    if int(has_memory) < ranks.place.parallel.tensor:
+        _log.warning("sums over ranks are NCCL's alone: %s", reason or "of another rank")
         return ranks
-    return made
+    return peer_ranks

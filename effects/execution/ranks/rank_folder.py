@@ -50,8 +50,8 @@ def is_rank() -> bool:
 
 def is_other_rank() -> bool:
     """Whether this process is to be a rank other than 0."""
-    other = os.environ.get("RANK", "0") != "0"
-    return other and is_rank()
+    is_not_zero = os.environ.get("RANK", "0") != "0"
+    return is_not_zero and is_rank()
 
 
 def new_rank_folder() -> AbstractContextManager[Path]:

@@ -85,12 +85,12 @@ class TorchRanks:
     def gather(self, part: Tensor) -> Tensor:
         """See `Ranks.gather`."""
         count, (rows, columns) = self.place.parallel.tensor, part.shape
-        found = part.new_empty(count, rows, columns)
+        gathered = part.new_empty(count, rows, columns)
         if self.is_silent:
-            found.zero_()
+            gathered.zero_()
         else:
-            GATHER(found.view(-1, columns), part.contiguous(), group=self.tensor)
-        return found.transpose(0, 1).reshape(rows, count * columns)
+            GATHER(gathered.view(-1, columns), part.contiguous(), group=self.tensor)
+        return gathered.transpose(0, 1).reshape(rows, count * columns)
 
     def receive(self, tokens: int, into: Tensor | None = None) -> Tensor:
         """See `Ranks.receive`."""
@@ -111,21 +111,24 @@ class TorchRanks:
 
     def send_tokens(self, tokens: Tensor) -> None:
         """See `Ranks.send_tokens`. Nothing waits until they are received."""
-        self._sent = [one for one in self._sent if not one.is_completed()]
+        self._sent = [handle for handle in self._sent if not handle.is_completed()]
         stages = self.place.parallel
         first = self.place.rank + stages.tensor
-        each = range(first, stages.ranks, stages.tensor)
+        receivers = range(first, stages.ranks, stages.tensor)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             tokens.record_stream(self._stream)
         with on(self._stream):
-            self._sent += [dist.isend(tokens, dst=one, group=self.tokens) for one in each]
+            self._sent += [
+                dist.isend(tokens, dst=receiver, group=self.tokens)
+                for receiver in receivers
+            ]
 
     def receive_tokens(self, lines: int) -> Tensor:
         """See `Ranks.receive_tokens`."""
-        found = torch.empty(lines, dtype=torch.int32, device=self.device)
-        dist.recv(found, src=self.place.part, group=self.tokens)
-        return found
+        tokens = torch.empty(lines, dtype=torch.int32, device=self.device)
+        dist.recv(tokens, src=self.place.part, group=self.tokens)
+        return tokens
 
 
 def joined(

@@ -85,24 +85,26 @@ class Sampler:
         rows: Tensor,
         positions: Tensor,
         wants: Wants,
-        at: int = 0,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         """Sample for the device rows `rows` [draws] from `logits` [draws, vocab], or this
         rank's part of them, the tokens at `positions`, and advance the rows. Results go
-        to the lines of `out` and `scores` from `at` on. `drafts`: drafts of the first
-        rows, which coins accept or reject.
+        to the lines of `out` and `scores` from `first_line` on. `drafts`: drafts of the
+        first rows, which coins accept or reject.
         """
-        more = wants.filtered or wants.scored or wants.shaped or drafts is not None
-        if not more and not self.ranks.place.has_whole_matrices:
+        needs_logits = (
+            wants.filtered or wants.scored or wants.shaped or drafts is not None
+        )
+        if not needs_logits and not self.ranks.place.has_whole_matrices:
             drawn = self.backend.sample_divided(
                 logits, rows, self.rows, positions, self.ranks
             )
             if drawn is not None:
-                self._advance(drawn, rows, positions, at)
+                self._advance(drawn, rows, positions, first_line)
                 return
         logits = self._whole(logits)
-        self._draw(logits, logits, rows, positions, wants, at, drafts)
+        self._draw(logits, logits, rows, positions, wants, first_line, drafts)
 
     def propose(
         self, logits: Tensor, rows: Tensor, positions: Tensor, wants: Wants
@@ -138,16 +140,16 @@ class Sampler:
         """
         if self.kept is None:
             raise AssertionError("no logits have been kept")
-        kept, lines = self.kept, rows
+        kept_logits, lines = self.kept, rows
         if not self.ranks.place.has_whole_matrices:
-            kept = self._whole(kept.index_select(0, rows))
+            kept_logits = self._whole(kept_logits.index_select(0, rows))
             lines = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
-        logits = self.backend.hide(kept, lines, self.masks.lines[: len(rows)])
-        plain = kept.index_select(0, lines) if wants.scored else logits
-        self._draw(logits, plain, rows, positions, wants)
+        logits = self.backend.hide(kept_logits, lines, self.masks.lines[: len(rows)])
+        unmasked = kept_logits.index_select(0, lines) if wants.scored else logits
+        self._draw(logits, unmasked, rows, positions, wants)
 
-    def _whole(self, part: Tensor) -> Tensor:
-        return whole_logits(part, self.rows.vocab, self.ranks)
+    def _whole(self, logits_part: Tensor) -> Tensor:
+        return whole_logits(logits_part, self.rows.vocab, self.ranks)
 
     def _draw(
         self,
@@ -156,7 +158,7 @@ class Sampler:
         rows: Tensor,
         positions: Tensor,
         wants: Wants,
-        at: int = 0,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         device_rows, filtered = self.rows, wants.filtered
@@ -171,17 +173,19 @@ class Sampler:
             )
         if wants.shaped:
             self.shaper.count(rows, positions, drawn)
-        self._advance(drawn, rows, positions, at)
+        self._advance(drawn, rows, positions, first_line)
         if wants.scored:
-            scores = self.scores[at:]
+            scores = self.scores[first_line:]
             self.backend.logprobs(
                 unmasked, drawn.tokens, rows, device_rows.requested_logprobs, scores
             )
 
     def _advance(
-        self, drawn: DrawnTokens, rows: Tensor, positions: Tensor, at: int
+        self, drawn: DrawnTokens, rows: Tensor, positions: Tensor, first_line: int
     ) -> None:
-        """Store sampled tokens in the rows, and in the lines of `out` from `at` on."""
+        """Store sampled tokens in the rows, and in the lines of `out` from `first_line`
+        on.
+        """
         device_rows = self.rows
         if self.remembers:
             before = device_rows.last.index_select(0, rows)
@@ -192,5 +196,5 @@ class Sampler:
             drawn=drawn.tokens,
             broken=drawn.broken,
             state=device_rows.state,
-            out=self.out[at:],
+            out=self.out[first_line:],
         )

@@ -52,11 +52,11 @@ class EarlierStageSampler(Sampler):
         rows: Tensor,
         positions: Tensor,
         wants: Wants,
-        at: int = 0,
+        first_line: int = 0,
         drafts: PlaceDrafts | None = None,
     ) -> None:
         """See `Sampler.sample`."""
-        self._draw(logits, logits, rows, positions, wants, at, drafts)
+        self._draw(logits, logits, rows, positions, wants, first_line, drafts)
 
     def sample_kept(self, rows: Tensor, positions: Tensor, wants: Wants) -> None:
         """See `Sampler.sample_kept`."""
@@ -69,7 +69,7 @@ class EarlierStageSampler(Sampler):
         rows: Tensor,
         positions: Tensor,
         wants: Wants,  # noqa: ARG002  # the last stage does all that
-        at: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
+        first_line: int = 0,  # noqa: ARG002  # more than one draw is of drafts, as below
         drafts: PlaceDrafts | None = None,  # noqa: ARG002  # refused with stages
     ) -> None:
         self.draws[0, : len(rows)].copy_(rows)
