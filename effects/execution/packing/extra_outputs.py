@@ -67,5 +67,5 @@ class ExtraOutputs:
             tap = self.states.tap
             slot.vectors = self.pooler.pool(self.states.pooled, tap.states)
         if self.scores is not None:
-            found = self.scorer.fetched(self.scores.tokens, self.scores.found)
-            slot.prompt_scores = found
+            prompt_scores = self.scorer.fetched(self.scores.tokens, self.scores.found)
+            slot.prompt_scores = prompt_scores

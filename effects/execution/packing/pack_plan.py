@@ -147,9 +147,9 @@ class Packer:
             [fill.tokens[0] for fill in single],
             picked(plan.starts, places),
         )
-        taken = frozenset(places)
-        others = [fill for fill in plan.fills if fill.index not in taken]
-        return evolve(plan, fills=tuple(others))
+        moved = frozenset(places)
+        other_fills = [fill for fill in plan.fills if fill.index not in moved]
+        return evolve(plan, fills=tuple(other_fills))
 
     def _is_like_a_decode(self, plan: Plan, fill: Fill) -> bool:
         """Returns whether a fill is one token, of a row that requests only tokens."""
@@ -213,13 +213,13 @@ class Packer:
         if not plan.drafts:
             return self.pad(shape)
         modelled = not all(draft.tokens for draft in plan.drafts)
-        count, most = len(plan.drafts), most_of(plan)
-        shape = evolve(shape, verified=count, drafts=most, proposes=modelled)
+        count, max_drafts = len(plan.drafts), most_of(plan)
+        shape = evolve(shape, verified=count, drafts=max_drafts, proposes=modelled)
         shape = self.pad(shape)
         # Requested drafts have priority over padding.
-        for fewer in (min(shape.verified, power_from(count)), count):
-            if shape.verified * most > self.drafts:
-                shape = evolve(shape, verified=fewer)
+        for num_rows in (min(shape.verified, power_from(count)), count):
+            if shape.verified * max_drafts > self.drafts:
+                shape = evolve(shape, verified=num_rows)
         room = self.drafts // shape.verified
         return shape if shape.drafts <= room else evolve(shape, drafts=room)
 
@@ -240,8 +240,8 @@ class Packer:
         """Returns a forward of decode rows, if any are in it, and prefill chunks."""
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
-        here = [*decoding, *(fill.index for fill in plan.fills)]
-        needs = self.rows.wants(picked(plan.rows, here))
+        entries = [*decoding, *(fill.index for fill in plan.fills)]
+        needs = self.rows.wants(picked(plan.rows, entries))
         shape = StepShape(
             decode_rows=len(decoding),
             draws=len(decoding) + len(drawing),
@@ -259,17 +259,19 @@ class Packer:
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
         self._write_draws(plan, prefill, decoding, drawing, shape.decode_rows)
         places = decoding + [plan.fills[k].index for k in drawing]
-        at = [
+        draw_lines = [
             *range(len(decoding)),
             *range(shape.decode_rows, shape.decode_rows + len(drawing)),
         ]
-        draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
-        deferred, lines = None, ForwardWords.of(words, shape).sampling_split
-        if lines is not None:
-            draw, deferred = self._split(plan, lines, draw)
+        draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], draw_lines)
+        deferred, split_lines = None, ForwardWords.of(words, shape).sampling_split
+        if split_lines is not None:
+            draw, deferred = self._split(plan, split_lines, draw)
         longest = max((plan.starts[i] + 1 for i in decoding), default=1)
         starts = [plan.starts[fill.index] for fill in plan.fills]
-        pairs = [n * at + n * (n + 1) // 2 for n, at in zip(counts, starts, strict=True)]
+        pairs = [
+            n * start + n * (n + 1) // 2 for n, start in zip(counts, starts, strict=True)
+        ]
         forward = Forward(
             shape,
             words,
@@ -309,12 +311,12 @@ class Packer:
         )
         owners[:] = self.rows.scratch
         prefill.chunks[0] = self.rows.scratch
-        where, starts, sizes, offsets = prefill.chunks[:, : len(counts)]
-        where[:] = [plan.rows[fill.index] for fill in plan.fills]
+        chunk_rows, starts, sizes, offsets = prefill.chunks[:, : len(counts)]
+        chunk_rows[:] = [plan.rows[fill.index] for fill in plan.fills]
         starts[:] = [plan.starts[fill.index] for fill in plan.fills]
         sizes[:] = counts
         offsets[:] = decode_inputs + np.cumsum(sizes) - sizes
-        owners[:total] = np.repeat(where, counts)
+        owners[:total] = np.repeat(chunk_rows, counts)
         # A chunk's first token is at its start, wherever it is among the others.
         positions[:total] = np.arange(total) + np.repeat(
             starts - offsets + decode_inputs, counts
@@ -331,14 +333,14 @@ class Packer:
         """Write the rows to sample: decode rows, then the chunks `drawing`, each from its
         last token.
         """
-        rows, wanted = prefill.draws
-        where, _, sizes, offsets = prefill.chunks
+        rows, logit_inputs = prefill.draws
+        chunk_rows, _, sizes, offsets = prefill.chunks
         rows[:] = self.rows.scratch
         rows[: len(decoding)] = [plan.rows[i] for i in decoding]
-        wanted[:decode_rows] = np.arange(decode_rows)
+        logit_inputs[:decode_rows] = np.arange(decode_rows)
         chunks = decode_rows + np.arange(len(drawing))
-        rows[chunks] = where[drawing]
-        wanted[chunks] = (offsets + sizes - 1)[drawing]
+        rows[chunks] = chunk_rows[drawing]
+        logit_inputs[chunks] = (offsets + sizes - 1)[drawing]
 
     def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw | None]:
         """Returns the rows sampled now and the deferred rows, if any; writes both into
@@ -346,37 +348,37 @@ class Packer:
         """
         lines[:] = self.rows.scratch
         deferred = set(plan.deferred)
-        at = draw.at or range(len(draw.places))
+        draw_lines = draw.at or range(len(draw.places))
         if not deferred:
-            lines[0, at] = picked(plan.rows, draw.places)
+            lines[0, draw_lines] = picked(plan.rows, draw.places)
             return draw, None
         if len(deferred) == len(draw.places):  # all of them
-            lines[1, at] = picked(plan.rows, draw.places)
-            return Draw([], [], []), evolve(draw, at=list(at))
+            lines[1, draw_lines] = picked(plan.rows, draw.places)
+            return Draw([], [], []), evolve(draw, at=list(draw_lines))
         later = [k for k, place in enumerate(draw.places) if place in deferred]
-        here: list[int] = []
+        now: list[int] = []
         if len(later) < len(draw.places):
-            here = [k for k, place in enumerate(draw.places) if place not in deferred]
-        two = _some(draw, here, at), _some(draw, later, at)
-        for line, some in zip(lines, two, strict=True):
-            line[some.at] = picked(plan.rows, some.places)
-        return two
+            now = [k for k, place in enumerate(draw.places) if place not in deferred]
+        draws = _some(draw, now, draw_lines), _some(draw, later, draw_lines)
+        for line, part_draw in zip(lines, draws, strict=True):
+            line[part_draw.at] = picked(plan.rows, part_draw.places)
+        return draws
 
 
 def _unfilled(plan: Plan) -> Sequence[int]:
     """Returns the entries of decode rows."""
-    every = range(len(plan.rows))
+    entries = range(len(plan.rows))
     if not plan.fills:
-        return every
+        return entries
     filled = {fill.index for fill in plan.fills}
-    return [i for i in every if i not in filled]
+    return [i for i in entries if i not in filled]
 
 
-def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:
+def _some(draw: Draw, indices: list[int], lines: Sequence[int]) -> Draw:
     return Draw(
-        places=list(picked(draw.places, which)),
-        owners=list(picked(draw.owners, which)),
-        at=list(picked(at, which)),
+        places=list(picked(draw.places, indices)),
+        owners=list(picked(draw.owners, indices)),
+        at=list(picked(lines, indices)),
     )
 
 

@@ -58,7 +58,7 @@ class ScoredTokens:
         """Returns the tokens of a plan's chunks to score, with so many tokens each,
         packed behind so many decode rows; None if no row's prompt is scored.
         """
-        found = list[ScoredChunk]()
+        chunks = list[ScoredChunk]()
         inputs = list[NDArray[np.int32]]()
         total, end = 0, decode_rows
         for fill, count in zip(plan.fills, counts, strict=True):
@@ -71,22 +71,24 @@ class ScoredTokens:
             followed = min(count, owner.prompt - 1 - start)
             if followed > 0:
                 width = 1 + min(owner.sampling.prompt_logprobs, rows.vocab)
-                one = ScoredChunk(fill.index, owner, start + 1, total, followed, width)
-                found.append(one)
+                chunk = ScoredChunk(fill.index, owner, start + 1, total, followed, width)
+                chunks.append(chunk)
                 inputs.append(np.arange(begin, begin + followed, dtype=np.int32))
                 total += followed
-        return cls._filled(inputs, found) if found else None
+        return cls._filled(inputs, chunks) if chunks else None
 
     @classmethod
     def _filled(
         cls, inputs: list[NDArray[np.int32]], chunks: list[ScoredChunk]
     ) -> "ScoredTokens":
-        tokens = [one.owner.known[one.first : one.first + one.count] for one in chunks]
-        widths = np.array([one.width for one in chunks], np.int32)
+        tokens = [
+            chunk.owner.known[chunk.first : chunk.first + chunk.count] for chunk in chunks
+        ]
+        widths = np.array([chunk.width for chunk in chunks], np.int32)
         return cls(
             np.concatenate(inputs),
-            np.concatenate([np.array(some, np.int32) for some in tokens]),
-            np.repeat(widths, [one.count for one in chunks]),
+            np.concatenate([np.array(ids, np.int32) for ids in tokens]),
+            np.repeat(widths, [chunk.count for chunk in chunks]),
             tuple(chunks),
         )
 
@@ -102,13 +104,13 @@ class ChunkScores:
         """Returns one entry for each row, as results have them. Raises LogitsError."""
         words = self.words.numpy()
         out = [b""] * rows
-        for one in self.chunks:
-            lines = words[one.at : one.at + one.count, :, : one.width]
+        for chunk in self.chunks:
+            lines = words[chunk.at : chunk.at + chunk.count, :, : chunk.width]
             if np.isnan(lines[:, 1].view(np.float32)).any():
-                bad = names_of([one.owner])
+                bad = names_of([chunk.owner])
                 raise LogitsError(f"the model's logits are not finite for request {bad}")
             packed_lines = lines.astype("<i4").tobytes()
-            out[one.place] = pack_part(one.first, one.count, packed_lines)
+            out[chunk.place] = pack_part(chunk.first, chunk.count, packed_lines)
         return tuple(out)
 
 
@@ -135,8 +137,8 @@ class Scorer:
         )
 
         def take(first: int, logits: Tensor) -> None:
-            some = slice(first, first + len(logits))
-            self.backend.logprobs(logits, tokens[some], rows[some], widths, out[some])
+            span = slice(first, first + len(logits))
+            self.backend.logprobs(logits, tokens[span], rows[span], widths, out[span])
 
         return Scored(inputs, self.few, take), out
 

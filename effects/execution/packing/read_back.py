@@ -60,10 +60,10 @@ class HostSlot:
         self.vectors = None
         self.prompt_scores = None
 
-    def write(self, parts: Sequence[Words]) -> None:
+    def write(self, arrays: Sequence[Words]) -> None:
         """Write parts of words into `words`, one after the other."""
-        total = sum(map(len, parts))
-        np.concatenate(parts, out=self.words.numpy()[:total])
+        total = sum(map(len, arrays))
+        np.concatenate(arrays, out=self.words.numpy()[:total])
 
     def fetch(
         self,
@@ -87,12 +87,14 @@ class HostSlot:
         """
         if self.done is not None:
             self.done.synchronize()
-        at, found = draw.at, self.drawn.numpy()
-        found = found[: len(draw.places)] if at is None else found[at]
-        drawn: list[int] = found.tolist()
+        lines, drawn_words = draw.at, self.drawn.numpy()
+        drawn_words = (
+            drawn_words[: len(draw.places)] if lines is None else drawn_words[lines]
+        )
+        drawn: list[int] = drawn_words.tolist()
         if -1 in drawn:
-            each = zip(draw.owners, drawn, strict=True)
-            raise not_finite(owner for owner, token in each if token < 0)
+            draws = zip(draw.owners, drawn, strict=True)
+            raise not_finite(owner for owner, token in draws if token < 0)
         return drawn
 
     def tokens_behind_drafts(
@@ -112,8 +114,10 @@ class HostSlot:
         """Yields the lines of tokens that their rows yield, each with its entry of the
         plan and its owner; the copy must be done.
         """
-        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
-        yield from zip(at, draw.places, draw.owners, strict=True)
+        draw_lines: Sequence[int] = (
+            range(len(draw.places)) if draw.at is None else draw.at
+        )
+        yield from zip(draw_lines, draw.places, draw.owners, strict=True)
         if draw.draft_outputs is not None:
             drawn = self.drawn[: draw.draft_outputs.end].tolist()
             for place, owner, lines in draw.draft_outputs.accepted_lines(drawn):
@@ -128,9 +132,11 @@ class HostSlot:
         size = WORD_BYTES * self.scores.shape[2]
         for line, place, owner in self.sampled_lines(draw):
             if owner is not None and owner.sampling.logprobs is not None:
-                width, at = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
-                own = TokenLogprobs.read(drawn[line], data, at, at + size, width)
-                yield place, own
+                width, offset = 1 + min(owner.sampling.logprobs, vocab), 2 * size * line
+                token_logprobs = TokenLogprobs.read(
+                    drawn[line], data, offset, offset + size, width
+                )
+                yield place, token_logprobs
 
 
 class SlotRing:
@@ -161,20 +167,22 @@ def results(
 
 def _logprobs(slots: Sequence[HostSlot], rows: int, vocab: int) -> Logprobs:
     """Returns log-probabilities: one entry for each row, or none at all."""
-    found = dict[int, list[TokenLogprobs]]()
+    by_entry = dict[int, list[TokenLogprobs]]()
     for slot in slots:
         if slot.scored and slot.draw is not None:
-            for place, one in slot.logprobs(slot.draw, vocab):
-                found.setdefault(place, []).append(one)
-    return tuple([tuple(found.get(row, ())) for row in range(rows)]) if found else ()
+            for place, token_logprobs in slot.logprobs(slot.draw, vocab):
+                by_entry.setdefault(place, []).append(token_logprobs)
+    return (
+        tuple([tuple(by_entry.get(row, ())) for row in range(rows)]) if by_entry else ()
+    )
 
 
 def _prompt_outputs(slots: Sequence[HostSlot], rows: int) -> Pooled:
     """Returns the outputs of prompts: one entry for each row, or none at all."""
-    outputs = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
-    columns = [one.read(rows) for one in outputs if one is not None]
-    each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
-    return tuple(map(b"".join, each)) if columns else ()
+    outputs = [output for slot in slots for output in (slot.vectors, slot.prompt_scores)]
+    columns = [output.read(rows) for output in outputs if output is not None]
+    by_row = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
+    return tuple(map(b"".join, by_row)) if columns else ()
 
 
 def _yields(plan: Plan, slots: Sequence[HostSlot], reassigned: Sequence[int]) -> Yields:

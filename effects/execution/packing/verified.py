@@ -58,12 +58,12 @@ def flaw_of_drafts(
         return ""
     if speculation is None:
         return "drafts are not expected, as the configuration has no speculation"
-    taken = {fill.index for fill in plan.fills}
+    filled = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
         if draft.index in plan.deferred:
             return "rows with deferred sampling have no drafts"
-        if draft.index in taken:
+        if draft.index in filled:
             return "rows with drafts are decode rows"
         if not 0 < count <= speculation.drafts:
             return f"rows have 1 to {speculation.drafts} drafts, not {count}"
@@ -74,8 +74,8 @@ def flaw_of_drafts(
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
     if len(plan.drafts) * most_of(plan) > room:
-        each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
-        return f"there is room for {room} drafts, not for {each}"
+        requested = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
+        return f"there is room for {room} drafts, not for {requested}"
     return ""
 
 
@@ -132,14 +132,16 @@ def most_of(plan: Plan) -> int:
 def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
     """Returns entries of a plan, those with drafts before the others."""
     drafted = {draft.index for draft in drafts}
-    here = [i for i in entries if i in drafted]
-    return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
+    drafted_entries = [i for i in entries if i in drafted]
+    if not drafted_entries:
+        return [*entries]
+    return [*drafted_entries, *(i for i in entries if i not in drafted)]
 
 
 def write_drafts(plan: Plan, places: Sequence[int], into: DraftWords[Words]) -> None:
     """Write the drafts of the rows with these entries, in order."""
-    given = {draft.index: draft.tokens for draft in plan.drafts}
+    draft_tokens = {draft.index: draft.tokens for draft in plan.drafts}
     for v, place in enumerate(places):
         count = plan.counts[place] - 1
         into.counts[v] = count
-        into.tokens[:count, v] = given[place] or -1
+        into.tokens[:count, v] = draft_tokens[place] or -1
