@@ -53,14 +53,14 @@ class Background:
             self.thread.join()
 
     def _run(self) -> None:
-        left = self.wait
-        while not self.ended.wait(left) and threading.main_thread().is_alive():
-            left = self.last + self.wait - time.monotonic()
-            if left > 0:
+        delay = self.wait
+        while not self.ended.wait(delay) and threading.main_thread().is_alive():
+            delay = self.last + self.wait - time.monotonic()
+            if delay > 0:
                 continue
-            left = 0.0
+            delay = 0.0
             with self.lock:
                 if not self.quiet():
-                    left = self.wait
+                    delay = self.wait
                 elif not self.work():
                     return

@@ -96,11 +96,19 @@ def pack_deferred(
     places, owners, reassigned = draw.places, draw.owners, list[int]()
     current = picked(rows.owners, picked(plan.rows, places))
     if not all(map(is_, current, owners)):
-        each = list(zip(places, owners, current, strict=True))
-        reassigned = sorted(place for place, owner, other in each if other is not owner)
-        places = [place for place, owner, other in each if other is owner]
+        row_owners = list(zip(places, owners, current, strict=True))
+        reassigned = sorted(
+            place
+            for place, owner, current_owner in row_owners
+            if current_owner is not owner
+        )
+        places = [
+            place for place, owner, current_owner in row_owners if current_owner is owner
+        ]
         owners = [
-            owner for owner, other in zip(owners, current, strict=True) if other is owner
+            owner
+            for owner, current_owner in zip(owners, current, strict=True)
+            if current_owner is owner
         ]
     device_rows = picked(plan.rows, places)
     shape = pad(_kind(rows.wants(device_rows), len(device_rows)))
@@ -161,9 +169,9 @@ def _lines(plan: Plan, places: list[int]) -> Sequence[int]:
 def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
     """Returns the masks of these rows, in order. Raises MaskError."""
     by_row = {mask.index: mask.bits for mask in masks}
-    if strangers := sorted(by_row.keys() - set(plan.deferred)):
+    if unknown := sorted(by_row.keys() - set(plan.deferred)):
         raise MaskError(
-            f"a mask is for entry {strangers[0]} of step {plan.step}, whose "
+            f"a mask is for entry {unknown[0]} of step {plan.step}, whose "
             f"sampling is not deferred: {plan.deferred}"
         )
     return [by_row.get(index, b"") for index in places]
@@ -177,10 +185,10 @@ def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
     lines = out[:count].view(np.uint8)
     size = -(-vocab // 8)  # bytes of a mask
     for line, bits in zip(lines, draws.masks, strict=True):
-        given = np.frombuffer(bits, np.uint8)[:size]
-        line[: len(given)] = given
-        if len(given) < size:
-            line[len(given) :] = 0 if bits else 0xFF
+        mask_bytes = np.frombuffer(bits, np.uint8)[:size]
+        line[: len(mask_bytes)] = mask_bytes
+        if len(mask_bytes) < size:
+            line[len(mask_bytes) :] = 0 if bits else 0xFF
     lines[:, size:] = 0  # ids behind the vocabulary
     lines[:, size - 1] &= 0xFF >> -vocab % 8
     largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`

@@ -78,8 +78,8 @@ class DeviceMasks:
         `stream` is the current one, if the caller has it. Raises MaskError.
         """
         lent = self._lent.pop(draws.step, None)
-        buffer, there = lent or self._next(), self.lines
-        here = buffer.lines
+        buffer, device_lines = lent or self._next(), self.lines
+        host_lines = buffer.lines
         if draws.lines is None:
             count = write_masks(draws, self._vocab, buffer.words)
         else:
@@ -89,11 +89,11 @@ class DeviceMasks:
             if draws.lines != range(count):  # rows have new owners, or another order
                 buffer.words[:count] = buffer.words[list(draws.lines)]
         if self._copies is None or self._drawn is None or buffer.copied is None:
-            there[:count] = here[:count]
+            device_lines[:count] = host_lines[:count]
             return
         self._copies.wait_event(self._drawn)
         with on(self._copies):
-            there[:count].copy_(here[:count], non_blocking=True)
+            device_lines[:count].copy_(host_lines[:count], non_blocking=True)
         buffer.copied.record(self._copies)
         stream = stream or torch.cuda.current_stream(self._device)
         stream.wait_event(buffer.copied)

@@ -124,9 +124,9 @@ class DraftModel:
 
     def absorb(self, shape: StepShape, prefill: PrefillWords[Tensor]) -> None:
         """Write keys and values of chunks, without sampling."""
-        none = self.feeder.rows.batch[:0]
-        step = StepRows(none, None, prefill)
-        self._forward(shape, step, none, chunks_of(shape, prefill))
+        no_rows = self.feeder.rows.batch[:0]
+        step = StepRows(no_rows, None, prefill)
+        self._forward(shape, step, no_rows, chunks_of(shape, prefill))
 
     def _first(self, shape: StepShape, step: StepRows, count: int) -> Tensor:
         """Run the first forward; returns logits of the first `count` rows."""
@@ -156,7 +156,7 @@ class DraftModel:
 
     def _fitted(self, logits: Tensor) -> Tensor:
         """Returns logits over the target's vocabulary."""
-        more = self.feeder.rows.vocab - logits.shape[1]
-        if more <= 0:
-            return logits[:, : logits.shape[1] + more].contiguous()
-        return F.pad(logits, (0, more), value=-torch.inf)
+        num_missing = self.feeder.rows.vocab - logits.shape[1]
+        if num_missing <= 0:
+            return logits[:, : logits.shape[1] + num_missing].contiguous()
+        return F.pad(logits, (0, num_missing), value=-torch.inf)

@@ -37,8 +37,8 @@ class StepRows:
     @property
     def decode_inputs(self) -> int:
         """Inputs that are not prefill tokens."""
-        more = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
-        return len(self.decode_rows) + more
+        num_extra = 0 if self.extra_inputs is None else self.extra_inputs.shape[1]
+        return len(self.decode_rows) + num_extra
 
     @property
     def extra(self) -> Tensor | None:

@@ -45,15 +45,17 @@ def unsupported(plan: Plan, groups: int = 1) -> str:
     """Returns what a plan asks for that cannot be executed, or nothing, for a model with
     so many cache groups.
     """
-    tables = [len(one.tables) == groups for one in plan.opens]
+    tables = [len(opened.tables) == groups for opened in plan.opens]
     if not all(tables) or any(grow.group >= groups for grow in plan.grows):
         return f"rows of this model have {groups} block table(s), a group of layers each"
-    if any(one.adapter for one in plan.opens):
+    if any(opened.adapter for opened in plan.opens):
         return "adapters cannot be loaded yet"
-    for one in plan.opens:
-        if one.pooling and one.pooling not in POOLINGS:
-            return f"prompts are pooled by {' or '.join(POOLINGS)}, not {one.pooling!r}"
-        if one.pooling == MEAN and plan.starts[one.index]:
+    for opened in plan.opens:
+        if opened.pooling and opened.pooling not in POOLINGS:
+            return (
+                f"prompts are pooled by {' or '.join(POOLINGS)}, not {opened.pooling!r}"
+            )
+        if opened.pooling == MEAN and plan.starts[opened.index]:
             return "a mean is over a whole prompt, and this row begins in the middle"
     return ""
 
@@ -91,17 +93,19 @@ class PlanLauncher:
     def launch(self, launched: LaunchedPlan) -> None:
         """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
         plan = launched.plan
-        how, rows = self.runner.config.speculation, self.runner.rows
+        spec_config, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        room, why = self.packer.drafts, unsupported(plan, self.groups)
-        why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
-        if why:
-            raise UnsupportedPlanError(f"step {plan.step}: {why}")
+        room, reason = self.packer.drafts, unsupported(plan, self.groups)
+        reason = reason or flaw_of_drafts(
+            plan, spec_config, rows, room, modelled=modelled
+        )
+        if reason:
+            raise UnsupportedPlanError(f"step {plan.step}: {reason}")
         sampler = self.runner.sampler
         sampler.receive(plan.step - self.stages)  # of the same micro-batch
         self.runner.take(plan)
-        if self.catch_up is not None and (due := self.catch_up.start(plan)):
-            self.runner.catch_up(due, self.ring.next())
+        if self.catch_up is not None and (chunks := self.catch_up.start(plan)):
+            self.runner.catch_up(chunks, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             launched.slots.append(slot)
@@ -137,10 +141,10 @@ class PlanLauncher:
         if receives:
             self.receive(launched.plan.step)
         vocab = self.runner.spec.vocab_size
-        found = results(launched.plan, launched.slots, vocab, launched.reassigned)
+        executed = results(launched.plan, launched.slots, vocab, launched.reassigned)
         if self.catch_up is not None:
-            self.catch_up.note_results(launched.plan, found.yields)
-        return found
+            self.catch_up.note_results(launched.plan, executed.yields)
+        return executed
 
     def receive(self, step: int) -> None:
         """Receive the tokens of a step from the last stage, if this is an earlier one;

@@ -66,6 +66,6 @@ def prefill_chunks(
         if dequantized is not None:  # all layers read one workspace, by one table
             rows = dequantized.own_rows
             table = dequantized.table[None].expand(len(table), -1, -1)
-        each = FlashWork.of(rows, starts, counts, table, longest)
-        flashes = tuple(each if one else None for one in served)
+        flash_work = FlashWork.of(rows, starts, counts, table, longest)
+        flashes = tuple(flash_work if by_flash else None for by_flash in served)
     return chunks_of(shape, prefill, flashes, dequantized=dequantized)

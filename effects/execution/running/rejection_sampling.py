@@ -59,9 +59,9 @@ def drafts_by_place(
     places = len(tokens)
     if device_rows.coins is None:
         return [None] * (places + 1)
-    logits = [one.logits for one in proposals] or [None] * places
-    each = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
-    return [*(PlaceDrafts(*place) for place in each), None]
+    logits = [proposal.logits for proposal in proposals] or [None] * places
+    columns = zip(tokens, owners, drafts.tokens >= 0, logits, strict=True)
+    return [*(PlaceDrafts(*place) for place in columns), None]
 
 
 def rejection_sample(
@@ -80,9 +80,9 @@ def rejection_sample(
     if device_rows.coins is None:
         raise AssertionError("these rows have no coins")
     count = len(drafts.tokens)
-    here, owner = logits[:count], rows[:count].long()
-    found = reject.reject(
-        here,
+    draft_logits, owner = logits[:count], rows[:count].long()
+    verified_tokens = reject.reject(
+        draft_logits,
         device_rows.sampling.of_rows(owner),
         reject.RejectionNoise(
             picks=device_rows.stream[owner, None],
@@ -92,6 +92,6 @@ def rejection_sample(
         reject.RowDrafts(drafts.tokens[:, None], drafts.given[:, None], drafts.logits),
         filtered=filtered,
     )
-    theirs = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
-    first = found[:, 0].where(theirs, drawn.tokens[:count])
+    is_draft = (drafts.owners == rows[:count]) & (drawn.broken[:count] == 0)
+    first = verified_tokens[:, 0].where(is_draft, drawn.tokens[:count])
     return DrawnTokens(torch.cat((first, drawn.tokens[count:])), drawn.broken)

@@ -109,7 +109,9 @@ class ModelRunner:
             backend,
             self.rows,
             config.block_size,
-            padding_from=slots if any(one.has_experts for one in specs) else 0,
+            padding_from=slots
+            if any(model_spec.has_experts for model_spec in specs)
+            else 0,
         )
         self.draft: DraftModel | None = None
         if draft is not None:
@@ -143,10 +145,10 @@ class ModelRunner:
             backend.routes,
             self.shortcuts,
         )
-        most = shapes.cuda_activation_bytes(
+        activation_bytes = shapes.cuda_activation_bytes(
             spec, config, self.captured + config.max_num_seqs
         )
-        self.captures = GraphCache(device, most)
+        self.captures = GraphCache(device, activation_bytes)
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
 
@@ -175,11 +177,16 @@ class ModelRunner:
         caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
         for opened in plan.opens:
             self.sampler.open(plan.rows[opened.index], opened)
-            full, part = divmod(plan.starts[opened.index], self.config.block_size)
+            full_blocks, first_slot = divmod(
+                plan.starts[opened.index], self.config.block_size
+            )
             for group, table in zip(self.config.groups, opened.tables, strict=True):
                 for page in range(group.pages):
                     for cache in caches:
-                        cache.clear(table[full * group.pages + page :: group.pages], part)
+                        cache.clear(
+                            table[full_blocks * group.pages + page :: group.pages],
+                            first_slot,
+                        )
         for grow in plan.grows:
             rows.set_table(grow.row, grow.at, grow.blocks, grow.group)
             for cache in caches:

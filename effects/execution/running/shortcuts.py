@@ -45,11 +45,11 @@ class Shortcuts:
         """Returns whether a package can be loaded; if the current step fails, the package
         is blamed.
         """
-        if why := load(package):
-            self.do_without(package, why)
+        if reason := load(package):
+            self.do_without(package, reason)
         elif GRAPHS not in self.trying:  # else this step ran before the capture
             self.trying.append(package)
-        return not why
+        return not reason
 
     def capture(self) -> None:
         """Note that the current step is being captured; all else in it has worked
@@ -66,16 +66,16 @@ class Shortcuts:
             if self.spoiled <= MOST_SPOILED:
                 return
         if not isinstance(error, torch.OutOfMemoryError):
-            for what in self.trying:
-                self.do_without(what, error)
+            for shortcut in self.trying:
+                self.do_without(shortcut, error)
 
-    def do_without(self, what: str, why: object) -> None:
+    def do_without(self, shortcut: str, reason: object) -> None:
         """Disable an acceleration, and log a warning: it would fail again."""
-        name = NAMES.get(what, what)
-        _log.warning("%s cannot be used here, and is not from now on: %s", name, why)
-        if what == GRAPHS:
+        name = NAMES.get(shortcut, shortcut)
+        _log.warning("%s cannot be used here, and is not from now on: %s", name, reason)
+        if shortcut == GRAPHS:
             self.graphs = False
-        elif what == FLASH:
+        elif shortcut == FLASH:
             self.flash = False
-        elif what == QUACK:
+        elif shortcut == QUACK:
             self.fused = False
