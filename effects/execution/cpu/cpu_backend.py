@@ -36,10 +36,10 @@ class CachedSampling:
 
 def describe_products(spec: ModelSpec) -> list[tuple[str, str]]:
     """Returns what multiplies a model's quantized matrices on this processor."""
-    how = spec.quantization
-    if how is None:
+    quantization = spec.quantization
+    if quantization is None:
         return []
-    return [("matrix products", quantized.described(how.format.scheme))]
+    return [("matrix products", quantized.described(quantization.format.scheme))]
 
 
 @define(eq=False)
@@ -96,8 +96,8 @@ class CpuBackend:
         """Sample a token for each row, in numpy."""
         sampling = self._sampling(rows.tolist(), device_rows)
         if streams is not None:
-            other = streams.index_select(0, rows)[list(sampling.rows)]
-            sampling = evolve(sampling, streams=other.numpy().view(np.uint64))
+            row_streams = streams.index_select(0, rows)[list(sampling.rows)]
+            sampling = evolve(sampling, streams=row_streams.numpy().view(np.uint64))
         choice = choose(logits, sampling, positions.numpy())
         broken = torch.zeros_like(positions)
         if choice.broken:
@@ -112,9 +112,11 @@ class CpuBackend:
         last = self.last
         if last is None or last.opened != device_rows.opened or last.rows != rows:
             owners = [device_rows.owners[row] for row in rows]
-            how = [PADDING if one is None else one.sampling for one in owners]
+            row_params = [
+                PADDING if owner is None else owner.sampling for owner in owners
+            ]
             last = CachedSampling(
-                rows, device_rows.opened, Sampling.of(how, device_rows.vocab)
+                rows, device_rows.opened, Sampling.of(row_params, device_rows.vocab)
             )
             self.last = last
         return last.sampling

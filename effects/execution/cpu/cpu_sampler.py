@@ -146,14 +146,14 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
         ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
     values = scaled[ids]
     falling = np.sort(values)[::-1]
-    held = np.cumsum(np.exp(falling), dtype=np.float64)
-    count = min(int(held.searchsorted(top_p * total)) + 1, len(ids))
+    cumulative = np.cumsum(np.exp(falling), dtype=np.float64)
+    count = min(int(cumulative.searchsorted(top_p * total)) + 1, len(ids))
     edge = falling[count - 1]
     keep = values > edge
     # A stable sort would give lower ids first among equals; it takes five times as long.
     keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
-    left: Ints = ids[keep]
-    return left
+    remaining: Ints = ids[keep]
+    return remaining
 
 
 def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
@@ -162,13 +162,15 @@ def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
     """
     depth = -scaled[ids]
     shares = np.exp(-depth.astype(np.float64))
-    some = shares > 0  # without any, depth may be infinite
+    positive = shares > 0  # without any, depth may be infinite
     total = shares.sum()
-    mean = np.float32((shares[some] * depth[some]).sum() / total)
+    mean = np.float32((shares[positive] * depth[positive]).sum() / total)
     order = np.abs(depth - mean).argsort(kind="stable")
-    held = np.cumsum(shares[order])
-    left: Ints = np.sort(ids[order[: int(held.searchsorted(typical_p * total)) + 1]])
-    return left
+    cumulative = np.cumsum(shares[order])
+    remaining: Ints = np.sort(
+        ids[order[: int(cumulative.searchsorted(typical_p * total)) + 1]]
+    )
+    return remaining
 
 
 def draw_keys(streams: Keys, positions: Ints) -> Keys:

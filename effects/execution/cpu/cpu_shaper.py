@@ -34,13 +34,13 @@ class TokenCounts:
     @classmethod
     def of(cls, prompt: Sequence[int], output: Sequence[int]) -> "TokenCounts":
         """Count the tokens of a prompt and an output."""
-        found = Counter(dict.fromkeys(prompt, 0))
-        found.update(output)
-        room = max(_ROOM, 2 * len(found))
+        totals = Counter(dict.fromkeys(prompt, 0))
+        totals.update(output)
+        room = max(_ROOM, 2 * len(totals))
         ids, counts = np.zeros(room, np.int64), np.zeros(room, np.float32)
-        ids[: len(found)] = list(found.keys())
-        counts[: len(found)] = list(found.values())
-        return cls(ids, counts, {token: place for place, token in enumerate(found)})
+        ids[: len(totals)] = list(totals.keys())
+        counts[: len(totals)] = list(totals.values())
+        return cls(ids, counts, {token: place for place, token in enumerate(totals)})
 
     def add(self, token: int) -> None:
         """Count one more output token."""
@@ -121,13 +121,13 @@ class CpuShaper:
     def shape(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Returns the logits that tokens are sampled from."""
         del positions  # a row's own tokens give its position
-        made: Tensor = logits.to(torch.float32, copy=True)
-        values: Floats = made.numpy()
+        shaped: Tensor = logits.to(torch.float32, copy=True)
+        values: Floats = shaped.numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
             for line, row in zip(values, rows.tolist(), strict=True):
                 if row in self.shapes:
                     self.shapes[row].change(line)
-        return made
+        return shaped
 
     def count(self, rows: Tensor, positions: Tensor, drawn: DrawnTokens) -> None:
         """Count sampled tokens."""

@@ -56,11 +56,11 @@ class LatentRead:
             rows = slice(0, decode_rows) if group.rows is None else group.rows
             out[rows] = self._decode(query[rows], group)
         for chunk in reads.chunks:
-            where = slice(chunk.first, chunk.last)
+            span = slice(chunk.first, chunk.last)
             prefill = self._absorbed_chunk
             if chunk.last - chunk.first >= EXPAND_FROM:
                 prefill = self._expanded_chunk
-            out[where] = prefill(query[where], chunk)
+            out[span] = prefill(query[span], chunk)
         return out.flatten(1)
 
     def _decode(self, query: Tensor, group: DecodeGroup) -> Tensor:
@@ -73,38 +73,39 @@ class LatentRead:
         """One chunk: [n, heads, query_dim] -> [n, heads, value_dim]."""
         latent = self._chunk_latents(chunk)  # [1, context, latent_dim]
         absorbed = self.absorb(query).transpose(0, 1)  # [heads, n, latent_dim]
-        found = [
+        outputs = [
             self._attend(absorbed[:, piece.tokens], latent[:, : piece.keys], piece.mask)
             for piece in _pieces(chunk)
         ]
-        return self.values(torch.cat(found, 1).transpose(0, 1))
+        return self.values(torch.cat(outputs, 1).transpose(0, 1))
 
     def _expanded_chunk(self, query: Tensor, chunk: ChunkReads) -> Tensor:
         """The same, with keys and values expanded, a few heads at a time."""
         mla, latent = self.mla, self._chunk_latents(chunk)[0].to(query.dtype)
-        kept, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
+        compressed, rotated = latent.split_with_sizes((mla.rank, mla.rope_dim), 1)
         width = mla.query_dim + mla.value_dim
-        few = max(1, EXPANDED // (len(latent) * width))
+        num_heads = max(1, EXPANDED // (len(latent) * width))
         out = query.new_empty(len(query), mla.heads, mla.value_dim)
         for key_of, value_of, place in zip(
-            *(torch.split(one, few) for one in expanding(mla, self.weights)),
-            range(0, mla.heads, few),
+            *(torch.split(matrix, num_heads) for matrix in expanding(mla, self.weights)),
+            range(0, mla.heads, num_heads),
             strict=True,
         ):
-            key = kept @ key_of.transpose(1, 2)  # [few, context, plain_dim]
+            key = compressed @ key_of.transpose(1, 2)  # [num_heads, context, plain_dim]
             turned = rotated.expand(len(key), *rotated.shape)
             heads = slice(place, place + len(key))
-            key, value = torch.cat((key, turned), -1), kept @ value_of.transpose(1, 2)
+            key = torch.cat((key, turned), -1)
+            value = compressed @ value_of.transpose(1, 2)
             for piece in _pieces(chunk):
                 mask = piece.mask
-                found = F.scaled_dot_product_attention(
+                mixed = F.scaled_dot_product_attention(
                     query[piece.tokens, heads].transpose(0, 1),
                     key[:, : piece.keys],
                     value[:, : piece.keys],
                     None if mask is None else mask.to(query.dtype),
                     scale=mla.scale,
                 )
-                out[piece.tokens, heads] = found.transpose(0, 1)
+                out[piece.tokens, heads] = mixed.transpose(0, 1)
         return out
 
     def absorb(self, query: Tensor) -> Tensor:
@@ -140,11 +141,11 @@ class LatentRead:
         return self._latents(chunk.blocks, 1, chunk)
 
     def _latents(
-        self, which: Tensor | slice, rows: int, part: DecodeGroup | ChunkReads
+        self, blocks: Tensor | slice, rows: int, reads: DecodeGroup | ChunkReads
     ) -> Tensor:
         """Returns [rows, context - skip, latent_dim]."""
-        found = self.cache.read(which).view(rows, -1, self.mla.latent_dim)
-        return found[:, part.skip : part.context]
+        latents = self.cache.read(blocks).view(rows, -1, self.mla.latent_dim)
+        return latents[:, reads.skip : reads.context]
 
 
 def _pieces(chunk: ChunkReads) -> Iterator[MaskedPiece]:

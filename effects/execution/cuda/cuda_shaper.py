@@ -45,19 +45,27 @@ class Entries:
         cls, sampling: Shaping, prompt: int, output: Sequence[int], vocab: int
     ) -> "Entries":
         """Returns the list of a row with this output, after so many prompt tokens."""
-        made = cls()
+        entries = cls()
         for token, bias in sampling.logit_bias:
             if bias:
-                made._add(token, bias)
+                entries._add(token, bias)
         for token in sorted(sampling.stop_ids) if sampling.min_tokens else ():
             if token < vocab:
-                made._add(token, -np.inf, until=prompt + sampling.min_tokens)
+                entries._add(token, -np.inf, until=prompt + sampling.min_tokens)
         for word in sampling.bad_words:
-            for at, token in enumerate(word):
-                last = at == len(word) - 1
-                begun = at < len(output) and tuple(output[-at - 1 :]) == word[: at + 1]
-                made._add(token, -np.inf if last else 0.0, follows=at > 0, matched=begun)
-        return made
+            for index, token in enumerate(word):
+                is_last = index == len(word) - 1
+                is_matched = (
+                    index < len(output)
+                    and tuple(output[-index - 1 :]) == word[: index + 1]
+                )
+                entries._add(
+                    token,
+                    -np.inf if is_last else 0.0,
+                    follows=index > 0,
+                    matched=is_matched,
+                )
+        return entries
 
     def _add(
         self,

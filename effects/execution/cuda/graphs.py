@@ -76,16 +76,16 @@ class GraphCache:
         """Returns whether to capture a shape that no step has needed: if there is room
         for it.
         """
-        room = len(self.made) < MAX_GRAPHS or not _is_rare(shape)
-        return room and shape not in self.made
+        has_room = len(self.made) < MAX_GRAPHS or not _is_rare(shape)
+        return has_room and shape not in self.made
 
     def due(self, shape: StepShape, now: float) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
         spent, capture = self.spent.get(shape, 0.0), median(self.costs)
         if shape.deferred_draws:
             capture = min(capture, PRICE * spent / max(1, self.launched[shape] - 1))
-        worth = pays(spent, capture)
-        return worth and now - self.last >= PAUSE and shape not in self.made
+        is_worth_it = pays(spent, capture)
+        return is_worth_it and now - self.last >= PAUSE and shape not in self.made
 
     def note(self, shape: StepShape, seconds: float) -> None:
         """Note that a step was launched without a graph, which took so long."""
@@ -100,7 +100,9 @@ class GraphCache:
 
     def wanted(self) -> list[StepShape]:
         """Returns shapes launched without a graph, the most frequent first."""
-        return [one for one, _ in self.launched.most_common() if one not in self.made]
+        return [
+            shape for shape, _ in self.launched.most_common() if shape not in self.made
+        ]
 
     def add(self, shape: StepShape, graph: torch.cuda.CUDAGraph) -> None:
         """Add a shape's graph; if there are too many, it replaces another."""

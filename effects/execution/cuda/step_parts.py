@@ -40,10 +40,10 @@ class ChunkPart:
 def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
     """Yields the parts of decode rows: those with drafts, and the others, if any."""
     decode_inputs = len(batch.rows)
-    alone = slice(0, decode_inputs)
+    plain_rows = slice(0, decode_inputs)
     if (drafts := batch.verified) is not None:
         verified = len(drafts.starts)
-        alone = slice(verified, drafts.decode_rows)
+        plain_rows = slice(verified, drafts.decode_rows)
         yield ChunkPart(
             slice(0, decode_inputs),
             batch.rows[:verified],
@@ -54,8 +54,10 @@ def decode_parts(batch: Batch, splits: int) -> Iterator[DecodePart | ChunkPart]:
             splits,
             DraftLayout(skip=drafts.decode_rows, stride=verified),
         )
-    if alone.start < alone.stop:
-        yield DecodePart(alone, batch.rows[alone], batch.contexts[alone], splits)
+    if plain_rows.start < plain_rows.stop:
+        yield DecodePart(
+            plain_rows, batch.rows[plain_rows], batch.contexts[plain_rows], splits
+        )
 
 
 def prefill_parts(batch: Batch) -> Iterator[ChunkPart]:
