@@ -109,39 +109,44 @@ class Signature:
         """The checksum of a block's contents."""
         if self._key:
             digest = hashlib.sha256()
-            for part in contents:
-                digest.update(part)
+            for chunk in contents:
+                digest.update(chunk)
             return digest.digest()
         return checksum_of(contents).to_bytes(CHECKSUM, "little")
 
 
 def write_block(
-    path: Path, part: Path, key: Key, layout: bytes, contents: Contents, by: Signature
+    path: Path,
+    temp_path: Path,
+    key: Key,
+    layout: bytes,
+    contents: Contents,
+    signature: Signature,
 ) -> int:
-    """Write a block to `path`, by way of `part`; returns its bytes. Raises OSError, and
-    leaves no part then.
+    """Write a block to `temp_path`, and rename it to `path`; returns its bytes. Raises
+    OSError, and leaves no file then.
     """
     length = sum(map(len, contents))
     header = _START.pack(MAGIC, FORMAT) + _REST.pack(
-        layout, by.owner, len(key), key, length, by.checksum(contents)
+        layout, signature.owner, len(key), key, length, signature.checksum(contents)
     )
-    left = [memoryview(header + by.mac(header)), *contents]
-    file = os.open(part, _WRITE, 0o600)
+    buffers = [memoryview(header + signature.mac(header)), *contents]
+    file = os.open(temp_path, _WRITE, 0o600)
     try:
         try:
-            while left:
-                left = _after(left, os.writev(file, left))
+            while buffers:
+                buffers = _after(buffers, os.writev(file, buffers))
         finally:
             os.close(file)
-        os.rename(part, path)
+        os.rename(temp_path, path)
     except BaseException:
-        os.unlink(part)
+        os.unlink(temp_path)
         raise
     return HEADER + length
 
 
 def read_block(
-    path: Path, key: Key, layout: bytes, contents: Contents, by: Signature
+    path: Path, key: Key, layout: bytes, contents: Contents, signature: Signature
 ) -> int:
     """Read a block into `contents`; returns its bytes. Raises UnusableFileError: then
     what is in `contents` is undefined.
@@ -155,7 +160,7 @@ def read_block(
     except OSError as error:
         raise UnusableFileError(UNREADABLE, path) from error
     try:
-        return _read(file, path, key, layout, contents, by)
+        return _read(file, path, key, layout, contents, signature)
     except OSError as error:
         raise UnusableFileError(UNREADABLE, path) from error
     finally:
@@ -168,28 +173,28 @@ def _read(
     key: Key,
     layout: bytes,
     contents: Contents,
-    by: Signature,
+    signature: Signature,
 ) -> int:
     size = os.fstat(file).st_size
     header = bytearray(HEADER)
-    left, got = [memoryview(header), *contents], 0
-    while left and (count := os.readv(file, left)):
-        got, left = got + count, _after(left, count)
-    _check_header(bytes(header[:got]), path, key, layout, by)
+    buffers, num_read = [memoryview(header), *contents], 0
+    while buffers and (count := os.readv(file, buffers)):
+        num_read, buffers = num_read + count, _after(buffers, count)
+    _check_header(bytes(header[:num_read]), path, key, layout, signature)
     length = sum(map(len, contents))
-    *_, wanted, checksum = _REST.unpack_from(header, _START.size)
-    if wanted != length:
+    *_, stored_length, checksum = _REST.unpack_from(header, _START.size)
+    if stored_length != length:
         raise UnusableFileError(FOREIGN, path)
-    if size != HEADER + length or left:
-        torn = size < HEADER + length or bool(left)
+    if size != HEADER + length or buffers:
+        torn = size < HEADER + length or bool(buffers)
         raise UnusableFileError(TORN if torn else CORRUPTED, path, removable=True)
-    if by.checksum(contents) != checksum:
+    if signature.checksum(contents) != checksum:
         raise UnusableFileError(CORRUPTED, path, removable=True)
     return HEADER + length
 
 
 def _check_header(
-    header: bytes, path: Path, key: Key, layout: bytes, by: Signature
+    header: bytes, path: Path, key: Key, layout: bytes, signature: Signature
 ) -> None:
     """Raise UnusableFileError for a header, perhaps a part of one, of another block."""
     if len(header) < _START.size:
@@ -201,20 +206,20 @@ def _check_header(
         raise UnusableFileError(NEWER, path)
     if len(header) < HEADER:
         raise UnusableFileError(TORN, path, removable=True)
-    its_layout, owner, size, name, *_ = _REST.unpack_from(header, _START.size)
-    if owner != by.owner:
+    stored_layout, owner, size, stored_key, *_ = _REST.unpack_from(header, _START.size)
+    if owner != signature.owner:
         raise UnusableFileError(FOREIGN, path)
-    if by.mac(header[:_SIGNED]) != header[_SIGNED:]:
+    if signature.mac(header[:_SIGNED]) != header[_SIGNED:]:
         raise UnusableFileError(CORRUPTED, path, removable=True)
-    if name[:size] != key:  # a file of this deployment under another's name
+    if stored_key[:size] != key:  # a file of this deployment under another's name
         raise UnusableFileError(FOREIGN, path, removable=True)
-    if its_layout != layout:
+    if stored_layout != layout:
         raise UnusableFileError(FOREIGN, path)
 
 
-def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of `parts` after so many bytes."""
-    left = list(parts)
+def _after(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Returns what is left of `buffers` after their first `count` bytes."""
+    left = list(buffers)
     while left and count >= len(left[0]):
         count -= len(left.pop(0))
     if count:

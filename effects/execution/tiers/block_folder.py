@@ -132,16 +132,18 @@ class BlockFolder:
         binary search, for few calls to the operating system: a block may be missing among
         those that it finds.
         """
-        now, every = time.monotonic(), range(len(keys))
-        found = bisect_left(every, True, key=lambda at: not self._is_there(keys[at], now))
-        stale = [key for key in keys[:found] if not self._is_fresh(key, now)]
+        now, indices = time.monotonic(), range(len(keys))
+        num_found = bisect_left(
+            indices, True, key=lambda index: not self._is_there(keys[index], now)
+        )
+        stale = [key for key in keys[:num_found] if not self._is_fresh(key, now)]
         if stale:
             if len(self._used) > KNOWN:
                 self._used.clear()
             self._used.update(dict.fromkeys(stale, now))
             with suppress(RuntimeError):  # it was closed
                 self._notes.submit(self._note_uses, stale)
-        return found
+        return num_found
 
     def _is_fresh(self, key: Key, now: float) -> bool:
         return now - self._used.get(key, -FRESH) < FRESH
@@ -217,8 +219,8 @@ class BlockFolder:
                 return
             self._make_room(file_bytes(length))
             name.parent.mkdir(mode=0o700, exist_ok=True)
-            part = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
-            size = write_block(name, part, key, layout, contents, self.signature)
+            temp_path = name.with_name(f"{name.name}.{secrets.token_hex(6)}.part")
+            size = write_block(name, temp_path, key, layout, contents, self.signature)
         except OSError as error:
             if error.errno in IN_PLACE:
                 self._refuse(key, UnusableFileError(FOREIGN, name))
@@ -288,28 +290,28 @@ class BlockFolder:
 
     # --- its size -----------------------------------------------------------------------
 
-    def _make_room(self, wanted: int) -> None:
+    def _make_room(self, num_bytes: int) -> None:
         """Count a file of so many bytes, which is about to be written; removes others if
         there is no room.
         """
         with self._room:
-            part = self.size // PART
-            full = (self._found or 0) + self._written + wanted > self.size
-            if self._found is None or full or self._written + wanted > part:
-                self._found, self._written = self._trimmed(wanted), 0
-            self._written += wanted
+            scan_bytes = self.size // PART
+            full = (self._found or 0) + self._written + num_bytes > self.size
+            if self._found is None or full or self._written + num_bytes > scan_bytes:
+                self._found, self._written = self._trimmed(num_bytes), 0
+            self._written += num_bytes
 
-    def _trimmed(self, wanted: int) -> int:
+    def _trimmed(self, num_bytes: int) -> int:
         """The bytes of all files, after the least recently used are removed if there is
         no room for so many more.
         """
-        every = sorted(self._files())
-        total = sum(size for _, size, _ in every)
-        if total + wanted <= self.size:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        if total + num_bytes <= self.size:
             return total
-        least = self.size - self.size // PART - wanted
-        for _, size, name in every:
-            if total <= least:
+        target_bytes = self.size - self.size // PART - num_bytes
+        for _, size, name in files:
+            if total <= target_bytes:
                 break
             with suppress(OSError):
                 os.unlink(name)
@@ -327,13 +329,13 @@ class BlockFolder:
                 continue
             for entry in entries:
                 try:
-                    about = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                     if _PART_NAME.fullmatch(entry.name):
-                        if time.time() - about.st_mtime > ABANDONED:
+                        if time.time() - status.st_mtime > ABANDONED:
                             os.unlink(entry.path)
-                    elif _NAME.fullmatch(entry.name) and stat.S_ISREG(about.st_mode):
-                        size = -(-about.st_size // UNIT) * UNIT
-                        yield about.st_mtime_ns, size, entry.path
+                    elif _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
+                        size = -(-status.st_size // UNIT) * UNIT
+                        yield status.st_mtime_ns, size, entry.path
                 except OSError:
                     continue  # another engine has removed it
 
@@ -341,18 +343,18 @@ class BlockFolder:
 def _touch(name: Path, size: int) -> bool:
     """Note that a file is used; returns whether it is there and has this size."""
     try:
-        about = name.lstat()
+        status = name.lstat()
         os.utime(name, follow_symlinks=False)
     except OSError:
         return False
-    return stat.S_ISREG(about.st_mode) and about.st_size == size
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def capacity(path: Path) -> int:
     """Bytes of the file system of a folder, which need not exist."""
-    there = path.absolute()
-    for folder in (there, *there.parents):
+    absolute = path.absolute()
+    for folder in (absolute, *absolute.parents):
         with suppress(OSError):  # it is not there, or cannot be accessed
-            about = os.statvfs(folder)
-            return about.f_blocks * about.f_frsize
+            status = os.statvfs(folder)
+            return status.f_blocks * status.f_frsize
     return 0

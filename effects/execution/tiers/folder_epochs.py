@@ -68,29 +68,29 @@ class FolderEpochs:
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            there = os.listdir(folder)
-            strange = [name for name in there if not _is_ours(name)]
-            if FILE not in there and strange:
+            names = os.listdir(folder)
+            strange = [name for name in names if not _is_ours(name)]
+            if FILE not in names and strange:
                 raise ConfigError(
                     f"kv_disk {folder} has other files ({min(strange)!r:.80}); name a "
                     "folder of its own, which is made if it is not there"
                 )
-            for name in there:
+            for name in names:
                 if _is_subfolder(name) and not (folder / name).is_dir():
                     raise ConfigError(
                         f"kv_disk {folder} cannot be used: {folder / name} is not a "
                         "folder; remove it"
                     )
             _check_format(folder / FILE)
-            made = cls(folder)
+            epochs = cls(folder)
             try:  # writes, so it is known whether that can be
-                made._change(lambda now: now)
+                epochs._change(lambda now: now)
             except OSError as error:
-                if error.errno not in FULL or not made._look():
+                if error.errno not in FULL or not epochs._look():
                     raise
         except OSError as error:
             raise ConfigError(f"kv_disk {folder} cannot be used: {error}") from error
-        return made
+        return epochs
 
     @property
     def of_all(self) -> int:
@@ -107,8 +107,8 @@ class FolderEpochs:
 
     def raise_tenant(self, name: str) -> None:
         """Make a tenant's blocks unfindable for its new requests. Raises OSError."""
-        more = {_digest(name): _new_epoch()}
-        self._change(lambda now: evolve(now, tenants=now.tenants | more))
+        new_epoch = {_digest(name): _new_epoch()}
+        self._change(lambda now: evolve(now, tenants=now.tenants | new_epoch))
 
     def _now(self) -> _Epochs:
         """The epochs now. Ours go on where the file cannot be read: it is then replaced
@@ -128,14 +128,14 @@ class FolderEpochs:
         with self._lock, self._locked():
             # Without a file, nothing that was stored before is found.
             now = self._known if self._look() else _Epochs()
-            part = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
+            temp_path = self.folder / f"{FILE}.{secrets.token_hex(6)}.part"
             try:
-                part.write_text(make(now).text())
+                temp_path.write_text(make(now).text())
                 stamp = time.time_ns()  # finer than the file system's own clock
-                os.utime(part, ns=(stamp, stamp))
-                part.rename(self.folder / FILE)
+                os.utime(temp_path, ns=(stamp, stamp))
+                temp_path.rename(self.folder / FILE)
             except OSError:
-                part.unlink(missing_ok=True)
+                temp_path.unlink(missing_ok=True)
                 raise
             self._look()
 
@@ -149,8 +149,8 @@ class FolderEpochs:
     def _look(self) -> bool:
         """Read the file if it has changed; returns whether it can be used."""
         try:
-            about = (self.folder / FILE).lstat()
-            seen = about.st_ino, about.st_mtime_ns, about.st_size
+            status = (self.folder / FILE).lstat()
+            seen = status.st_ino, status.st_mtime_ns, status.st_size
             if seen != self._seen:
                 content = _read(self.folder / FILE)
                 epoch, tenants = content["epoch"], dict(content["tenants"])

@@ -60,39 +60,39 @@ class _Slot:
     tracks: Sequence[Track]
 
     @classmethod
-    def of(cls, parts: Sequence[Part], pages: int) -> "_Slot":
+    def of(cls, tensors: Sequence[Part], pages: int) -> "_Slot":
         """Returns a slot of so many pages, which these parts have in host memory. Raises
         NoHostMemoryError.
         """
-        for part in parts:
-            while part.host.grow():
+        for tensor in tensors:
+            while tensor.host.grow():
                 pass
-            if part.host.failed:
-                raise NoHostMemoryError(part.host.failed)
-        return cls(parts, [Track.of(part, pages) for part in parts])
+            if tensor.host.failed:
+                raise NoHostMemoryError(tensor.host.failed)
+        return cls(tensors, [Track.of(tensor, pages) for tensor in tensors])
 
     def copy(self, pages: Pages, *, loads: bool) -> None:
         """Launch the copy between these pages of the device and the first ones here."""
-        for part, track in zip(self.parts, self.tracks, strict=True):
+        for tensor, track in zip(self.parts, self.tracks, strict=True):
             with on(track.stream):
-                there = torch.tensor(pages).to(part.device.device)
-            track.copy(part, there, tuple(range(len(pages))), loads=loads)
+                page_ids = torch.tensor(pages).to(tensor.device.device)
+            track.copy(tensor, page_ids, tuple(range(len(pages))), loads=loads)
 
     def wait(self) -> None:
         """Wait until all copies are done."""
         for track in self.tracks:
             track.wait()
 
-    def contents(self, first: int, last: int, parts: slice) -> list[memoryview]:
+    def contents(self, first: int, last: int, tensors: slice) -> list[memoryview]:
         """The bytes of pages first .. last - 1 here, of some parts."""
-        found = list[memoryview]()
-        for part in self.parts[parts]:
-            for low, high in (
-                (a, b) for _, a, b in part.host.runs((*range(first, last),))
+        views = list[memoryview]()
+        for tensor in self.parts[tensors]:
+            for start, end in (
+                (a, b) for _, a, b in tensor.host.runs((*range(first, last),))
             ):
-                run = part.host.run(low, high).reshape(-1).view(torch.uint8)
-                found.append(run.numpy().data)
-        return found
+                run = tensor.host.run(start, end).reshape(-1).view(torch.uint8)
+                views.append(run.numpy().data)
+        return views
 
 
 @frozen(eq=False)
@@ -144,8 +144,8 @@ class _Lane:
                 self._end_piece(pending)
         finally:
             for piece in pending:
-                for one in piece.work:
-                    one.cancel()
+                for future in piece.work:
+                    future.cancel()
                 wait(piece.work)
             for slot in self.slots:
                 slot.wait()
@@ -154,14 +154,14 @@ class _Lane:
 
     def _pieces(self, command: KeyedCommand) -> Sequence[Blocks]:
         """The blocks of a transfer, as many at once as a slot has room for."""
-        found, used = list[list[tuple[Key, Pages]]](), self.room
+        pieces, used = list[list[tuple[Key, Pages]]](), self.room
         for key, pages in zip(command.keys, command.pages, strict=True):
             used += len(pages)
             if used > self.room:
-                found.append([])
+                pieces.append([])
                 used = len(pages)
-            found[-1].append((key, pages))
-        return found
+            pieces[-1].append((key, pages))
+        return pieces
 
     def _read(self, piece: _Piece) -> None:
         self._submit(piece, self.store.read)
@@ -175,11 +175,11 @@ class _Lane:
         self, piece: _Piece, work: Callable[[Key, bytes, list[memoryview]], None]
     ) -> None:
         first, slices = 0, self.store.slices
-        each = len(piece.slot.parts) // len(slices.own)  # parts of a slice
+        per_slice = len(piece.slot.parts) // len(slices.own)  # parts of a slice
         for key, pages in piece.blocks:
-            for place, number in enumerate(slices.own):
-                parts = slice(place * each, (place + 1) * each)
-                contents = piece.slot.contents(first, first + len(pages), parts)
+            for index, number in enumerate(slices.own):
+                tensors = slice(index * per_slice, (index + 1) * per_slice)
+                contents = piece.slot.contents(first, first + len(pages), tensors)
                 name = slices.key(key, number)
                 piece.work.append(self.pool.submit(work, name, self.layout, contents))
             first += len(pages)
@@ -187,10 +187,10 @@ class _Lane:
     def _end_piece(self, pending: deque[_Piece]) -> None:
         """Wait for the store to have read or written the first piece."""
         # A fetch that lacks a block is over; what can be stored is.
-        until = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
-        ended, _ = wait(pending[0].work, return_when=until)
-        for one in ended:
-            one.result()
+        condition = FIRST_EXCEPTION if self.loads else ALL_COMPLETED
+        ended, _ = wait(pending[0].work, return_when=condition)
+        for future in ended:
+            future.result()
         piece = pending.popleft()
         if self.loads:
             piece.slot.copy(piece.pages, loads=True)
@@ -200,8 +200,8 @@ class _Lane:
         self.thread.close()
         self.pool.shutdown()
         for slot in self.slots:
-            for part in slot.parts:
-                part.host.close()
+            for tensor in slot.parts:
+                tensor.host.close()
 
 
 class KeyedCopier:
@@ -209,27 +209,27 @@ class KeyedCopier:
 
     def __init__(
         self,
-        make_parts: Callable[[int, int], Sequence[Part]],
+        make_tensors: Callable[[int, int], Sequence[Part]],
         store: KeyedStore,
         bundle: int,
     ) -> None:
-        """`make_parts` returns the parts of the caches, slice by slice, with so many
+        """`make_tensors` returns the parts of the caches, slice by slice, with so many
         pages in host memory and so many slices; a block has up to `bundle` pages. Raises
         NoHostMemoryError.
         """
         self.store, self.bundle = store, bundle
         slices = len(store.slices.own)
-        parts = make_parts(1, slices)
-        of_one = parts[: len(parts) // slices]
-        layout = layout_of(of_one)
-        self.block_bytes = bundle * sum(part.page_bytes for part in of_one)
+        tensors = make_tensors(1, slices)
+        slice_tensors = tensors[: len(tensors) // slices]
+        layout = layout_of(slice_tensors)
+        self.block_bytes = bundle * sum(tensor.page_bytes for tensor in slice_tensors)
         store.open(layout, self.block_bytes)
-        room = max(bundle, pages_a_piece(parts))
+        room = max(bundle, pages_a_piece(tensors))
         self.lanes = {
             loads: _Lane(
                 store,
                 layout,
-                [_Slot.of(make_parts(room, slices), room) for _ in range(SLOTS)],
+                [_Slot.of(make_tensors(room, slices), room) for _ in range(SLOTS)],
                 room,
                 loads,
             )
@@ -288,12 +288,16 @@ class KeyedCopier:
         self.store.close()
 
 
-def layout_of(parts: Sequence[Part]) -> bytes:
+def layout_of(tensors: Sequence[Part]) -> bytes:
     """A digest of how a page of these parts is stored."""
-    said = repr(
+    description = repr(
         [
-            (part.device.device.type, tuple(part.device.shape[1:]), part.device.dtype)
-            for part in parts
+            (
+                tensor.device.device.type,
+                tuple(tensor.device.shape[1:]),
+                tensor.device.dtype,
+            )
+            for tensor in tensors
         ]
     )
-    return hashlib.blake2b(said.encode(), digest_size=LAYOUT).digest()
+    return hashlib.blake2b(description.encode(), digest_size=LAYOUT).digest()

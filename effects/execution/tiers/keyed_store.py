@@ -12,10 +12,10 @@ Contents = Sequence[memoryview]  # of a block: bytes, one after the other
 
 def checksum_of(contents: Contents) -> int:
     """The CRC-32 of a block's contents."""
-    found = 0
-    for part in contents:
-        found = zlib.crc32(part, found)
-    return found
+    checksum = 0
+    for chunk in contents:
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 class NotStoredError(Exception):

@@ -42,7 +42,7 @@ class _Lane:
     def __attrs_post_init__(self) -> None:
         pages = pages_a_piece(self.parts)
         self.tracks = [
-            (Track.of(part, pages), Track.of(part, pages)) for part in self.parts
+            (Track.of(tensor, pages), Track.of(tensor, pages)) for tensor in self.parts
         ]
         name = f"minfer-kv-{'load' if self.loads else 'store'}"
         self.thread = TransferThread(name, self._perform)
@@ -52,40 +52,42 @@ class _Lane:
         raises.
         """
         try:
-            for part, tracks in zip(self.parts, self.tracks, strict=True):
-                self._copy(part, tracks, move)
+            for tensor, tracks in zip(self.parts, self.tracks, strict=True):
+                self._copy(tensor, tracks, move)
         finally:
             for track in chain(*self.tracks):
                 track.wait()
 
-    def _copy(self, part: Part, tracks: tuple[Track, Track], move: Move) -> None:
+    def _copy(self, tensor: Part, tracks: tuple[Track, Track], move: Move) -> None:
         """Launch the copies of all pages of a part, in pieces, by both tracks in turn."""
         on_host, pages = move.sources, move.targets
         if not self.loads:
             on_host, pages = move.targets, move.sources
-        size, each = len(tracks[0].buffer), list[Tensor]()
+        size, page_ids = len(tracks[0].buffer), list[Tensor]()
         for track in tracks:
             with on(track.stream):
                 # Not pinned: memory cannot be pinned while a graph is captured.
-                each.append(torch.tensor(pages).to(part.device.device))
+                page_ids.append(torch.tensor(pages).to(tensor.device.device))
         for number, first in enumerate(range(0, len(pages), size)):
-            at, some = number % 2, slice(first, first + size)
-            tracks[at].copy(part, each[at][some], on_host[some], loads=self.loads)
+            turn, span = number % 2, slice(first, first + size)
+            tracks[turn].copy(
+                tensor, page_ids[turn][span], on_host[span], loads=self.loads
+            )
 
 
 class PageCopier:
     """Performs `Move`s over the parts of the caches."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self.lanes = {loads: _Lane(parts, loads) for loads in (False, True)}
+    def __init__(self, tensors: Sequence[Part]) -> None:
+        self.parts = tensors
+        self.lanes = {loads: _Lane(tensors, loads) for loads in (False, True)}
         self.growing = threading.Thread(
             target=self._grow, name="minfer-kv-pages", daemon=True
         )
         self.growing.start()
 
     def _grow(self) -> None:
-        growing = [part.host for part in self.parts]
+        growing = [tensor.host for tensor in self.parts]
         while growing:  # segment by segment, so that first pages are whole first
             growing = [host for host in growing if host.grow()]
 
@@ -97,11 +99,11 @@ class PageCopier:
         """Returns the shortest time of some loads of so many pages, which then have no
         defined content. Raises NoHostMemoryError.
         """
-        times, every = list[float](), tuple(range(pages))
+        times, page_ids = list[float](), tuple(range(pages))
         for _ in range(REPEATS):
             ended = SimpleQueue[Moved | Lost]()
             begin = time.perf_counter()
-            self.move(Move(-1, True, every, every), ended.put)
+            self.move(Move(-1, True, page_ids, page_ids), ended.put)
             if isinstance(end := ended.get(), Lost):
                 raise NoHostMemoryError(end.error)
             times.append(time.perf_counter() - begin)
@@ -109,8 +111,8 @@ class PageCopier:
 
     def close(self) -> None:
         """End all transfers: those that wait for memory are reported as lost."""
-        for part in self.parts:
-            part.host.close()
+        for tensor in self.parts:
+            tensor.host.close()
         for lane in self.lanes.values():
             lane.thread.close()
         self.growing.join()

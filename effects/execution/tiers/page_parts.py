@@ -54,7 +54,7 @@ def parts_of(cache: Cache, pages: int, slices: int) -> list[Part]:
     tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
     if slices > 1:  # never of latents
         split = [tensor.chunk(slices, HEADS) for tensor in tensors]
-        tensors = [one for each in zip(*split, strict=True) for one in each]
+        tensors = [tensor for group in zip(*split, strict=True) for tensor in group]
     return [Part.of(tensor, cache.page_dim, pages) for tensor in tensors]
 
 
@@ -66,23 +66,24 @@ class Track:
     stream: torch.cuda.Stream | None
 
     @classmethod
-    def of(cls, part: Part, pages: int) -> "Track":
+    def of(cls, tensor: Part, pages: int) -> "Track":
         """Returns a buffer of so many pages."""
-        shape = (pages, *part.device.shape[1:])
-        return cls(part.device.new_empty(shape), new_stream(part.device.device))
+        shape = (pages, *tensor.device.shape[1:])
+        return cls(tensor.device.new_empty(shape), new_stream(tensor.device.device))
 
-    def copy(self, part: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
+    def copy(self, tensor: Part, pages: Tensor, on_host: Pages, *, loads: bool) -> None:
         """Launch the copy of a piece between `pages` of the device and of the host."""
         buffer = self.buffer[: len(on_host)]
         with on(self.stream):
             if not loads:
-                torch.index_select(part.device, 0, pages, out=buffer)
-            for at, first, last in part.host.runs(on_host):
-                here, there = buffer[at : at + last - first], part.host.run(first, last)
-                target, source = (here, there) if loads else (there, here)
+                torch.index_select(tensor.device, 0, pages, out=buffer)
+            for offset, first, last in tensor.host.runs(on_host):
+                buffered = buffer[offset : offset + last - first]
+                host = tensor.host.run(first, last)
+                target, source = (buffered, host) if loads else (host, buffered)
                 target.copy_(source, non_blocking=True)
             if loads:
-                part.device.index_copy_(0, pages, buffer)
+                tensor.device.index_copy_(0, pages, buffer)
 
     def wait(self) -> None:
         """Wait until all copies through the buffer are done."""
@@ -90,6 +91,6 @@ class Track:
             self.stream.synchronize()
 
 
-def pages_a_piece(parts: Sequence[Part]) -> int:
+def pages_a_piece(tensors: Sequence[Part]) -> int:
     """How many pages fit into `PIECE` bytes: one at least."""
-    return max(1, PIECE // sum(part.page_bytes for part in parts))
+    return max(1, PIECE // sum(tensor.page_bytes for tensor in tensors))

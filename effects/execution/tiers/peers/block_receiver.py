@@ -65,10 +65,10 @@ class BlockReceiver:
         """Close all connections."""
         self._closing = True
         self._listener.close()
-        for one in self._open.copy().values():
+        for sock in self._open.copy().values():
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def _serve(self, sock: Socket, name: str) -> None:
         """Receive from an engine that has proven the secret, until it ends."""

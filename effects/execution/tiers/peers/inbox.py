@@ -115,8 +115,8 @@ class Inbox:
     def leave(self, connection: int) -> None:
         """Remove a connection: what it was about to fill is free."""
         with self._changed:
-            if (gone := self._connections.pop(connection, None)) is not None:
-                self._free += gone.slots
+            if (removed := self._connections.pop(connection, None)) is not None:
+                self._free += removed.slots
         self._grant_free()
 
     def granted(self, connection: int, slot: int, length: int) -> memoryview:
@@ -162,61 +162,61 @@ class Inbox:
         self.evicted += 1
         self._free.append(oldest.slot)
 
-    def _evict_old(self, wanted: int) -> None:
+    def _evict_old(self, num_slots: int) -> None:
         """Evict old blocks until so many slots are free."""
-        old = self.clock() - OLD
-        while len(self._free) < wanted and self._here:
-            if next(iter(self._here.values())).since > old:
+        latest = self.clock() - OLD
+        while len(self._free) < num_slots and self._here:
+            if next(iter(self._here.values())).since > latest:
                 break
             self._evict()
 
     def _grant_free(self) -> None:
         """Grant slots to the connections that have less than their share."""
-        due = list[tuple[Grant, tuple[int, ...]]]()
+        grants = list[tuple[Grant, tuple[int, ...]]]()
         with self._changed:
-            most = max(1, self.slots // SHARE)
-            few = max(1, most // FEW)
-            for one in self._connections.values():
-                self._evict_old(few - len(one.slots))
-                count = min(most - len(one.slots), len(self._free))
+            max_slots = max(1, self.slots // SHARE)
+            min_slots = max(1, max_slots // FEW)
+            for connection in self._connections.values():
+                self._evict_old(min_slots - len(connection.slots))
+                count = min(max_slots - len(connection.slots), len(self._free))
                 new = [self._free.pop() for _ in range(count)]
-                one.slots.update(new)
+                connection.slots.update(new)
                 if new:
-                    due.append((one.grant, tuple(new)))
-        for grant, slots in due:
+                    grants.append((connection.grant, tuple(new)))
+        for grant, slots in grants:
             grant(slots)
 
     # --- the engine ---------------------------------------------------------------------
 
     def fetch(self, key: bytes, contents: Sequence[memoryview]) -> None:
         """Copy a block, and free its slot; waits for it. Raises NotSentError."""
-        found = self._wait(key)
+        block = self._wait(key)
         try:
-            if found.length != sum(map(len, contents)):
-                raise NotSentError(f"a block of {found.length} bytes came")
-            at, data = 0, self.slot(found.slot, found.length)
-            for part in contents:
-                copy_bytes(part, data[at : at + len(part)])
-                at += len(part)
+            if block.length != sum(map(len, contents)):
+                raise NotSentError(f"a block of {block.length} bytes came")
+            offset, data = 0, self.slot(block.slot, block.length)
+            for chunk in contents:
+                copy_bytes(chunk, data[offset : offset + len(chunk)])
+                offset += len(chunk)
         finally:
             with self._changed:
-                self._free.append(found.slot)
+                self._free.append(block.slot)
             self._grant_free()
-        if found.checksum not in (None, checksum_of(contents)):
+        if block.checksum not in (None, checksum_of(contents)):
             raise NotSentError("a block was changed on its way")
 
     def _wait(self, key: bytes) -> _Arrived:
         began = self.clock()
         with self._changed:
-            while (found := self._here.pop(key, None)) is None:
+            while (block := self._here.pop(key, None)) is None:
                 patience = SILENT if self._silent else PATIENCE
-                due = min(max(self._last, began) + patience, began + LONGEST)
-                left = due - self.clock()
+                deadline = min(max(self._last, began) + patience, began + LONGEST)
+                left = deadline - self.clock()
                 if left <= 0 or self._closed:
                     self._silent = True
                     raise NotSentError("no other engine has sent it")
                 self._changed.wait(left)
-            return found
+            return block
 
     def close(self) -> None:
         """End all waits. The memory is released once no thread uses it."""

@@ -88,13 +88,13 @@ class Peers:
                 except WriteError as error:
                     _log.warning("KV blocks come over TCP alone: %s", error)
             remote = None if self._remote is None else self._remote.remote
-            socks = [listen_at(of_rank(one, self.rank)) for one in plan.listens]
+            socks = [listen_at(of_rank(address, self.rank)) for address in plan.listens]
             if plan.sock is not None:
                 socks.append(plan.sock)
             for sock in socks:
-                one = BlockReceiver(inbox, layout, plan.secret, sock, remote)
-                one.start()
-                self._listeners.append(one)
+                receiver = BlockReceiver(inbox, layout, plan.secret, sock, remote)
+                receiver.start()
+                self._listeners.append(receiver)
 
     def check_stores(self) -> None:
         """As `KeyedStore` says: never raises, as each receiver is tried by itself."""
@@ -149,24 +149,24 @@ class Peers:
                 address = read_port(engine)
             except ValueError as error:
                 raise PeerError(f"blocks cannot be sent: {error}") from None
-            gone = self._drop_gone()
+            gone_senders = self._drop_gone()
             sender = Sender(address, self._layout, plan.secret, plan.name)
             self._senders[engine, rank] = sender
-        for dropped in gone:
+        for dropped in gone_senders:
             dropped.close()
         return sender
 
     def _drop_gone(self) -> list[Sender]:
         """Drop the senders to engines that are gone; returns them."""
-        gone = {
-            at: sender
-            for at, sender in self._senders.items()
-            if at[0] not in self.plan.sends and sender.has_been_broken(GONE)
+        gone_senders = {
+            engine_rank: sender
+            for engine_rank, sender in self._senders.items()
+            if engine_rank[0] not in self.plan.sends and sender.has_been_broken(GONE)
         }
-        for at in gone:
-            del self._senders[at]
-        self._past += _counts(gone.values())
-        return [*gone.values()]
+        for engine_rank in gone_senders:
+            del self._senders[engine_rank]
+        self._past += _counts(gone_senders.values())
+        return [*gone_senders.values()]
 
     def read(self, key: Key, layout: bytes, contents: Contents) -> None:
         """Get a block that another engine sends; waits for it. Raises PeerError."""
@@ -211,7 +211,9 @@ class Peers:
 
 def _counts(senders: Iterable[Sender]) -> Counter[str]:
     """What senders have sent so far, and could not send."""
-    found = Counter[str]()
-    for one in senders:
-        found.update({SENT: one.sent, SENT_BYTES: one.sent_bytes, UNSENT: one.dropped})
-    return found
+    counts = Counter[str]()
+    for sender in senders:
+        counts.update(
+            {SENT: sender.sent, SENT_BYTES: sender.sent_bytes, UNSENT: sender.dropped}
+        )
+    return counts

@@ -60,8 +60,8 @@ def _address(memory: memoryview) -> int:
 
 def _register(agent: Any, memory: memoryview) -> Any:
     """Have NIXL know memory; returns its record of that."""
-    where = [(_address(memory), len(memory), 0, "")]
-    return agent.register_memory(where, mem_type=_KIND)
+    regions = [(_address(memory), len(memory), 0, "")]
+    return agent.register_memory(regions, mem_type=_KIND)
 
 
 @define(eq=False)
@@ -102,9 +102,9 @@ class RemoteWriter:
         self._agent = _agent()
         try:
             for _ in range(_BUFFERS):
-                one = memoryview(bytearray(self.slot_bytes))
-                _register(self._agent, one)
-                self._buffers.put((one, _address(one)))
+                buffer = memoryview(bytearray(self.slot_bytes))
+                _register(self._agent, buffer)
+                self._buffers.put((buffer, _address(buffer)))
             self._name = self._agent.add_remote_agent(self.remote.agent)
         except Exception as error:  # as above
             raise WriteError(f"NIXL cannot be used: {error!r}") from None
@@ -112,29 +112,31 @@ class RemoteWriter:
     def write(self, slot: int, contents: Sequence[memoryview]) -> None:
         """Write a block to a slot. Raises WriteError."""
         try:
-            buffer, at = self._buffers.get(timeout=CUT)
+            buffer, address = self._buffers.get(timeout=CUT)
         except queue.Empty:
             raise WriteError("NIXL has failed: all blocks are on their way") from None
         length = 0
-        for part in contents:
-            copy_bytes(buffer[length : length + len(part)], part)
-            length += len(part)
-        to = self.remote.at + slot * self.slot_bytes
+        for chunk in contents:
+            copy_bytes(buffer[length : length + len(chunk)], chunk)
+            length += len(chunk)
+        target = self.remote.at + slot * self.slot_bytes
         try:
-            self._write(at, to, length)
+            self._write(address, target, length)
         except WriteError:
             raise
         except Exception as error:  # as above
             raise WriteError(f"NIXL has failed: {error!r}") from None
         # Not after an error: the buffer may still be read from then.
-        self._buffers.put((buffer, at))
+        self._buffers.put((buffer, address))
 
-    def _write(self, at: int, to: int, length: int) -> None:
+    def _write(self, source: int, target: int, length: int) -> None:
         agent, end = self._agent, time.monotonic() + CUT
         with self._lock:
-            mine = agent.get_xfer_descs([(at, length, 0)], mem_type=_KIND)
-            theirs = agent.get_xfer_descs([(to, length, 0)], mem_type=_KIND)
-            handle = agent.initialize_xfer("WRITE", mine, theirs, self._name)
+            local_regions = agent.get_xfer_descs([(source, length, 0)], mem_type=_KIND)
+            remote_regions = agent.get_xfer_descs([(target, length, 0)], mem_type=_KIND)
+            handle = agent.initialize_xfer(
+                "WRITE", local_regions, remote_regions, self._name
+            )
             state = agent.transfer(handle)
         while state == "PROC" and time.monotonic() < end:
             time.sleep(_POLL)

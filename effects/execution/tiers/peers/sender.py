@@ -59,22 +59,22 @@ class _Connected:
 
     def listen(self) -> None:
         """Take granted slots until the connection is over."""
-        why = "another message than granted slots came"
+        reason = "another message than granted slots came"
         try:
             while isinstance(message := read_to_sender(self.sock), Grant):
                 with self.changed:
                     self.slots += message.slots
                     self.changed.notify_all()
         except (PeerError, OSError) as error:
-            why = str(error)
-        self.end(why)
+            reason = str(error)
+        self.end(reason)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Close the connection, once no thread writes to the receiver's memory: it grants
         the slots to others then.
         """
         with self.changed:
-            self.error = self.error or why
+            self.error = self.error or reason
             self.changed.notify_all()
             if not self.sending:
                 self._close()
@@ -123,10 +123,10 @@ class _Connected:
         if length > self.slot_bytes:
             raise PeerError(f"a block of {length} bytes; a slot has {self.slot_bytes}")
         if self.memory is not None:
-            at = slot * self.slot_bytes
-            for part in contents:
-                copy_bytes(self.memory[at : at + len(part)], part)
-                at += len(part)
+            offset = slot * self.slot_bytes
+            for chunk in contents:
+                copy_bytes(self.memory[offset : offset + len(chunk)], chunk)
+                offset += len(chunk)
             with self.writing:
                 self.sock.sendall(framed(Block(key, slot, length, None)))
             return length
@@ -139,8 +139,8 @@ class _Connected:
         head = framed(Block(key, slot, length, checksum, follows=True))
         with self.writing:
             self.sock.sendall(head)
-            for part in contents:
-                self.sock.sendall(part)
+            for chunk in contents:
+                self.sock.sendall(chunk)
         return length
 
 
@@ -204,15 +204,15 @@ class Sender:
             ).start()
             return self._connected
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         with self._opening:
             if time.monotonic() >= self._failed + RETRY:
-                self._failed, self._why = time.monotonic(), why
+                self._failed, self._why = time.monotonic(), reason
                 _log.warning(
-                    "KV blocks cannot be sent to %s: %s", where(self.address), why
+                    "KV blocks cannot be sent to %s: %s", where(self.address), reason
                 )
             if self._connected is not None:
-                self._connected.end(why)
+                self._connected.end(reason)
 
     def _connect(self) -> _Connected:
         """Raises PeerError and OSError."""
@@ -233,8 +233,8 @@ class Sender:
         try:
             return self._opened(sock, welcome, descriptors)
         finally:
-            for one in descriptors:
-                os.close(one)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _opened(
         self, sock: Socket, welcome: object, descriptors: Sequence[int]
@@ -263,9 +263,9 @@ def _read_with_descriptors(sock: Socket) -> tuple[object, list[int]]:
         return read_to_sender(sock), []
     first, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     try:
-        said = read_to_sender(sock, first)
+        message = read_to_sender(sock, first)
     except BaseException:
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise
-    return said, descriptors
+    return message, descriptors
