@@ -60,7 +60,7 @@ Cut = Callable[[StepShape, int], StepShape]
 
 def capture_order(
     config: EngineConfig,
-    most: int,
+    max_tokens: int,
     likely: Wants,
     contexts: Sequence[int],
     cut: Cut,
@@ -76,17 +76,17 @@ def capture_order(
     later (`config` may not have it yet).
     """
     short, longer = contexts[:1], contexts[1:]
-    other = evolve(likely, filtered=not likely.filtered)
+    refiltered = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
     shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode(config)
     sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
-    prompts = _prefill_shapes([0], config, most)
-    beside = _prefill_shapes(sizes, config, most)
+    prompts = _prefill_shapes([0], config, max_tokens)
+    beside = _prefill_shapes(sizes, config, max_tokens)
     drafts = _draft_shapes(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
-    every = [*likeliest, *prompts.many, *beside.many]
-    first = [shape for shape in every if _is_of_few_clients(shape)]
+    prompt_shapes = [*likeliest, *prompts.many, *beside.many]
+    first = [shape for shape in prompt_shapes if _is_of_few_clients(shape)]
     deferred = [
         StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
         for shape in decode
@@ -98,20 +98,20 @@ def capture_order(
         sampled([*drafts.usual, *drafts.fewer], likely, short),
         sampled(first, likely, short),
         sampled(likeliest, likely, short),
-        sampled([*decode, *drafts.usual], other, short),
+        sampled([*decode, *drafts.usual], refiltered, short),
         sampled([*decode, *drafts.usual], likely, longer),
         sampled(drafts.fewer, likely, longer),
-        sampled(drafts.fewer, other, short),
-        sampled([*prompts.few, *beside.few], other, short),
+        sampled(drafts.fewer, refiltered, short),
+        sampled([*prompts.few, *beside.few], refiltered, short),
         sampled(decode, scored, short),
         sampled([*prompts.several, *prompts.few], scored, short),
-        sampled([*prompts.several, *beside.several], other, short),
+        sampled([*prompts.several, *beside.several], refiltered, short),
         sampled([*decode, *prompts.few], shaped, short),
         sampled([*beside.many, *prompts.many], likely, short),
         sampled([*beside.few, *beside.several], likely, longer),
-        sampled(decode, other, longer),
+        sampled(decode, refiltered, longer),
     )
-    shapes = [shape for part in order for shape in part]
+    shapes = [shape for group in order for shape in group]
     if grammars:
         shapes = [
             evolve(shape, keeps_logits=not shape.deferred_draws) for shape in shapes
@@ -128,12 +128,12 @@ def _is_of_few_clients(shape: StepShape) -> bool:
     return shape.chunks == CHUNK_SIZES[1] and shape.tokens in SEVERAL_INPUTS
 
 
-def _likeliest_first(*found: "PrefillShapes") -> list[StepShape]:
+def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
     """Returns the shapes of few and of several chunks, sorted by the doublings of rows
     and of tokens that they serve.
     """
-    several = {shape for one in found for shape in one.several}
-    shapes = [*(shape for one in found for shape in one.few), *several]
+    several = {shape for group in groups for shape in group.several}
+    shapes = [*(shape for group in groups for shape in group.few), *several]
     rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE}
     inputs = _doublings(shape.tokens for shape in shapes)
 
@@ -199,33 +199,37 @@ def _draft_shapes(
     """Returns these shapes with drafts, if there is speculation; `fewer`: also with fewer
     than the most drafts.
     """
-    how, found = config.speculation, DraftShapes([], [])
-    if how is None:
-        return found
-    most = drafts_from(how.drafts)
-    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
-    rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
+    spec_config, draft_shapes = config.speculation, DraftShapes([], [])
+    if spec_config is None:
+        return draft_shapes
+    max_drafts = drafts_from(spec_config.drafts)
+    fewer_counts = sorted({drafts_from(n) for n in range(1, max_drafts)}, reverse=True)
+    rows = bucket_of(
+        min(spec_config.rows or config.max_num_seqs, config.max_num_seqs), DECODE
+    )
     for shape in shapes:
         room = most_drafts(config) // max(1, shape.decode_rows)
         if not 0 < shape.decode_rows <= rows or not room:
             continue
         drafting = evolve(
-            shape, verified=shape.decode_rows, proposes=how.drafter == DEVICE
+            shape, verified=shape.decode_rows, proposes=spec_config.drafter == DEVICE
         )
-        found.usual.append(evolve(drafting, drafts=min(most, room)))
+        draft_shapes.usual.append(evolve(drafting, drafts=min(max_drafts, room)))
         if fewer:
-            found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
-    return found
+            draft_shapes.fewer.extend(
+                evolve(drafting, drafts=n) for n in fewer_counts if n < room
+            )
+    return draft_shapes
 
 
 def _prefill_shapes(
-    sizes: Sequence[int], config: EngineConfig, most: int
+    sizes: Sequence[int], config: EngineConfig, max_tokens: int
 ) -> PrefillShapes:
     """Returns the shapes with prefill tokens beside each of `sizes` decode rows."""
-    budget = min(most, padded_tokens(config.max_num_batched_tokens))
+    budget = min(max_tokens, padded_tokens(config.max_num_batched_tokens))
     counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
     inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
-    found = PrefillShapes([], [], [])
+    prefill_shapes = PrefillShapes([], [], [])
     for decode_rows in sizes:
         for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
             shape = StepShape(
@@ -235,16 +239,16 @@ def _prefill_shapes(
                 chunks=chunks,
                 longest=longest,
             )
-            if shape.padded() != shape or not shape.fits(most):
+            if shape.padded() != shape or not shape.fits(max_tokens):
                 continue
             # impossible: a lone chunk has all tokens
             if chunks == 1 and longest < tokens:
                 continue
             fewest = 1 if decode_rows <= LONELY else CHUNK_SIZES[1]
             if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
-                found.many.append(shape)
+                prefill_shapes.many.append(shape)
             elif chunks == fewest:
-                found.few.append(shape)
+                prefill_shapes.few.append(shape)
             else:
-                found.several.append(shape)
-    return found
+                prefill_shapes.several.append(shape)
+    return prefill_shapes

@@ -56,10 +56,12 @@ def launch_dummy_steps(rehearsals: Rehearsals) -> None:
                 runner.draft.absorb(shape, prompts)
 
 
-def counts(most: int) -> list[int]:
-    """Returns counts up to `most` that represent all: on both sides of each bound."""
+def counts(max_count: int) -> list[int]:
+    """Returns counts up to `max_count` that represent all of them: on both sides of each
+    bound.
+    """
     sides = {side for bound in BOUNDS for side in (bound, bound + 1)}
-    return sorted({min(side, most) for side in sides} - {0})
+    return sorted({min(side, max_count) for side in sides} - {0})
 
 
 def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
@@ -70,7 +72,7 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
     draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
     unsampled = evolve(_prompts(1, 1), draws=0)
     beside = [_beside(decode_rows, budget) for decode_rows in counts(seqs)]
-    made = [
+    unpadded = [
         *_decoding(routes, config),
         *inputs,
         *draws,
@@ -79,8 +81,8 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         unsampled,
         *beside,
     ]
-    padded = [one.padded() for one in made if one.fits(routes.captured)]
-    return [*dict.fromkeys((*made, *padded))]
+    padded = [shape.padded() for shape in unpadded if shape.fits(routes.captured)]
+    return [*dict.fromkeys((*unpadded, *padded))]
 
 
 def _histories(routes: Routes) -> range:
@@ -116,16 +118,18 @@ def drafting(
     spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
 ) -> Iterator[StepShape]:
     """Yields steps in which all decode rows have drafts, and whose kernels differ."""
-    how = config.speculation
-    if how is None:
+    spec_config = config.speculation
+    if spec_config is None:
         return
     room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
     sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
-    most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
+    draft_counts = sorted(
+        {drafts_from(n) for n in range(1, spec_config.drafts + 1)} | {spec_config.drafts}
+    )
     routes = Routes.for_device(spec, config, NOWHERE)
     drafts_by = None if draft is None else Routes.for_device(draft, config, NOWHERE)
     seen = set[object]()
-    for decode_rows, drafts in product(sorted(sizes), most):
+    for decode_rows, drafts in product(sorted(sizes), draft_counts):
         if decode_rows * drafts > room:
             continue
         shape = StepShape(
@@ -136,17 +140,19 @@ def drafting(
         )
         shape = evolve(shape, proposes=draft is not None)
         for splits in _cuts(routes, config, decode_rows):
-            for others in _cuts(drafts_by, config, decode_rows) if drafts_by else {()}:
+            for draft_splits in (
+                _cuts(drafts_by, config, decode_rows) if drafts_by else {()}
+            ):
                 variant = (
                     drafts,  # how many rows attention's programs have
                     sum(bound < shape.decode_inputs for bound in BOUNDS),
                     routes.variants(0, splits),
-                    drafts_by and _tuned(drafts_by, decode_rows, others),
-                    drafts_by and _tuned(drafts_by, 2 * decode_rows, others),
+                    drafts_by and _tuned(drafts_by, decode_rows, draft_splits),
+                    drafts_by and _tuned(drafts_by, 2 * decode_rows, draft_splits),
                 )
                 if variant not in seen:
                     seen.add(variant)
-                    yield evolve(shape, splits=splits, draft_splits=others)
+                    yield evolve(shape, splits=splits, draft_splits=draft_splits)
 
 
 def _cuts(routes: Routes, config: EngineConfig, rows: int) -> set[tuple[int, ...]]:
@@ -189,12 +195,12 @@ def _besides(runner: ModelRunner) -> None:
         lines = torch.zeros(2, aligned(draws), dtype=torch.int32, device=device)
         rows, positions = lines[:, :draws]
         logits = torch.zeros(draws, vocab, dtype=dtype, device=device)
-        part = torch.zeros(draws, columns, dtype=dtype, device=device)
-        runner.backend.keep(part, rows, part, runner.rows.scratch)
+        logits_part = torch.zeros(draws, columns, dtype=dtype, device=device)
+        runner.backend.keep(logits_part, rows, logits_part, runner.rows.scratch)
         runner.backend.hide(logits, rows, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
-            runner.sampler.sample(part, rows, positions, wants)
+            runner.sampler.sample(logits_part, rows, positions, wants)
         # Stages before the last sample nothing, and take tokens.
         out, state = runner.sampler.out, runner.rows.state
         runner.backend.advance(rows, positions, positions, positions, state, out)

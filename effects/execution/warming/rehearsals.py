@@ -39,18 +39,18 @@ class Rehearsals:
     @contextmanager
     def few_layers(self) -> Iterator[None]:
         """Cut the models short, for steps that only need to launch each kernel."""
-        whole: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
-            (one, one.model)
-            for one in (self.runner.step, self.runner.draft)
-            if one is not None and isinstance(one.model, OwnModel)
+        models: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
+            (owner, owner.model)
+            for owner in (self.runner.step, self.runner.draft)
+            if owner is not None and isinstance(owner.model, OwnModel)
         ]
         try:
-            for one, model in whole:
-                one.model = model.with_few_layers()
+            for owner, model in models:
+                owner.model = model.with_few_layers()
             yield
         finally:
-            for one, model in whole:
-                one.model = model
+            for owner, model in models:
+                owner.model = model
 
     def dummy_step(self, shape: StepShape) -> None:
         """Run a dummy step: it changes no row."""

@@ -33,28 +33,30 @@ PREFILL: Final = {"cuda": 8192, "cpu": 256}
 TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
 
 
-def step_costs(rehearsals: Rehearsals, how: Speculation) -> Costs:
+def step_costs(rehearsals: Rehearsals, spec_config: Speculation) -> Costs:
     """Returns the seconds of steps, for an engine with this speculation; no step may be
     in flight.
     """
-    runner, drafts = rehearsals.runner, drafts_from(how.drafts)
-    shapes = _plain(runner.config, how, drafts)
+    runner, drafts = rehearsals.runner, drafts_from(spec_config.drafts)
+    shapes = _plain(runner.config, spec_config, drafts)
     shapes = [shape for shape in shapes if runner.padded(shape).lines <= runner.lines]
     rising = accumulate((_seconds(rehearsals, shape) for shape in shapes), max)
     verify = tuple(zip((shape.decode_inputs for shape in shapes), rising, strict=True))
-    one = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
-    judged = _seconds(rehearsals, one)
+    drafted_row = StepShape(decode_rows=1, draws=1, verified=1, drafts=drafts)
+    judged = _seconds(rehearsals, drafted_row)
     # One more forward, of the fewest inputs.
     beside = verify[0][1] if runner.parts_drafts else 0.0
     costs = Costs(verify, fixed=TURN[runner.backend.device.type], beside=beside)
-    more = judged - costs.seconds(min(one.decode_inputs, shapes[-1].decode_inputs))
-    if how.drafter != DEVICE:
-        return evolve(costs, fixed=costs.fixed + max(0.0, more))
-    drafting = [*_drafting(rehearsals, how, shapes[-1].decode_inputs)]
-    draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
-    longer = [each - draft for each in took]
+    extra = judged - costs.seconds(
+        min(drafted_row.decode_inputs, shapes[-1].decode_inputs)
+    )
+    if spec_config.drafter != DEVICE:
+        return evolve(costs, fixed=costs.fixed + max(0.0, extra))
+    drafting = [*_drafting(rehearsals, spec_config, shapes[-1].decode_inputs)]
+    draft, *_ = forward_seconds = [*accumulate((seconds for _, seconds in drafting), max)]
+    longer = [seconds - draft for seconds in forward_seconds]
     draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
-    return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
+    return evolve(costs, draft=draft, fixed=max(0.0, extra), draft_more=draft_more)
 
 
 def token_seconds(rehearsals: Rehearsals) -> float:
@@ -62,46 +64,50 @@ def token_seconds(rehearsals: Rehearsals) -> float:
     most; no step may be in flight.
     """
     config = rehearsals.runner.config
-    most = PREFILL[rehearsals.runner.backend.device.type]
-    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, most)
+    max_tokens = PREFILL[rehearsals.runner.backend.device.type]
+    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, max_tokens)
     shape = StepShape(decode_rows=0, draws=1, tokens=tokens, chunks=1, longest=tokens)
     return _seconds(rehearsals, shape) / tokens
 
 
 def _drafting(
-    rehearsals: Rehearsals, how: Speculation, largest: int
+    rehearsals: Rehearsals, spec_config: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
     """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
     them: the difference between steps with its drafts and steps with the host's.
     """
     seats = rehearsals.runner.config.max_num_seqs
-    rows, most = 1, min(seats, how.rows or seats)
+    rows, max_rows = 1, min(seats, spec_config.rows or seats)
     while True:
-        room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
+        room = min(drafts_from(spec_config.drafts), max(1, largest // rows - 1))
         drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
         verifying = StepShape(decode_rows=rows, draws=rows, verified=rows, drafts=drafts)
         by_host, by_device = (
-            _seconds(rehearsals, evolve(verifying, proposes=by)) for by in (False, True)
+            _seconds(rehearsals, evolve(verifying, proposes=proposes))
+            for proposes in (False, True)
         )
         yield rows, max(0.0, by_device - by_host) / drafts
-        if rows == most:
+        if rows == max_rows:
             return
-        rows = min(ROWS_STEP * rows, most)
+        rows = min(ROWS_STEP * rows, max_rows)
 
 
-def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[StepShape]:
+def _plain(
+    config: EngineConfig, spec_config: Speculation, drafts: int
+) -> list[StepShape]:
     """Returns steps by ascending number of inputs: decode rows alone, and then, for more
     inputs, as many rows as may have drafts, with drafts.
     """
-    most = min(config.max_num_seqs, how.rows or config.max_num_seqs)
+    max_rows = min(config.max_num_seqs, spec_config.rows or config.max_num_seqs)
     rows, size = list[int](), 1
-    while size < most:
+    while size < max_rows:
         rows.append(size)
         size *= 2
-    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, most)]
-    several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    shapes = [StepShape(decode_rows=count, draws=count) for count in (*rows, max_rows)]
+    draft_counts = sorted({drafts_from(count) for count in range(1, drafts + 1)})
     shapes += [
-        StepShape(decode_rows=most, draws=most, verified=most, drafts=d) for d in several
+        StepShape(decode_rows=max_rows, draws=max_rows, verified=max_rows, drafts=d)
+        for d in draft_counts
     ]
     largest = min(LARGEST, config.max_num_batched_tokens)
     return [shape for shape in shapes if shape.decode_inputs <= max(largest, 1)]

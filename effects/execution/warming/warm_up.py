@@ -94,22 +94,22 @@ class WarmUp:
 
         self.readiness.report(StartProgress(KERNELS, 0, 0))
         try:
-            found = compiled(self._dummy_steps, self._report_kernels)
+            summary = compiled(self._dummy_steps, self._report_kernels)
         except Exception as error:
             # The first step will fail too, if it has no other way.
             _log.warning("kernels are compiled one by one, as they are needed: %r", error)
             return
         _log.info(
             "%d kernels, %d of them compiled, in %.1f s",
-            found.wanted,
-            found.compiled,
-            found.seconds,
+            summary.wanted,
+            summary.compiled,
+            summary.seconds,
         )
-        if found.failed:
+        if summary.failed:
             _log.warning(
                 "%d kernels are left to their first use: %s",
-                len(found.failed),
-                found.failed[0],
+                len(summary.failed),
+                summary.failed[0],
             )
 
     def _dummy_steps(self) -> None:
@@ -124,16 +124,18 @@ class WarmUp:
         finally:
             shortcuts.flash, shortcuts.fused = before
 
-    def _report_kernels(self, done: int) -> None:
-        self.readiness.report(StartProgress(KERNELS, done, 0))
+    def _report_kernels(self, num_done: int) -> None:
+        self.readiness.report(StartProgress(KERNELS, num_done, 0))
 
     def _packages(self) -> None:
         """Have other packages compile their kernels: those of the largest prompts."""
         shortcuts = self.runner.shortcuts
         if not shortcuts.flash and not shortcuts.fused:
             return
-        most = self.runner.config.max_num_batched_tokens
-        shape = StepShape(decode_rows=0, draws=1, tokens=most, chunks=1, longest=most)
+        max_tokens = self.runner.config.max_num_batched_tokens
+        shape = StepShape(
+            decode_rows=0, draws=1, tokens=max_tokens, chunks=1, longest=max_tokens
+        )
         routes = self.runner.backend.routes
         if routes.may_expand or routes.may_dequantize:
             shape = evolve(shape, history=1)
@@ -166,8 +168,8 @@ class WarmUp:
     def _capture_for(self, seconds: float) -> None:
         end, total = time.monotonic() + seconds, len(self.pending)
         while time.monotonic() < end and (shape := self._next()) is not None:
-            done = total - len(self.pending) - 1
-            self.readiness.report(StartProgress(GRAPHS, done, total))
+            num_done = total - len(self.pending) - 1
+            self.readiness.report(StartProgress(GRAPHS, num_done, total))
             self._capture(shape)
 
     def _next(self) -> StepShape | None:
