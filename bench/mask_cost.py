@@ -232,7 +232,7 @@ class Paced(TorchExecutor):
         self.launched_plans = deque()
         self.at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
-        self.background = self.crew = self.copiers = None
+        self.background = self.workers = self.copiers = None
 
 
 class Front:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # not loaded by code that only plans
 
 class ExecutorError(RuntimeError):
     """A step could not be executed: its result is `Failed`, the engine discards it and
-    continues. A `RankError` (`minfer.effects.execution.ranks.crew`) is the exception: an
-    executor's methods raise it, and the engine ends.
+    continues. A `RankError` (`ranks/worker_group.py`) is the exception: an executor's
+    methods raise it, and the engine ends.
     """
 
 
@@ -87,23 +87,23 @@ class Executor(Protocol):
 
 
 class OtherRanks(Protocol):
-    """The other ranks of an engine: `Crew` (`minfer.effects.execution.ranks.crew`)."""
+    """The other ranks of an engine: `WorkerGroup` (`ranks/worker_group.py`)."""
 
     on_loss: list[Callable[[], None]]  # called once one of them is lost
 
 
 @runtime_checkable
 class RankedExecutor(Protocol):
-    """An executor that may be of one rank of several: on rank 0 it has the crew of the
-    others.
+    """An executor that may be of one rank of several: on rank 0 it has the workers of
+    the others.
     """
 
     @property
-    def crew(self) -> OtherRanks | None:
+    def workers(self) -> OtherRanks | None:
         """The other ranks; None: there are none, or this is one of them."""
         ...
 
 
-def crew_of(executor: Executor) -> OtherRanks | None:
+def workers_of(executor: Executor) -> OtherRanks | None:
     """The other ranks of an executor's engine, if it is rank 0 of several."""
-    return executor.crew if isinstance(executor, RankedExecutor) else None
+    return executor.workers if isinstance(executor, RankedExecutor) else None

@@ -24,7 +24,6 @@ from minfer.effects.execution.device.streams import is_gpu, on, release_cached_m
 from minfer.effects.execution.device.threads import is_for_one_thread, use_one_thread
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.verified import check_speculation
-from minfer.effects.execution.ranks.crew import Crew, RankError
 from minfer.effects.execution.ranks.items import (
     Close,
     Collect,
@@ -34,6 +33,7 @@ from minfer.effects.execution.ranks.items import (
     Sample,
     transfer_item,
 )
+from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks
 from minfer.effects.execution.running.draft_model import LoadedDraft
@@ -76,12 +76,12 @@ class TorchExecutor:
         draft: LoadedDraft | None = None,
         store: KeyedStore | None = None,
         ranks: Ranks = ALONE,
-        crew: Crew | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the draft model;
         `store` has the blocks of the keyed tier. `ranks` run the model together, of which
-        `spec` and the weights are this one's part; rank 0 has the `crew` of the others,
-        which do what it does.
+        `spec` and the weights are this one's part; rank 0 has the `workers` of the
+        others, which do what it does.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
@@ -104,8 +104,10 @@ class TorchExecutor:
             ranks=ranks,
         )
         self.launcher = PlanLauncher(self.runner)
-        self.rehearsals = Rehearsals(self.runner, None if crew is None else crew.tell)
-        self.ranks, self.crew = ranks, crew
+        self.rehearsals = Rehearsals(
+            self.runner, None if workers is None else workers.broadcast
+        )
+        self.ranks, self.workers = ranks, workers
         self.launched_plans: deque[LaunchedPlan] = deque()
         # Whether launched work runs at once; else, when its results are collected.
         self.at_once = is_gpu(self.device)
@@ -117,8 +119,8 @@ class TorchExecutor:
         self.copiers: TierCopiers | None = None
         if is_gpu(self.device):
             self._warm_up(readiness)
-        elif crew is not None:
-            crew.await_ready()
+        elif workers is not None:
+            workers.await_ready()
         self.runner.wait()
         if config.host is not None or store is not None:
             make_tensors = partial(parts_of, self.runner.cache)
@@ -131,7 +133,7 @@ class TorchExecutor:
         launched = LaunchedPlan(plan)
         self._note_work()
         with self.lock:
-            self._tell(Launch(plan))
+            self._broadcast(Launch(plan))
             self.launched_plans.append(launched)
             if self.at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.launch)
@@ -162,7 +164,7 @@ class TorchExecutor:
             return  # it failed, and was reported
         launched.command = command
         with self.lock:
-            self._tell_masks(launched, command)
+            self._broadcast_masks(launched, command)
             if self.at_once and self._can_run(launched):
                 self._attempt(launched, self.launcher.sample)
 
@@ -171,20 +173,20 @@ class TorchExecutor:
         if self.copiers is None:
             report(Lost(command.number, "there is no tier for KV pages"))
             return
-        if self.crew is not None:
-            report = self.crew.transfers.begin(command.number, report)
+        if self.workers is not None:
+            report = self.workers.transfers.begin(command.number, report)
             with self.lock:
-                self._tell(transfer_item(command))
+                self._broadcast(transfer_item(command))
         self.copiers.move(command, report)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""
         self.collecting = True
         try:
-            self._tell(Collect())
+            self._broadcast(Collect())
             result = self._collect(self.launched_plans.popleft())
             if isinstance(result, Failed):
-                self._tell(Discard())
+                self._broadcast(Discard())
             return result
         finally:
             self._note_work()
@@ -210,7 +212,7 @@ class TorchExecutor:
         if self.background is not None:
             self.background.close()
         with contextlib.suppress(RankError):
-            self._tell(Close())
+            self._broadcast(Close())
         if self.copiers is not None:
             self.copiers.close()
             self.copiers = None  # it has tensors of the cache
@@ -218,10 +220,10 @@ class TorchExecutor:
         self.launched_plans.clear()
         self.runner.close()
         del self.launcher  # it has the runner's rows
-        if self.crew is not None:
-            self.crew.close()
+        if self.workers is not None:
+            self.workers.close()
             self.ranks.leave()
-            self.crew.remove_folder()
+            self.workers.remove_folder()
 
     def step_costs(self, spec_config: Speculation) -> Costs:
         """Measure steps for an engine with this speculation. Before any plan."""
@@ -257,19 +259,19 @@ class TorchExecutor:
         except Exception as error:
             _log.warning("a graph could not be captured on this rank: %r", error)
 
-    def _tell(self, item: Item) -> None:
-        """Have the other ranks do the same, if this is rank 0 of several."""
-        if self.crew is not None:
-            self.crew.tell(item)
+    def _broadcast(self, item: Item) -> None:
+        """Send an item to the other ranks, if this is rank 0 of several."""
+        if self.workers is not None:
+            self.workers.broadcast(item)
 
-    def _tell_masks(self, launched: LaunchedPlan, command: SampleDeferred) -> None:
+    def _broadcast_masks(self, launched: LaunchedPlan, command: SampleDeferred) -> None:
         """Have the other ranks sample with the same masks."""
-        if self.crew is None:
+        if self.workers is None:
             return
         if command.written:
             lines = self.runner.sampler.masks.lent(command.step)
             command = with_masks(command, launched.plan.deferred, lines)
-        self._tell(Sample(command))
+        self._broadcast(Sample(command))
 
     def _must_be_alike(self, error: Exception) -> None:
         """Raise an error that other ranks need not have: they would go on alone."""
@@ -306,8 +308,8 @@ class TorchExecutor:
         warm_up.prepare()
         if self.ranks.place.rank > 0:
             return  # rank 0 decides what is captured
-        if self.crew is not None:
-            self.crew.await_ready()
+        if self.workers is not None:
+            self.workers.await_ready()
         warm_up.before_ready()
         self.background = Background(
             warm_up.piece,

@@ -18,7 +18,7 @@ from minfer.effects.execution.ranks.rank_folder import SOCKET, RankStartError
 from minfer.effects.execution.ranks.rank_messages import (
     Alive,
     FromRank,
-    Prepared,
+    RankPrepared,
     Settings,
     read_from_rank,
 )
@@ -42,7 +42,7 @@ class Joined:
 
     rank: int
     link: Socket
-    said: Prepared
+    prepared: RankPrepared
 
 
 @define(eq=False)
@@ -78,7 +78,7 @@ class RankListener:
             sock.sendall(framed(Settings(dict(self.settings))))
             while isinstance(message := read_from_rank(sock), Alive):
                 pass  # it prepares the engine
-        if isinstance(message, Prepared):
+        if isinstance(message, RankPrepared):
             self._joined.put(Joined(int(name), sock, message))
         else:
             sock.close()

@@ -22,7 +22,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from minfer.effects.execution.contract import Executor, OtherRanks, crew_of
+from minfer.effects.execution.contract import Executor, OtherRanks, workers_of
 from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
 from minfer.records.plan import Copy, Mask, Plan, SampleDeferred
 
@@ -133,9 +133,9 @@ class MicroBatchExecutor:
     launched: deque[Launched] = field(factory=deque)
 
     @property
-    def crew(self) -> OtherRanks | None:
+    def workers(self) -> OtherRanks | None:
         """The other ranks, as the inner executor has them."""
-        return crew_of(self.inner)
+        return workers_of(self.inner)
 
     def launch(self, plan: Plan) -> None:
         """See `Executor.launch`."""

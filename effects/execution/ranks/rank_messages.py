@@ -2,7 +2,7 @@
 
 rank 0                    another rank
    | Settings ------------> |
-   | <----------- Prepared |   its weights follow
+   | <------- RankPrepared |   its weights follow
    | <-------------- Ready |   its caches are there
    | items ---------------> |
    | <------ TransferEnded |
@@ -29,7 +29,7 @@ class Alive(Struct, tag=True, frozen=True):
     """The process runs."""
 
 
-class Prepared(Struct, tag=True, frozen=True):
+class RankPrepared(Struct, tag="Prepared", frozen=True):
     """The rank has prepared an engine."""
 
     process: int  # its id
@@ -53,7 +53,7 @@ class Broken(Struct, tag=True, frozen=True):
     why: str
 
 
-FromRank: TypeAlias = Alive | Prepared | Ready | TransferEnded | Broken
+FromRank: TypeAlias = Alive | RankPrepared | Ready | TransferEnded | Broken
 _settings: Final = msgspec.msgpack.Decoder(Settings)
 _from_rank: "Final[msgspec.msgpack.Decoder[FromRank]]" = msgspec.msgpack.Decoder(FromRank)
 

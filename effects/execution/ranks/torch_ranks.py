@@ -21,7 +21,7 @@ from minfer.effects.execution.device.streams import new_stream, on
 from minfer.effects.models.ranks import Place
 
 # Seconds that a sum on the CPU waits for a rank. One that has died ends it at once, and
-# one that is silent is killed before that (crew.py).
+# one that is silent is killed before that (worker_group.py).
 LIMIT: Final = 60.0
 # Variables that name the network interface at which the sockets of gloo and NCCL listen.
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

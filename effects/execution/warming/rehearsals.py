@@ -16,7 +16,7 @@ from minfer.effects.execution.running.draft_model import DraftModel
 from minfer.effects.execution.running.own_model import OwnModel
 from minfer.effects.execution.running.runner import CONTEXT, ModelRunner
 
-Tell = Callable[[Item], None]  # has other ranks do something next
+Broadcast = Callable[[Item], None]  # has other ranks do something next
 
 
 @define(eq=False)
@@ -24,17 +24,17 @@ class Rehearsals:
     """Runs them on a runner, while no other step is in flight."""
 
     runner: ModelRunner
-    tell: Tell | None = None  # None: other ranks are told nothing
+    broadcast: Broadcast | None = None  # None: nothing is sent to other ranks
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Run dummy steps on this rank alone; their results are meaningless."""
-        tell, self.tell = self.tell, None
+        broadcast, self.broadcast = self.broadcast, None
         try:
             with self.runner.ranks.silent():
                 yield
         finally:
-            self.tell = tell
+            self.broadcast = broadcast
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -100,6 +100,6 @@ class Rehearsals:
             runner.ends.replay(graph, shape.inputs)
 
     def _announce(self, item: Item) -> None:
-        """Have the other ranks do the same, unless they are told nothing."""
-        if self.tell is not None:
-            self.tell(item)
+        """Have the other ranks do the same, if items are sent to them."""
+        if self.broadcast is not None:
+            self.broadcast(item)

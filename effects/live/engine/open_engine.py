@@ -72,9 +72,9 @@ def _with_torch(setup: Setup, report: Report, store: KeyedStore | None) -> Execu
 
     group = start_ranks(setup)
     if isinstance(store, Peers):
-        store.tell = group.want
+        store.broadcast = group.want
     try:
-        executor = open_rank(setup, report, store, group.ranks, group.crew)
+        executor = open_rank(setup, report, store, group.ranks, group.workers)
     except BaseException:
         group.close()
         raise

@@ -55,7 +55,7 @@ class Peers:
     groups: int  # of layers, with keys of their own
     slices: HeadSlices = WHOLE_BLOCK
     rank: int = 0
-    tell: Callable[[Keys, str], None] | None = None  # has other ranks want the same
+    broadcast: Callable[[Keys, str], None] | None = None  # has other ranks want the same
     inbox: Inbox | None = field(init=False, default=None)
     _remote: RemoteInbox | None = field(init=False, default=None)
     _layout: bytes = field(init=False, default=b"")
@@ -106,8 +106,8 @@ class Peers:
 
     def want(self, keys: Keys, engine: str) -> None:
         """As `KeyedStore` says."""
-        if self.tell is not None:
-            self.tell(keys, engine)
+        if self.broadcast is not None:
+            self.broadcast(keys, engine)
         with self._lock:
             for name in self._names(keys):
                 self._wanted[name] = self._wanted.get(name, frozenset()) | {engine}

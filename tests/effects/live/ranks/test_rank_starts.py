@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from minfer import SamplingParams
-from minfer.effects.execution.ranks import crew, joining
+from minfer.effects.execution.ranks import joining, worker_group
 from minfer.effects.execution.ranks.joining import Joined, RankListener, find_rank_0
 from minfer.effects.execution.ranks.rank_folder import (
     SOCKET,
@@ -28,7 +28,7 @@ from minfer.effects.execution.ranks.rank_folder import (
 )
 from minfer.effects.execution.ranks.rank_messages import (
     Alive,
-    Prepared,
+    RankPrepared,
     Ready,
     read_settings,
 )
@@ -86,7 +86,7 @@ def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "LATE", 0.1)
+    monkeypatch.setattr(worker_group, "LATE", 0.1)
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
 def prepared(link: Socket) -> None:
     """Get the settings, and send what a rank sends."""
     assert read_settings(link).values == {"model": "m"}
-    link.sendall(framed(Alive()) + framed(Prepared(7, {"version": "v"})))
+    link.sendall(framed(Alive()) + framed(RankPrepared(7, {"version": "v"})))
 
 
 def next_joined(listener: RankListener) -> Joined:
@@ -164,7 +164,10 @@ def test_a_rank_gets_the_settings_and_joins(tmp_path: Path) -> None:
         with closing(find_rank_0(tmp_path, 1)) as link:
             prepared(link)
             joined = next_joined(listener)
-            assert (joined.rank, joined.said) == (1, Prepared(7, {"version": "v"}))
+            assert (joined.rank, joined.prepared) == (
+                1,
+                RankPrepared(7, {"version": "v"}),
+            )
             joined.link.close()
 
 

@@ -5,7 +5,7 @@
     watch             a thread for each: a rank that ends, or is silent for `SILENCE`
                       seconds, is the end of the engine. All others are killed, as sums
                       may wait for it
-    tell              items, in one order for all ranks, whichever threads tell them
+    broadcast         items, in one order for all ranks, whichever threads send them
 
 The heartbeat of a rank is a message, as torchrun's ranks are no children of rank 0.
 
@@ -58,8 +58,8 @@ class RankError(ExecutorError):
 
 
 @define(eq=False)
-class Follower:
-    """Another rank's process."""
+class RankWorker:
+    """The process of another rank, as rank 0 sees it."""
 
     rank: int
     process: Child | None = None  # None: torchrun's
@@ -67,7 +67,7 @@ class Follower:
     link: Socket | None = None
     ready: threading.Event = field(factory=threading.Event)
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send a framed item. Raises OSError."""
         if self.link is not None:
             self.link.sendall(data)
@@ -111,8 +111,8 @@ class Transfers:
 
 
 @define(eq=False)
-class Crew:
-    """The other ranks of an engine.
+class WorkerGroup:
+    """The worker processes of an engine: the ranks other than 0.
 
     If one of them is lost, all of `on_loss` are called, in order, once, and from any
     thread. Two places fill it: `start_ranks` (live/engine/ranks.py), once this process
@@ -122,20 +122,20 @@ class Crew:
     """
 
     count: int  # of ranks, with rank 0
-    about: Mapping[str, str]  # what all ranks must have alike: versions, weights
-    followers: list[Follower] = field(init=False)
+    versions: Mapping[str, str]  # of minfer and the weights: the same on all ranks
+    workers: list[RankWorker] = field(init=False)
     transfers: Transfers = field(init=False)
     on_loss: list[Callable[[], None]] = field(factory=list)
     lost: str = ""  # why the engine cannot go on
     closing: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
     # Held until all ranks were sent an item.
-    telling: threading.Lock = field(factory=threading.Lock)
+    broadcasting: threading.Lock = field(factory=threading.Lock)
     # What removes the folder in which ranks meet.
     resources: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        self.followers = [Follower(rank) for rank in range(1, self.count)]
+        self.workers = [RankWorker(rank) for rank in range(1, self.count)]
         self.transfers = Transfers(self.count)
 
     # --- starting -----------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Crew:
         """Start the processes of ranks 1 and on, each with more variables in its
         environment. Raises OSError.
         """
-        for worker, extra_variables in zip(self.followers, environments, strict=True):
+        for worker, extra_variables in zip(self.workers, environments, strict=True):
             rank_variables = {"RANK": str(worker.rank), FOLLOWS: str(folder)}
             worker.process = spawn_child(
                 "minfer", variables={**rank_variables, **extra_variables}
@@ -157,12 +157,12 @@ class Crew:
         has another version or other weights.
         """
         deadline = time.monotonic() + LATE
-        missing_ranks = {worker.rank for worker in self.followers}
+        missing_ranks = {worker.rank for worker in self.workers}
         while missing_ranks:
             if joined := listener.joined():
                 self._accept(joined)
                 missing_ranks.discard(joined.rank)
-            for worker in self.followers:
+            for worker in self.workers:
                 exit_code = None if worker.process is None else worker.process.poll()
                 if exit_code is not None:
                     raise RankStartError(
@@ -177,25 +177,25 @@ class Crew:
 
     def _accept(self, joined: Joined) -> None:
         """Take a rank that has joined. Raises RankStartError for another engine's."""
-        rank, versions = joined.rank, joined.said.about
-        worker = next((w for w in self.followers if w.rank == rank), None)
+        rank, reported = joined.rank, joined.prepared.about
+        worker = next((w for w in self.workers if w.rank == rank), None)
         if worker is None or worker.link is not None:
             joined.link.close()
             return
         worker.link = joined.link
-        for name, value in self.about.items():
-            if versions.get(name) != value:
+        for name, version in self.versions.items():
+            if reported.get(name) != version:
                 raise RankStartError(
-                    f"rank {rank} has another {name}, {versions.get(name)}, than rank 0, "
-                    f"{value}; start all ranks with the same"
+                    f"rank {rank} has another {name}, {reported.get(name)}, than rank 0, "
+                    f"{version}; start all ranks with the same"
                 )
-        worker.number = joined.said.process
+        worker.number = joined.prepared.process
 
     # --- running ------------------------------------------------------------------------
 
     def await_ready(self) -> None:
         """Wait until all ranks have their weights and caches. Raises RankStartError."""
-        for worker in self.followers:
+        for worker in self.workers:
             while not self.lost and not worker.ready.wait(0.2):
                 pass
         if self.lost:
@@ -203,7 +203,7 @@ class Crew:
 
     def watch(self) -> None:
         """Watch all ranks, each in a thread, until they end."""
-        for worker in self.followers:
+        for worker in self.workers:
             name = f"minfer-rank-{worker.rank}"
             threading.Thread(
                 target=self._watch, args=(worker, worker.link), name=name, daemon=True
@@ -214,19 +214,21 @@ class Crew:
         if self.lost:
             raise RankError(self.lost)
 
-    def tell(self, item: Item) -> None:
-        """Have all ranks do something next, in any thread. Raises RankError."""
+    def broadcast(self, item: Item) -> None:
+        """Send all other ranks the item that they do next, from any thread. Raises
+        RankError.
+        """
         self.check()
         data = frame(item_to(item))
-        with self.telling:
-            for worker in self.followers:
+        with self.broadcasting:
+            for worker in self.workers:
                 try:
-                    worker.tell(data)
+                    worker.send(data)
                 except OSError as error:
-                    self._lose(worker, f"its connection is closed ({error})")
+                    self._handle_loss(worker, f"its connection is closed ({error})")
                     self.check()
 
-    def _watch(self, worker: Follower, link: Socket) -> None:
+    def _watch(self, worker: RankWorker, link: Socket) -> None:
         """Read a rank's messages until it ends."""
         try:
             while True:
@@ -236,9 +238,9 @@ class Crew:
         except (PeerError, OSError):
             exit_code = None if worker.process is None else worker.process.wait(1.0)
             reason = "it has ended" + ("" if exit_code is None else _how(exit_code))
-        self._lose(worker, reason)
+        self._handle_loss(worker, reason)
 
-    def _read(self, worker: Follower, message: FromRank) -> None:
+    def _read(self, worker: RankWorker, message: FromRank) -> None:
         match message:
             case Ready():
                 worker.ready.set()
@@ -247,10 +249,10 @@ class Crew:
                     Moved(number) if reason is None else Lost(number, reason)
                 )
             case Broken(reason):
-                self._lose(worker, reason)
+                self._handle_loss(worker, reason)
 
-    def _lose(self, worker: Follower, reason: str) -> None:
-        """End the engine, as one rank is lost."""
+    def _handle_loss(self, worker: RankWorker, reason: str) -> None:
+        """End the engine after the loss of a rank."""
         with self.lock:
             if self.lost or self.closing:
                 return
@@ -262,7 +264,7 @@ class Crew:
 
     def kill(self) -> None:
         """End all other ranks at once."""
-        for worker in self.followers:
+        for worker in self.workers:
             worker.kill()
 
     def abandon(self) -> None:
@@ -271,10 +273,10 @@ class Crew:
         self.close()
 
     def close(self) -> None:
-        """Wait until the other ranks, which were told to, have ended."""
+        """Wait until the other ranks, which have got `Close`, have ended."""
         with self.lock:
             self.closing = True
-        for worker in self.followers:
+        for worker in self.workers:
             if worker.process is not None and worker.process.wait(SILENCE) is None:
                 worker.kill()
                 worker.process.wait()
